@@ -37,6 +37,7 @@ of its constructor's arguments, from which `process.codec` derives its schema.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Self
@@ -70,6 +71,25 @@ class Sentence(str):
 
 def _sentence(template: str, values: dict[str, str | int | float]) -> Sentence:
     return Sentence(template, **values)
+
+
+def listed(items: Sequence[str]) -> str:
+    """Return "a, b and c"."""
+    *others, last = items
+    if not others:
+        return last
+    first = others[0]
+    for item in others[1:]:
+        first = Sentence("{first}, {second}", first=first, second=item)
+    return Sentence("{first} and {last}", first=first, last=last)
+
+
+def paragraph(*sentences: str) -> str:
+    """Return several sentences as one text; empty ones are left out."""
+    text = ""
+    for sentence in filter(None, sentences):
+        text = Sentence("{first} {second}", first=text, second=sentence) if text else sentence
+    return text
 
 
 class EngineError(Exception):
@@ -111,7 +131,7 @@ class ModelFileError(EngineError):
     """Error of a file that cannot be used as a model."""
 
     def __init__(
-        self, path: str | Path, message: str, hint: str = "", **values: str | int | float
+        self, path: str | Path, message: str, hint: str = "", /, **values: str | int | float
     ) -> None:
         super().__init__(message, hint, **values)
         self.path = str(path)
@@ -121,14 +141,14 @@ class InvalidGGUF(ModelFileError):
     """Error of a file that is not well-formed GGUF."""
 
     def __init__(
-        self, path: str | Path, problem: str, hint: str = "", **values: str | int | float
+        self, path: str | Path, problem: str, hint: str = "", /, **values: str | int | float
     ) -> None:
         super().__init__(
             path,
             "{file} is not a usable GGUF file: {problem}.",
             hint or "Download the file again, or pick another one.",
             file=Path(path).name,
-            problem=Sentence(problem, **values),
+            problem=problem if isinstance(problem, Sentence) else Sentence(problem, **values),
         )
 
 
@@ -196,7 +216,7 @@ class NoDevice(DeviceError):
     """Error of a requested device that does not exist here, or cannot be used.
 
     Args:
-        reason: reason as the end of a sentence.
+        reason: why, as the end of a sentence, or a whole sentence.
         remedy: command that makes it usable, if there is one.
     """
 
@@ -204,6 +224,8 @@ class NoDevice(DeviceError):
         message = "There is no device '{device}' on this machine."
         if reason:
             message = "There is no device '{device}' on this machine ({problem})."
+        if reason.endswith("."):
+            message = "There is no device '{device}' on this machine: {problem}"
         hint = "Run: {remedy}" if remedy else "`tandem devices` lists what can be used."
         super().__init__(message, hint, device=device, problem=reason, remedy=remedy)
         self.device = device
@@ -420,7 +442,7 @@ class StateFileError(EngineError):
     """Error of a conversation's state that cannot be saved or restored."""
 
     def __init__(
-        self, path: str | Path, message: str, hint: str = "", **values: str | int | float
+        self, path: str | Path, message: str, hint: str = "", /, **values: str | int | float
     ) -> None:
         super().__init__(message, hint, **values)
         self.path = str(path)

@@ -9,93 +9,79 @@ from itertools import groupby
 from math import inf, isfinite
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence
 from engine.util.fields import rejected
 
 T = TypeVar("T")
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
-"""Types in which keys, or values, can be stored."""
+"""Types of stored keys and values."""
 
 
 class KVTypes(NamedTuple):
-    """The types of a KV cache.
-
-    Attributes:
-        k: type of the keys, one of `KV_TYPES`.
-        v: type of the values, likewise.
-    """
+    """The types of a KV cache's keys and values, both in `KV_TYPES`."""
 
     k: str
     v: str
 
     def __str__(self) -> str:
-        """Return the text that `kv_types` reads: one type where both are the same."""
+        """Return the text that `kv_types` reads: one type if both are equal."""
         return self.k if self.k == self.v else f"{self.k}/{self.v}"
 
 
 @cache
 def kv_types(text: str) -> KVTypes:
-    """Read a KV type: one type for both, or those of keys and values with a slash between.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Parse "k" or "k/v" types of a KV cache; raise ValueError for others."""
     k, _, v = text.partition("/")
-    found = KVTypes(k, v or k)
-    if not set(found) <= set(KV_TYPES) or text.endswith("/"):
+    types = KVTypes(k, v or k)
+    if not set(types) <= set(KV_TYPES) or text.endswith("/"):
         raise ValueError(text)
-    return found
+    return types
 
 
 SPLIT_MODES = ("tensor", "layer", "groups")
 """Ways to split a model over ranks, see `LoadParams.split_mode`."""
 
 ROPE_SCALINGS = ("", "none", "linear", "yarn")
-"""Ways to stretch positions, see `LoadParams.rope_scaling`; "" is what the file says."""
+"""Ways to stretch positions, see `LoadParams.rope_scaling`; "" follows the file."""
 
 MAX_ROPE_FACTOR, MAX_ROPE_BASE = 1024.0, 1e12
-"""Largest factor and base of RoPE that are accepted."""
 
 MAX_TEMPLATE = 128 << 10
 """Largest number of characters of a chat template."""
 
 PeerMode = Literal["auto", "off", "on"]
-"""Setting of direct access between GPUs' memories, see `LoadParams.p2p`."""
+"""Peer access between GPUs, see `LoadParams.p2p`."""
 
 PEER_MODES: tuple[PeerMode, ...] = ("auto", "off", "on")
-"""All values of `PeerMode`."""
 
 MachineLink = Literal["auto", "nccl", "gloo"]
-"""Setting of the way of tensors between machines, see `LoadParams.machine_link`."""
+"""Transport of tensors between machines, see `LoadParams.machine_link`."""
 
 MACHINE_LINKS: tuple[MachineLink, ...] = ("auto", "nccl", "gloo")
-"""All values of `MachineLink`."""
 
 MAX_PARALLEL = 16
-"""Largest number of requests that run at once, see `LoadParams.parallel`."""
+"""Largest number of parallel requests, see `LoadParams.parallel`."""
 
 DraftKind = Literal["auto", "off", "ngram", "mtp"]
-"""Setting of guesses of the next tokens, see `LoadParams.draft`."""
+"""Source of draft tokens, see `LoadParams.draft`."""
 
 DRAFT_KINDS: tuple[DraftKind, ...] = ("auto", "off", "ngram", "mtp")
-"""All values of `DraftKind`."""
 
 MmprojKind = Literal["auto", "off"]
-"""Setting of the file that encodes pictures, see `LoadParams.mmproj`."""
+"""File of the vision encoder, see `LoadParams.mmproj`."""
 
 MMPROJ_KINDS: tuple[MmprojKind, ...] = ("auto", "off")
-"""All values of `MmprojKind`."""
 
 DEFAULT_DRAFTED = 7
 MAX_DRAFTED = 15
 """Default and largest value of `LoadParams.draft_max`."""
 
 MIN_DRAFT_VOCAB = 256
-"""Least number of tokens that can be guessed from, see `LoadParams.draft_vocab`."""
+"""Smallest draft vocabulary, see `LoadParams.draft_vocab`."""
 
 DEFAULT_CONTEXT = 2048
-"""Context in tokens where none is asked for."""
+"""Default context, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,32 +101,32 @@ class ControlVector:
 
     def __post_init__(self) -> None:
         if not isfinite(self.scale):
-            raise rejected("scale", "a finite number", self.scale)
+            raise rejected("scale", Sentence("a finite number"), self.scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOption:
-    """How a setting of a load is read, checked and offered.
+    """How a setting of a load is parsed, checked and presented.
 
-    Command line, window, files and `load_model` follow from it: a new setting is a field of
-    `LoadOptions` or `LoadParams` with one of these, and what computes with it.
+    Command line, window, files and `load_model` are derived from it: a new setting is a field of
+    `LoadOptions` or `LoadParams` with one of these, and the code that uses it.
 
     Attributes:
-        kind: type of its values: int, float, bool, or str; object for what needs a reader.
+        kind: type of its values: int, float, bool, or str; object for values with a parser.
         low, high: accepted range of numbers, or longest text; None for no limit.
-        soft_high: largest number that the window offers, if that is less.
+        soft_high: largest number in the window, if smaller.
         may_be_zero: whether 0 is accepted below `low`.
         choices: accepted texts; empty for any.
         may_be_file: whether the path of a GGUF file is accepted, too.
-        flags: flags on the command line; empty where it has none.
+        flags: flags on the command line; empty for none.
         help: help on the command line.
         metavar: name of the value there.
-        place: where the window has its field: "common" or "rare" ones; "" for none.
-        title, tip: name and explanation of that field.
-        step, unit: step of the field, and what its number is multiplied with.
-        suffix, lowest: what stands behind its number, and in place of the smallest one.
-        is_kept: whether a loaded model keeps the value when it is split anew.
-        of_model: whether the value is of one model, so that another one begins with the default.
+        place: position of its field in the window: "common" or "rare"; "" for none.
+        title, tip: name and tooltip of that field.
+        step, unit: step of the field, and factor of its number.
+        suffix, lowest: text after its number, and in place of the smallest one.
+        is_kept: whether a loaded model keeps the value in a re-split.
+        of_model: whether the value belongs to one model, so that others start with the default.
     """
 
     kind: type = str
@@ -164,30 +150,31 @@ class LoadOption:
     of_model: bool = False
 
     def check(self, name: str, value: Any) -> None:
-        """Check a value other than None.
-
-        Raises:
-            EngineError: it is not accepted.
-        """
+        """Raise EngineError if a value other than None is not accepted."""
         if self.kind in (int, float):
             self._check_number(name, value)
         elif self.choices:
             if value not in self.choices and not (self.may_be_file and _names_gguf(value)):
-                file = " or the path of a GGUF file" if self.may_be_file else ""
-                raise rejected(name, " or ".join(f"'{one}'" for one in self.choices) + file, value)
+                choices = " or ".join(f"'{one}'" for one in self.choices)
+                expected = Sentence(
+                    "{choices} or the path of a GGUF file" if self.may_be_file else "{choices}",
+                    choices=choices,
+                )
+                raise rejected(name, expected, value)
         elif self.high is not None and (not isinstance(value, str) or len(value) > self.high):
-            raise rejected(name, f"a text of at most {self.high} characters", value)
+            raise rejected(name, Sentence("a text of at most {n} characters", n=self.high), value)
 
     def _check_number(self, name: str, value: Any) -> None:
         is_number = isinstance(value, (int, self.kind)) and not isinstance(value, bool)
         if self.kind is float:
             high = inf if self.high is None else self.high
             if not is_number or not (value == 0 or self.low <= value <= high):
-                raise rejected(name, f"0 or a number from {self.low:g} to {high:g}", value)
+                expected = "0 or a number from {low:g} to {high:g}"
+                raise rejected(name, Sentence(expected, low=self.low, high=high), value)
         elif not is_number or not (value >= self.low or (self.may_be_zero and value == 0)):
-            raise rejected(name, f"a whole number of at least {self.low}", value)
+            raise rejected(name, Sentence("a whole number of at least {n}", n=self.low), value)
         elif self.high is not None and value > self.high:
-            raise rejected(name, f"at most {self.high}", value)
+            raise rejected(name, Sentence("at most {n}", n=self.high), value)
 
 
 def load_option(default: T, **more: Any) -> T:
@@ -201,43 +188,42 @@ class LoadOptions:
     """Settings of a load that name neither the model nor the split.
 
     Attributes:
-        n_ctx: context in tokens; None is 2048, or what the model was trained for if that is less.
-        parallel: number of requests of full context length for which the KV cache has room; up to
-            16 shorter ones share it at once.
-        checkpoint_bytes: most bytes of the host's memory for kept recurrent states, from which
-            later requests go on; None is a share of what is free.
-        kv_type: type of the stored keys and values, one of `KV_TYPES`; or two with a slash between,
-            such as "q8_0/q4_0": that of keys and that of values.
-        cpu_threads: number of threads of all CPU ranks together; None is one per physical core.
+        n_ctx: context in tokens; None is 2048, or the model's training context if that is less.
+        parallel: number of requests of full context length that the KV cache has room for; up to 16
+            shorter ones share it.
+        checkpoint_bytes: host memory for state checkpoints of recurrent layers, from which later
+            requests continue; None is a fraction of the free memory.
+        kv_type: type of the stored keys and values, one of `KV_TYPES`; or two separated by a slash,
+            such as "q8_0/q4_0", for keys and values.
+        cpu_threads: threads of all CPU ranks together; None is one per physical core.
         reserve: pairs of a device and the bytes to keep free there.
         n_cpu_blocks: number of blocks, from the first on, that go whole to the CPU; the others are
             split.
-        n_cpu_moe: number of blocks, from the first on, whose experts go to the CPU.
-        kv_on_host: whether GPUs keep keys and values in the host's memory and fetch them when
-            needed.
+        n_cpu_moe: number of blocks, from the first on, with experts on the CPU.
+        kv_on_host: whether GPUs keep keys and values in host memory and fetch them when needed.
         p2p: whether GPUs access each other's memory directly: "auto" where a trial shows that it
             works and is faster, "off" nowhere, "on" wherever a trial shows that it works.
-        n_batch: number of prompt tokens to compute at once; None is 2048 or 1024 if GPUs compute
-            all and have the memory, else 512.
-        fast_prompts: whether CPUs with BF16 units compute long prompts in BF16, where a measurement
-            at the load finds that faster. Answers may then differ in their last digits depending
-            on what else is computed at the same time.
-        draft_vocab: number of tokens, the first of the vocabulary, from which an MTP block guesses;
-            0 for all. A vocabulary is in the order in which its tokens were learnt, the frequent
-            first, so few guesses are lost, and less of the head is read for each. These rows are
-            held once more. The answers are the same.
-        mmproj: path of the GGUF file that encodes pictures for the model; "auto" for one beside it
-            that fits, where there is memory for it, "off" for none.
-        mmproj_device: device on which it lies whole: one of the ranks', or "cpu"; "auto" for the
-            GPU with the largest share that has room for it, else for a CPU.
-        rope_scaling: how positions are stretched beyond the context that the model was trained for:
-            "none", "linear" (all frequencies) or "yarn"; "" as the file says. As in llama.cpp, it
-            holds for the layers that see the whole context.
+        n_batch: prompt tokens per batch; None is 2048 or 1024 if GPUs compute everything and have
+            the memory, else 512.
+        fast_prompts: whether CPUs with BF16 units compute long prompts in BF16 if a measurement at
+            load finds that faster. Answers may then differ in their last digits depending on the
+            other sequences in a batch.
+        draft_vocab: size of the draft vocabulary of an MTP block; 0 for all tokens. It has the
+            first tokens of the vocabulary, which is in the order of training, frequent ones first:
+            few draft tokens are lost, and less of the head is read for each. These rows are held
+            twice. The answers are the same.
+        mmproj: path of the vision encoder's GGUF file; "auto" for a matching one next to the model
+            if there is memory for it, "off" for none.
+        mmproj_device: device that holds it whole: one of the ranks', or "cpu"; "auto" for the GPU
+            with the largest share that has room for it, else for a CPU.
+        rope_scaling: how positions are stretched beyond the training context: "none", "linear" (all
+            frequencies) or "yarn"; "" as the file says. As in llama.cpp, it applies to layers with
+            full attention.
         rope_factor: factor by which they are stretched, 1 or more; 0 as the file says.
         rope_base: base of RoPE's frequencies; 0 as the file says.
-        chat_template: Jinja source of the chat template to use in place of the file's; "" for that.
+        chat_template: Jinja source of the chat template that replaces the file's; "" for that.
         overrides: pairs of a regular expression on tensor names and a device, or a rank such as
-            "#0": matching parts go there whole, whatever else is set; later ones win.
+            "#0": matching parts go there whole, overriding everything else; later ones win.
     """
 
     n_ctx: int | None = load_option(
@@ -248,20 +234,20 @@ class LoadOptions:
     )  # fmt: skip
     parallel: int = load_option(
         1, kind=int, high=MAX_PARALLEL, flags=("--parallel",), metavar="N", is_kept=True,
-        help="room for N requests of the whole context length at once, or for up to 16 shorter "
+        help="room for N parallel requests of the whole context length, or for up to 16 shorter "
         "ones (default: 1; of serve, up to 4 as memory allows)",
-        place="rare", title="Requests at once",
-        tip="How many requests of the whole context length have room at once; up to 16 shorter "
-        "ones share it",
+        place="rare", title="Parallel requests",
+        tip="How many requests of the whole context length fit in parallel; up to 16 shorter ones "
+        "share the memory",
     )  # fmt: skip
     checkpoint_bytes: int | None = load_option(
         None, kind=int, low=0, soft_high=1 << 50, unit=1 << 20, step=512, lowest="auto",
         flags=("--kept-states",), metavar="MIB", is_kept=True,
-        help="most host memory for states of recurrent layers that are kept, so that chats go on "
-        "where they ended; 0 keeps none (default: up to 4096, and an eighth of what is free)",
-        place="rare", title="Kept states",
-        tip="Most host memory for states of recurrent layers that are kept, so that chats go on "
-        "where they ended; 0 keeps none",
+        help="host memory for state checkpoints of recurrent layers, from which chats continue; 0 "
+        "keeps none (default: up to 4096, and an eighth of the free memory)",
+        place="rare", title="State checkpoints",
+        tip="Host memory for states of recurrent layers, so that chats continue where they ended; "
+        "0 keeps none",
     )  # fmt: skip
     kv_type: str = load_option(
         "f16", kind=object, flags=("--kv-type", "--cache-type"), is_kept=True,
@@ -298,41 +284,41 @@ class LoadOptions:
     n_batch: int | None = load_option(
         None, kind=int, soft_high=8192, step=128, lowest="auto", flags=("--batch",), metavar="N",
         is_kept=True, help="prompt tokens per batch (default: up to 2048 on GPUs, else 512)",
-        place="rare", title="Batch", tip="Prompt tokens that are computed at once",
+        place="rare", title="Batch size", tip="Prompt tokens that are computed together",
     )  # fmt: skip
     fast_prompts: bool = load_option(
         False, kind=bool, flags=("--fast-prompts",), is_kept=True,
         help="faster prompts on processors with BF16 units; answers may then differ in their last "
         "digits depending on what else runs",
-        place="rare", title="Faster prompts",
+        place="rare", title="Fast prompts (BF16)",
         tip="Faster prompts on processors with BF16 units; answers may then differ in their last "
         "digits depending on what else runs",
     )  # fmt: skip
     draft_vocab: int = load_option(
         0, kind=int, low=MIN_DRAFT_VOCAB, may_be_zero=True, soft_high=1 << 20, step=4096,
         lowest="all tokens", suffix=" tokens", flags=("--draft-vocab",), metavar="N", is_kept=True,
-        help="let the model's block guess from the first N tokens of the vocabulary alone, the "
-        "most frequent: less of the head is read for a guess; answers stay the same (default: all)",
-        place="rare", title="Guess from",
-        tip="How many tokens, the most frequent ones, the model's own block for guesses (MTP) "
-        "chooses from; it then reads less for each guess. Answers stay the same",
+        help="let the model's MTP block draft only from the first N tokens of the vocabulary, the "
+        "most frequent: less of the head is read for each; answers stay the same (default: all)",
+        place="rare", title="Draft vocabulary",
+        tip="How many tokens, the most frequent ones, the model's MTP block drafts from; it then "
+        "reads less for each draft token. Answers stay the same",
     )  # fmt: skip
     mmproj: MmprojKind | str = load_option(
         "auto", choices=MMPROJ_KINDS, may_be_file=True, flags=("--mmproj",),
         metavar="|".join((*MMPROJ_KINDS, "FILE")), is_kept=True,
-        help="GGUF file that encodes pictures for the model: auto is one beside it that fits, "
-        "where there is memory for it (default), off none",
-        place="rare", title="Pictures",
-        tip="The file, called mmproj, with which a model sees pictures: one beside it, or another "
+        help="GGUF file of the vision encoder: auto is a matching one next to the model, if there "
+        "is memory for it (default), off none",
+        place="rare", title="Vision encoder",
+        tip="The file, called mmproj, with which a model sees images: one next to it, or another "
         "that was published with the model",
     )  # fmt: skip
     mmproj_device: str = load_option(
         "auto", kind=object, flags=("--mmproj-device",), metavar="DEVICE",
-        help="device that encodes pictures: one of the model's, or cpu (default: the GPU with the "
+        help="device of the vision encoder: one of the model's, or cpu (default: the GPU with the "
         "largest share that has room for it)",
-        place="rare", title="Encode pictures on",
-        tip="The device whose memory holds the mmproj file and which encodes pictures. By itself, "
-        "Tandem takes the GPU with the largest share if there is room, else the CPU",
+        place="rare", title="Vision encoder device",
+        tip="The device that holds the mmproj file and encodes images. By default, Tandem takes "
+        "the GPU with the largest share if there is room, else the CPU",
     )  # fmt: skip
     rope_scaling: str = load_option(
         "", choices=ROPE_SCALINGS, flags=("--rope-scaling",), is_kept=True, of_model=True,
@@ -374,26 +360,25 @@ class LoadParams(LoadOptions):
         split: relative share of each rank, such as (3, 1); None is even.
         split_mode: "tensor" cuts every block, "layer" gives whole blocks to ranks, "groups" gives
             whole blocks to groups of ranks and cuts them inside.
-        groups: sizes of the groups of consecutive ranks, such as (2, 2); None groups consecutive
-            ranks on the same kind of device, or makes pairs where all are of one kind. Only for
-            the mode "groups".
+        groups: sizes of the groups of consecutive ranks, such as (2, 2), for the mode "groups";
+            None groups consecutive ranks on the same kind of device, or makes pairs if all are of
+            one kind.
         control_vectors: directions that steer the model; several add up.
         control_layers: first and last layer to steer; None is all but layer 0.
-        draft: where guesses of the next tokens come from, of which one pass checks several: "ngram"
-            from what has followed the last tokens earlier in the text, "mtp" from the block for
-            that which some files have (multi-token prediction); "auto" from both, with GPUs from
-            the text alone, "off" from nowhere; or the path of a GGUF file: from the text and from
-            that smaller model, the draft model, which has the same vocabulary, or from the MTP
-            block that is all it holds. A file "mtp-….gguf" beside a model without such a block is
-            found. They are left out where they do not pay. The answers are those without guesses.
-        draft_max: largest number of guesses for an answer that a pass checks. The state behind each
-            takes memory in models with recurrent layers, which have room for three where there is
-            little of it.
-        machines: number of ranks on each machine, of consecutive ones, where several machines
-            compute the model together; empty on a single one.
-        machine_link: how tensors go from one machine to another: "gloo" through host memory,
-            "nccl" from GPU to GPU where a trial shows that it works, or else there is an error;
-            "auto" by NCCL where all are NVIDIA's GPUs on Linux, the trial passes and it is faster.
+        draft: source of draft tokens for speculative decoding: "ngram" from earlier text that
+            followed the last tokens, "mtp" from the model's block for multi-token prediction;
+            "auto" from both, on GPUs only from the text, "off" none; or the path of a GGUF file:
+            from the text and from that smaller draft model with the same vocabulary, or from the
+            MTP block that is all it holds. A file "mtp-….gguf" next to a model without such a block
+            is used automatically. Drafting pauses when it does not pay off. The answers are the
+            same.
+        draft_max: largest number of draft tokens per sequence and pass. Each needs memory for a
+            state in models with recurrent layers, which have room for three if memory is short.
+        machines: number of consecutive ranks on each machine, if several machines compute the model
+            together; empty for one.
+        machine_link: transport of tensors between machines: "gloo" through host memory, "nccl" from
+            GPU to GPU, with an error if a trial fails; "auto" uses NCCL if all are NVIDIA GPUs on
+            Linux, the trial succeeds and it is faster.
 
     Raises:
         EngineError: a value makes no sense.
@@ -430,17 +415,16 @@ class LoadParams(LoadOptions):
     draft: DraftKind | str = load_option(
         "auto", choices=DRAFT_KINDS, may_be_file=True, flags=("--draft",),
         metavar="|".join((*DRAFT_KINDS, "FILE")), is_kept=True,
-        help="where guesses of the next tokens come from, of which several are checked at once: "
-        "ngram from the text so far, mtp from the block that some models have for it, auto from "
-        "both (default; with GPUs from the text alone), off from nowhere; or a GGUF of a smaller "
-        "model of the same vocabulary, or of the model's block alone (mtp-*.gguf, found beside the "
-        "model), which guesses beside the text; answers stay the same",
+        help="source of draft tokens for speculative decoding: ngram from the text so far, mtp "
+        "from the block that some models have for it, auto from both (default; on GPUs only from "
+        "the text), off none; or a GGUF of a smaller model with the same vocabulary, or of the "
+        "model's MTP block (mtp-*.gguf, found next to the model), in addition to the text; answers "
+        "stay the same",
     )  # fmt: skip
     draft_max: int = load_option(
         DEFAULT_DRAFTED, kind=int, high=MAX_DRAFTED, flags=("--draft-max",), metavar="N",
         is_kept=True,
-        help=f"most guesses that are checked at once, up to {MAX_DRAFTED} "
-        f"(default: {DEFAULT_DRAFTED})",
+        help=f"most draft tokens per pass, up to {MAX_DRAFTED} (default: {DEFAULT_DRAFTED})",
     )  # fmt: skip
     machines: tuple[int, ...] = load_option((), kind=object)
     machine_link: MachineLink = load_option("auto", choices=MACHINE_LINKS)
@@ -465,7 +449,8 @@ class LoadParams(LoadOptions):
         if self.control_layers is not None:
             first, last = self.control_layers
             if not 0 <= first <= last:
-                raise rejected("control_layers", "a first and a last layer", self.control_layers)
+                expected = Sentence("a first and a last layer")
+                raise rejected("control_layers", expected, self.control_layers)
 
     @property
     def all_devices(self) -> tuple[str, ...]:
@@ -476,36 +461,36 @@ class LoadParams(LoadOptions):
 
     @property
     def n_draft(self) -> int:
-        """Largest number of guesses for an answer that a pass checks; 0 for none."""
+        """Largest number of draft tokens per sequence and pass; 0 for none."""
         return 0 if self.draft == "off" else self.draft_max
 
     @property
     def may_leave_mtp(self) -> bool:
-        """Whether an MTP block is only loaded where there is memory for it."""
+        """Whether an MTP block is only loaded if there is memory for it."""
         return self.draft == "auto"
 
     @property
     def without_mtp(self) -> LoadParams:
-        """These settings, without the model's MTP block if it may be left out."""
+        """These settings, without an optional MTP block."""
         return replace(self, draft="ngram", draft_vocab=0) if self.may_leave_mtp else self
 
     @property
     def without_pictures(self) -> LoadParams:
-        """These settings, without an encoder of pictures if it may be left out."""
+        """These settings, without an optional vision encoder."""
         return replace(self, mmproj="off") if self.mmproj == "auto" else self
 
     @property
     def draft_path(self) -> str:
-        """Path of the file that guesses, a draft model or an MTP block alone; "" for none."""
+        """Path of the file of a draft model or MTP block; "" for none."""
         return "" if self.draft in DRAFT_KINDS else self.draft
 
     @property
     def draft_rank(self) -> int:
-        """Rank on whose device a draft model lies: that of the largest share on machine 0."""
+        """Rank on the draft model's device: the one with the largest share on machine 0."""
         return max(range(len(self._own)), key=self._share)
 
     def _share(self, rank: int) -> tuple[float, ...]:
-        """Return the share of a rank; nothing if the split has too few, which is told later."""
+        # empty if the split has too few shares, which is reported later
         return (self.split or (1.0,) * len(self.devices))[rank : rank + 1]
 
     @property
@@ -519,7 +504,7 @@ class LoadParams(LoadOptions):
 
     @property
     def picture_devices(self) -> tuple[str, ...]:
-        """Devices on which an encoder of pictures may lie, the best one first."""
+        """Possible devices of the vision encoder, the best one first."""
         if self.mmproj_device != "auto":
             return (self.mmproj_device,)
         ranked = sorted(
@@ -532,8 +517,8 @@ class LoadParams(LoadOptions):
     @property
     def rope(self) -> str:
         """RoPE settings that replace the file's values, as a text; "" for none."""
-        found = self.rope_scaling, self.rope_factor, self.rope_base
-        return " ".join(map(str, found)) if any(found) else ""
+        values = self.rope_scaling, self.rope_factor, self.rope_base
+        return " ".join(map(str, values)) if any(values) else ""
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
@@ -552,10 +537,7 @@ class LoadParams(LoadOptions):
 
 
 def default_groups(devices: Sequence[str]) -> tuple[int, ...]:
-    """Return the default group sizes for these devices.
-
-    Consecutive devices of the same kind are a group; where all are of one kind, pairs are.
-    """
+    """Return the default group sizes: runs of one kind of device, or pairs if all are equal."""
     runs = [len(list(run)) for _, run in groupby(devices, lambda device: device.split(":")[0])]
     if len(runs) > 1:
         return tuple(runs)
@@ -563,13 +545,13 @@ def default_groups(devices: Sequence[str]) -> tuple[int, ...]:
 
 
 def _kv_type(value: object) -> str:
-    """Return a KV type as it is always written: one type where both are the same."""
+    # normalised: one type if both are equal
     try:
         return str(kv_types(value if isinstance(value, str) else ""))
     except ValueError:
         choices = " or ".join(f"'{choice}'" for choice in KV_TYPES)
-        wanted = f"{choices}, or two of these with a slash between"
-        raise rejected("kv_type", wanted, value) from None
+        expected = "{choices}, or two of these with a slash between"
+        raise rejected("kv_type", Sentence(expected, choices=choices), value) from None
 
 
 def _names_gguf(value: object) -> bool:
@@ -583,7 +565,7 @@ FILE_ORDER = (
     "parallel", "checkpoint_bytes", "draft", "draft_max", "mmproj", "mmproj_device", "draft_vocab",
     "machines", "machine_link",
 )  # fmt: skip
-"""Order of the settings in files and JSON; those that are not named come last."""
+"""Order of the settings in files and JSON; others come last."""
 
 
 def _options(kind: type[LoadOptions]) -> dict[str, LoadOption]:
@@ -593,13 +575,11 @@ def _options(kind: type[LoadOptions]) -> dict[str, LoadOption]:
 
 
 LOAD_OPTIONS: Mapping[str, LoadOption] = _options(LoadParams)
-"""All settings of a load but the model's path, in the order of files."""
+"""All settings of a load except the model's path, in the order of files."""
 
 SHARED_LOAD_OPTIONS: Mapping[str, LoadOption] = _options(LoadOptions)
-"""Those of `LoadOptions`."""
 
 LOAD_DEFAULTS: Mapping[str, Any] = {spec.name: spec.default for spec in fields(LoadParams)}
-"""Default of each setting."""
 
 _CHECKED = [
     (name, option, LOAD_DEFAULTS[name])

@@ -1,1 +1,1 @@
-"""What files hold: GGUF containers and the quantisations of tensors."""
+"""File formats: GGUF containers and the quantisations of tensors."""

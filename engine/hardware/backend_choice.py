@@ -1,6 +1,6 @@
-"""The backend of each rank, our kernels or the exact reference, and what kernels on GPUs need.
+"""The backend of each rank, our kernels or the exact reference, and requirements of GPU kernels.
 
-Nothing that is looked for is imported.
+Only looks packages up, without importing them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, get_args
 
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence, listed, paragraph
 from engine.hardware.devices.catalog import cuda_status
 from engine.hardware.devices.torch_builds import find_torch_build
 from engine.hardware.devices.types import DeviceInfo, is_cpu
 
 VARIABLE = "TANDEM_BACKEND"
-"""Environment variable that names the backend."""
 
 BackendName = Literal["reference", "eager", "graph", "interpreter"]
 """The backends. "reference": F32 with dequantised weights everywhere. "eager": kernels, launched
@@ -34,14 +33,14 @@ ranks on the CPU run the GPU kernels in Triton's interpreter; very slow, for tes
 BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
 
 KernelKind = Literal["", "cpu", "gpu"]
-"""Kind of the kernels of a rank; "" is the reference in torch."""
+"""Kind of a rank's kernels; "" is the reference in torch."""
 
 _refused: dict[str, str] = {}
 _gpus_are_simulated = False
 
 
 def chosen_backend() -> BackendName:
-    """Return the backend that the environment asks for, "graph" by default.
+    """Return the backend named by the environment, "graph" by default.
 
     Raises:
         EngineError: the variable is set to something else.
@@ -52,26 +51,19 @@ def chosen_backend() -> BackendName:
             return name
     *others, last = BACKENDS
     raise EngineError(
-        f"{VARIABLE} is {value[:40]!r}, which is not a backend.",
-        f"Set it to {', '.join(others)} or {last}, or unset it.",
-    )
+        "{variable} is '{value}', which is not a backend.",
+        "Set it to {names} or {last}, or unset it.",
+        variable=VARIABLE, value=value[:40], names=", ".join(others), last=last,
+    )  # fmt: skip
 
 
 def captures_tokens() -> bool:
-    """Return whether the computation of a token is captured and replayed.
-
-    Raises:
-        EngineError: see `chosen_backend`.
-    """
+    """Return whether decode passes are captured and replayed."""
     return chosen_backend() in ("graph", "interpreter")
 
 
 def kernels_for(device: str) -> KernelKind:
-    """Return the kernels of a rank on this device; "" for the reference in torch.
-
-    Args:
-        device: device name such as "cuda:0" or "1/cuda:0", or type such as "cuda".
-    """
+    """Return the kernels of a rank on a device or a type of devices; "" for the reference."""
     backend = chosen_backend()
     if backend == "reference":
         return ""
@@ -90,48 +82,40 @@ def uses_kernels(device: str) -> bool:
 
 
 def simulate_gpus(are_simulated: bool) -> None:
-    """Say whether GPUs are only planned for: then they have kernels, whatever is installed here."""
+    """Set whether GPUs are only planned for: they then have kernels, whatever is installed."""
     global _gpus_are_simulated
     _gpus_are_simulated = are_simulated
 
 
 def refuse_kernels(device: str, why: str) -> None:
-    """Note that our kernels do not work on a GPU, for the rest of this process.
-
-    Args:
-        device: device name of the GPU.
-        why: reason as the end of a sentence.
-    """
+    """Record why our kernels do not work on a GPU, as the end of a sentence, for this process."""
     _refused[device] = why
 
 
 def allow_kernels(device: str) -> None:
-    """Take back `refuse_kernels`: our kernels have been found to work on a GPU."""
+    """Undo `refuse_kernels`, after our kernels worked on a GPU."""
     _refused.pop(device, None)
 
 
 def refused_kernels() -> Mapping[str, str]:
-    """Return the reason against our kernels for each GPU that cannot use them, by name."""
+    """Return why our kernels do not work, by id of the GPU."""
     return _refused
 
 
 def use_interpreter() -> None:
-    """Make Triton interpret the kernels that are imported from now on.
-
-    Raises:
-        EngineError: Triton is not installed.
-    """
+    """Make Triton interpret kernels imported from now on; raise EngineError without Triton."""
     if not has_triton():
         raise EngineError(
-            f"{VARIABLE}=interpreter needs Triton, which is not installed.",
+            "{variable}=interpreter needs Triton, which is not installed.",
             "Install triton, or choose another backend.",
+            variable=VARIABLE,
         )
     os.environ["TRITON_INTERPRET"] = "1"
 
 
 @cache
 def has_triton() -> bool:
-    """Return whether Triton is installed, which compiles GPU kernels and comes with PyTorch."""
+    """Return whether Triton is installed, the compiler of GPU kernels that comes with PyTorch."""
     return find_spec("triton") is not None
 
 
@@ -139,31 +123,25 @@ Launcher = Literal["triton", "own", ""]
 """Launcher of kernels: Triton's compiled one, our own over the CUDA driver, or none."""
 
 PACKAGES = ("triton", "triton-windows", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm")
-"""Names of the packages that install Triton."""
+"""Packages that install Triton."""
 
-GPU = "a GPU with its NVIDIA driver"
-"""Name of a missing GPU in sentences."""
+GPU = Sentence("a GPU with its NVIDIA driver")
 
 LAUNCHER_VARIABLE = "TANDEM_LAUNCHER"
-"""Environment variable that, set to "own", launches kernels without Triton's launcher; for
-diagnosis."""
+"""Environment variable that, set to "own", disables Triton's launcher for diagnosis."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuPath:
-    """The way in which GPUs of this machine compute, or would compute if there were one.
+    """How GPUs of this machine compute, or would compute if there were one.
 
     Attributes:
-        has_gpu: whether a model can be put on a GPU.
         arithmetic: "kernels" for our own, or "reference" for torch in F32 with dequantised weights.
-        launcher: launcher of the kernels, see `Launcher`.
-        triton: version of Triton; "" where it is not installed.
-        torch_cuda: version of CUDA that torch was built for; "" for none.
-        torch_hip: version of HIP that torch was built for, for AMD's GPUs; "" for none.
+        torch_cuda: CUDA version of the PyTorch build; "" for none.
+        torch_hip: HIP version of the PyTorch build, for AMD GPUs; "" for none.
         launcher_problem: why Triton's launcher cannot be compiled; "" if it can.
-        missing: names of what a GPU needs and is not here.
-        remedy: command that lets torch use a GPU of this machine; "" if it can, or if nothing does.
-        sentence: summary in one or two sentences.
+        missing: names of missing requirements of a GPU.
+        remedy: command that lets torch use a GPU of this machine; "" if there is none.
     """
 
     has_gpu: bool
@@ -179,11 +157,7 @@ class GpuPath:
 
 
 def find_gpu_path(devices: Sequence[DeviceInfo]) -> GpuPath:
-    """Return how GPUs compute here, and what is missing for that.
-
-    Args:
-        devices: all devices of this machine.
-    """
+    """Return how GPUs compute here and missing requirements, given this machine's devices."""
     build, triton, problem = find_torch_build(), triton_version(), launcher_problem()
     has_gpu = any(d.kind == "cuda" and d.usable for d in devices)
     is_exact = chosen_backend() == "reference"
@@ -191,59 +165,62 @@ def find_gpu_path(devices: Sequence[DeviceInfo]) -> GpuPath:
     if not any(d.kind == "cuda" for d in devices):
         missing.append(GPU)
     if not build.has_gpus:
-        missing.append("a PyTorch build with CUDA")
+        missing.append(Sentence("a PyTorch build with CUDA"))
     if not triton:
-        missing.append(f"Triton (pip install {triton_package()})")
+        missing.append(Sentence("Triton (pip install {package})", package=triton_package()))
     launcher = chosen_launcher()
     return GpuPath(
-        has_gpu=has_gpu,
-        arithmetic="reference" if is_exact or not launcher else "kernels",
-        launcher=launcher,
-        triton=triton,
-        torch_cuda=build.cuda,
-        torch_hip=build.hip,
-        launcher_problem=problem,
-        missing=tuple(missing),
+        has_gpu=has_gpu, arithmetic="reference" if is_exact or not launcher else "kernels",
+        launcher=launcher, triton=triton, torch_cuda=build.cuda, torch_hip=build.hip,
+        launcher_problem=problem, missing=tuple(missing),
         remedy="" if has_gpu else next((d.remedy for d in devices if d.remedy), ""),
         sentence=(
             _describe_path(is_exact, triton, launcher, problem)
             if has_gpu
             else _describe_missing(missing)
         ),
-    )
+    )  # fmt: skip
 
 
-def _describe_path(is_exact: bool, triton: str, launcher: Launcher, problem: str) -> str:
-    """Return a sentence on how the GPUs of this machine compute."""
+def _describe_path(is_exact: bool, triton: str, launcher: Launcher, problem: str) -> Sentence:
     if is_exact:
-        return "GPUs compute with PyTorch in F32, as TANDEM_BACKEND=reference asks for."
+        return Sentence("GPUs compute with PyTorch in F32, as set by TANDEM_BACKEND=reference.")
     if not triton:
-        return (
-            "GPUs compute with PyTorch in F32, which is slow and takes much memory, because Triton "
-            f"is missing: pip install {triton_package()}."
+        return Sentence(
+            "GPUs compute with PyTorch in F32, which is slow and takes much memory, because Triton"
+            " is missing: pip install {package}.",
+            package=triton_package(),
         )
     if not launcher:
-        return (
-            "GPUs compute with PyTorch in F32, which is slow and takes much memory, because "
-            f"{problem}."
+        return Sentence(
+            "GPUs compute with PyTorch in F32, which is slow and takes much memory, because"
+            " {problem}.",
+            problem=problem,
         )
     if launcher == "triton":
-        return f"GPUs compute with Tandem's kernels, compiled and started by Triton {triton}."
-    why = f" because {problem}" if problem else ""
-    return (
-        f"GPUs compute with Tandem's kernels, compiled by Triton {triton} and started by Tandem "
-        f"itself{why}."
+        return Sentence(
+            "GPUs compute with Tandem's kernels, compiled and launched by Triton {version}.",
+            version=triton,
+        )
+    return Sentence(
+        "GPUs compute with Tandem's kernels, compiled by Triton {version} and launched by Tandem"
+        " itself because {problem}."
+        if problem
+        else "GPUs compute with Tandem's kernels, compiled by Triton {version} and launched by"
+        " Tandem itself.",
+        version=triton,
+        problem=problem,
     )
 
 
 def _describe_missing(missing: Sequence[str]) -> str:
-    """Return a sentence on why no GPU is used, and on what else is missing."""
-    status, more = cuda_status(), [text for text in missing if text != GPU]
-    if GPU in missing and more:
-        return f"{status} For GPUs, {' and '.join(more)} would be needed, too."
-    if len(more) > 1:  # the status names the first
-        return f"{status} For GPUs, {' and '.join(more[1:])} would be needed, too."
-    return status
+    more = [text for text in missing if text != GPU]
+    if GPU not in missing:
+        more = more[1:]  # the status names the first
+    if not more:
+        return cuda_status()
+    needed = Sentence("GPUs also need {names}.", names=listed(more))
+    return paragraph(cuda_status(), needed)
 
 
 def triton_version() -> str:
@@ -255,34 +232,40 @@ def triton_version() -> str:
             return metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return "of an unknown version"
+    return Sentence("of an unknown version")
 
 
 def triton_package() -> str:
-    """Return the package to install for Triton on this system."""
+    """Return the package that installs Triton on this system."""
     return "triton-windows" if sys.platform == "win32" else "triton"
 
 
 def launcher_problem() -> str:
     """Return why Triton cannot compile its launcher, as the end of a sentence; "" if it can.
 
-    Triton compiles a C program once per version of Triton. Triton for Windows brings a compiler and
-    Python's headers along.
+    Triton compiles a C program once per version. Triton for Windows includes a compiler and
+    Python's headers.
     """
     if sys.platform == "win32":
         return ""
     compiler = os.environ.get("CC") or "gcc"
     if not any(shutil.which(name) for name in (compiler, "gcc", "clang")):
-        return "there is no C compiler (gcc or clang) for Triton's own launcher"
+        return Sentence("there is no C compiler (gcc or clang) for Triton's own launcher")
     if os.environ.get("CC") and not shutil.which(compiler):
-        return f"CC is {compiler!r}, which is not a compiler for Triton's own launcher"
+        return Sentence(
+            "CC is '{compiler}', which is not a compiler for Triton's own launcher",
+            compiler=compiler,
+        )
     if not (python_headers() / "Python.h").is_file():
-        return f"Python.h is missing in {python_headers()} for Triton's own launcher"
+        return Sentence(
+            "Python.h is missing in {folder} for Triton's own launcher",
+            folder=str(python_headers()),
+        )
     return ""
 
 
 def python_headers() -> Path:
-    """Return the folder where Triton looks for Python's headers."""
+    """Return the folder in which Triton looks for Python's headers."""
     scheme = sysconfig.get_default_scheme()
     return Path(
         sysconfig.get_path("include", "posix_prefix" if scheme == "posix_local" else scheme)

@@ -1,6 +1,6 @@
-"""Calls the functions of the CUDA driver that load and launch kernels, by ctypes.
+"""Functions of the CUDA driver that load and launch kernels, called through ctypes.
 
-Names, numbers and structures are those of cuda.h, "CUDA Driver API".
+Names, numbers and structures are from cuda.h, "CUDA Driver API".
 """
 
 from __future__ import annotations
@@ -16,16 +16,10 @@ from engine.errors import EngineError
 from engine.hardware.devices.types import is_cpu
 
 LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
-"""File name of the driver's library."""
 
-INVALID_VALUE = 1
-"""CUDA_ERROR_INVALID_VALUE."""
-
-OUT_OF_MEMORY = 2
-"""CUDA_ERROR_OUT_OF_MEMORY."""
-
-NO_CONTEXT = 201
-"""CUDA_ERROR_INVALID_CONTEXT."""
+INVALID_VALUE, OUT_OF_MEMORY, NO_CONTEXT = 1, 2, 201
+PEER_ACCESS_ALREADY_ENABLED = 704
+"""Values of CUresult."""
 
 FUNCTION_SHARED_BYTES, FUNCTION_LOCAL_BYTES, FUNCTION_REGISTERS, FUNCTION_THREADS = 1, 3, 4, 0
 FUNCTION_MOST_DYNAMIC_SHARED_BYTES = 8
@@ -39,35 +33,22 @@ DEVICE_REGISTERS, DEVICE_WARP, DEVICE_CLOCK, DEVICE_PROCESSORS = 12, 10, 13, 16
 DEVICE_MEMORY_CLOCK, DEVICE_BUS_WIDTH = 36, 37
 """Values of CUdevice_attribute."""
 
-PEER_ACCESS_ALREADY_ENABLED = 704
-"""CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED."""
-
 PLAIN_SHARED_BYTES = 48 << 10
-"""Bytes of shared memory that a kernel has without asking for more."""
+"""Shared memory of a kernel that does not opt in to more."""
 
 
 class CudaCallError(EngineError):
-    """Error that a function of the driver returned.
+    """Error of a function of the driver, with its CUresult."""
 
-    Args:
-        error_code: number of the error, a CUresult.
-    """
-
-    def __init__(self, message: str, hint: str, error_code: int) -> None:
-        super().__init__(message, hint)
+    def __init__(
+        self, message: str, hint: str, error_code: int, **values: str | int | float
+    ) -> None:
+        super().__init__(message, hint, **values)
         self.error_code = error_code
 
 
 class LoadedKernel(NamedTuple):
-    """A kernel loaded on a device.
-
-    Attributes:
-        module: handle of the module.
-        function: handle of the kernel.
-        n_registers: number of registers of a thread.
-        n_spills: number of registers that a thread spills to memory.
-        n_threads: largest number of threads of a block.
-    """
+    """A kernel loaded on a device."""
 
     module: int
     function: int
@@ -80,7 +61,7 @@ class CudaApi:
     """The CUDA driver.
 
     Args:
-        library: driver library loaded by ctypes, or an object like it.
+        library: the driver loaded by ctypes, or a stand-in.
     """
 
     def __init__(self, library: Any) -> None:
@@ -98,8 +79,10 @@ class CudaApi:
             library = ctypes.CDLL(LIBRARY)
         except OSError as error:
             raise EngineError(
-                f"NVIDIA's driver library {LIBRARY} cannot be opened ({error}).",
+                "NVIDIA's driver library {name} cannot be opened ({problem}).",
                 "Install the NVIDIA driver, or set TANDEM_BACKEND=reference.",
+                name=LIBRARY,
+                problem=str(error),
             ) from error
         return cls(library)
 
@@ -107,10 +90,8 @@ class CudaApi:
         """Load a compiled kernel.
 
         Args:
-            name: name of the kernel.
             code: compiled code, a cubin.
-            shared_bytes: bytes of dynamic shared memory that it will be launched with.
-            device: number of the device.
+            shared_bytes: dynamic shared memory of its launches.
 
         Raises:
             EngineError: the driver refuses it.
@@ -136,7 +117,7 @@ class CudaApi:
         )
 
     def unload(self, module: int) -> None:
-        """Free a module that `load` loaded."""
+        """Free a module loaded by `load`."""
         self._call("cuModuleUnload", c_void_p(module))
 
     def parameter_bytes(self, function: int) -> tuple[int, ...] | None:
@@ -163,7 +144,7 @@ class CudaApi:
     def allocate(self, n_bytes: int, device: int) -> int:
         """Allocate zeros on a device and return their address.
 
-        Peers can be given access to this memory, unlike to PyTorch's segments.
+        Unlike PyTorch's segments, peers can be given access to this memory.
 
         Raises:
             EngineError: the driver refuses it, perhaps for lack of memory.
@@ -179,18 +160,18 @@ class CudaApi:
         return address.value
 
     def clear(self, address: int, n_bytes: int, device: int) -> None:
-        """Fill memory of `allocate` with zeros, and wait for it."""
+        """Fill memory from `allocate` with zeros, and wait for it."""
         with self._on(device):
             self._call("cuMemsetD8_v2", c_uint64(address), c_ubyte(0), c_size_t(n_bytes))
             self._call("cuCtxSynchronize")
 
     def free(self, address: int, device: int) -> None:
-        """Free memory of `allocate`."""
+        """Free memory from `allocate`."""
         with self._on(device):
             self._call("cuMemFree_v2", c_uint64(address))
 
     def allow_peer(self, device: int, peer: int) -> None:
-        """Let kernels on a device access memory of a peer.
+        """Let kernels on a device access a peer's memory.
 
         Raises:
             EngineError: the device cannot access it.
@@ -204,7 +185,7 @@ class CudaApi:
                 self.check("cuCtxEnablePeerAccess", failed)
 
     def host_address(self, address: int, device: int) -> int:
-        """Return the address of mapped host memory for kernels on a device (other on Windows)."""
+        """Return the address of mapped host memory for kernels on a device (differs on Windows)."""
         found = c_uint64()
         with self._on(device):
             self._call("cuMemHostGetDevicePointer_v2", byref(found), c_void_p(address), c_uint(0))
@@ -223,10 +204,7 @@ class CudaApi:
 
     @contextmanager
     def _on(self, device: int) -> Iterator[None]:
-        """Make a device's context current inside the `with` block, then restore the previous one.
-
-        PyTorch takes the thread's context for its own.
-        """
+        # PyTorch relies on the thread's current context
         before = c_void_p()
         self._call("cuCtxGetCurrent", byref(before))
         self.enter(device)
@@ -236,7 +214,7 @@ class CudaApi:
             self._call("cuCtxSetCurrent", before)
 
     def enter(self, device: int) -> None:
-        """Make a device's primary context, which is torch's, current on this thread."""
+        """Make a device's primary context, which torch uses, current on this thread."""
         context, current = c_void_p(), c_int(-1)
         self._call("cuCtxGetCurrent", byref(context))
         if context.value:
@@ -249,48 +227,39 @@ class CudaApi:
         self.check(name, getattr(self._library, name)(*args))
 
     def check(self, name: str, failed: int) -> None:
-        """Raise an error if a function of the driver has failed.
-
-        Args:
-            name: name of the function.
-            failed: what it returned; 0 if it succeeded.
-
-        Raises:
-            EngineError: it failed.
-        """
+        """Raise `CudaCallError` if the driver's function `name` returned an error."""
         if failed:
             text = c_char_p()
             self._library.cuGetErrorString(c_int(failed), byref(text))
             why = text.value.decode(errors="replace") if text.value else "an unknown error"
             raise CudaCallError(
-                f"NVIDIA's driver reports '{why}' ({name}: {failed}).",
+                "NVIDIA's driver reports '{why_not}' ({name}: {number}).",
                 "Load the model again; if that fails as well, restart Tandem.",
-                failed,
-            )
+                failed, why_not=why, name=name, number=failed,
+            )  # fmt: skip
 
 
 CUDA_OVERHEAD_BYTES = 500 << 20
-"""Bytes of a GPU that CUDA and its libraries take before anything is computed there, as long as
-they were not measured: 300 to 600 MB, by driver and card."""
+"""Bytes of a GPU that CUDA and its libraries take before any computation, if not measured: 300 to
+600 MB, depending on driver and card."""
 
 MIN_OVERHEAD, MAX_OVERHEAD = 64 << 20, 4 << 30
-"""Least and most bytes that a measurement may give; drivers tell nonsense in some containers."""
+"""Bounds of a plausible measurement: drivers report nonsense in some containers."""
 
 _measured: dict[str, int] = {}
-"""Measured bytes of this machine's GPUs, or none, by id."""
 
 
 def overhead_bytes(device: str) -> int:
-    """Return the bytes that a device's runtime takes by itself: 0 on the CPU."""
+    """Return the bytes that a device's runtime itself takes; 0 on the CPU."""
     return 0 if is_cpu(device) else _measured.get(device, CUDA_OVERHEAD_BYTES)
 
 
 def use_overheads(measured: Mapping[str, int]) -> None:
-    """Plan with these bytes from now on, by a GPU's id, and with the default for all others."""
+    """Plan with these bytes per GPU id from now on, and with the default for all others."""
     _measured.clear()
     _measured.update(measured)
 
 
 def is_overhead(n_bytes: int) -> bool:
-    """Return whether a measurement may be right."""
+    """Return whether a measurement is plausible."""
     return MIN_OVERHEAD <= n_bytes <= MAX_OVERHEAD

@@ -1,9 +1,9 @@
-"""Tells faults after which a GPU is lost from errors after which it can go on; frees what is left.
+"""Distinguishes faults that lose a GPU from recoverable errors; releases resources after them.
 
 A kernel that ends abnormally takes its GPU's context with it: "any further CUDA work will return
 the same error. To continue using CUDA, the process must be terminated and relaunched" (CUDA Runtime
 API, "Error Handling", cudaErrorIllegalAddress and others). The call that reports it is often not
-the one that caused it.
+the cause.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ FAULT_CODES = {
     719: "unspecified launch failure",
     999: "unknown error",
 }
-"""Words of the driver for each fault, by its number in CUDA and HIP (cudaError_t, hipError_t)."""
+"""The driver's text of each fault, by its number in CUDA and HIP (cudaError_t, hipError_t)."""
 
 VAGUE = "unknown error"
-"""Words that also occur elsewhere; they count only where CUDA or HIP says them."""
+"""A text that also occurs elsewhere; it counts only after a prefix of CUDA or HIP."""
 
 MORE_WORDS = ("GPU is lost", "fallen off the bus", "Memory access fault by GPU", "GPU Hang")
-"""Words of drivers for faults that have no number of their own."""
+"""The drivers' texts of faults without a number."""
 
 WORDS = re.compile(
     "|".join(re.escape(words) for words in (*FAULT_CODES.values(), *MORE_WORDS) if words != VAGUE)
@@ -53,9 +53,9 @@ WORDS = re.compile(
 
 
 def fault_of(error: BaseException) -> str:
-    """Return the words of the driver if an error means that a GPU is lost, else "".
+    """Return the driver's text if an error or one of its causes means that a GPU is lost, else "".
 
-    An error's causes count, too; a lack of memory is no such fault.
+    Lack of memory is not such a fault.
     """
     for one in _chain(error):
         if isinstance(one, DeviceStopped):
@@ -71,19 +71,12 @@ def fault_of(error: BaseException) -> str:
 
 
 def stopped_error(error: BaseException, devices: Iterable[torch.device]) -> DeviceStopped | None:
-    """Return the error to show if a GPU is lost to this process; None if none is.
-
-    Lost GPUs are marked, so that nobody uses them again.
-
-    Args:
-        error: any error of a computation.
-        devices: devices that took part; the likeliest to be lost comes first.
-    """
+    """Return the error to show if a GPU is lost to this process, else None; marks lost GPUs."""
     if isinstance(error, DeviceStopped):
         return error
     why = fault_of(error)
     gpus = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
-    if not gpus or not (why or isinstance(error, CommError)):  # others may miss a lost one
+    if not gpus or not (why or isinstance(error, CommError)):  # peers may wait for a lost one
         return None
     lost = {device: found for device in gpus if (found := fault_on(device))}
     if why and not lost:
@@ -96,7 +89,7 @@ def stopped_error(error: BaseException, devices: Iterable[torch.device]) -> Devi
 
 @contextmanager
 def explain_faults(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Turn an error after which a GPU is lost into one sentence; for `devices` see `stopped_error`.
+    """Turn an error that loses a GPU into one sentence; for `devices` see `stopped_error`.
 
     Raises:
         DeviceStopped: a GPU is lost to this process.
@@ -111,7 +104,7 @@ def explain_faults(devices: Iterable[torch.device]) -> Iterator[None]:
 
 
 def fault_on(device: torch.device) -> str:
-    """Return the fault that a GPU reports, "" for none; its work is not waited for."""
+    """Return the fault that a GPU reports, "" for none, without waiting for its work."""
     if known := stopped_gpus().get(str(device)):
         return known
     try:
@@ -122,12 +115,11 @@ def fault_on(device: torch.device) -> str:
 
 
 def has_stopped(devices: Iterable[torch.device]) -> bool:
-    """Return whether one of some devices is known to have stopped working."""
+    """Return whether one of the devices is known to have stopped working."""
     return any(str(device) in stopped_gpus() for device in devices)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and its causes, each once."""
     seen: list[BaseException] = []
     found: BaseException | None = error
     while found is not None and found not in seen:
@@ -137,12 +129,12 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def call_all(*steps: Callable[[], object]) -> None:
-    """Call functions in order; log those that fail, and go on with the next.
+    """Call functions in order; log errors and continue.
 
-    For closing: once a GPU has stopped working any call may fail; the rest must still be freed.
+    For closing: once a GPU has stopped working any call may fail, and the rest must still be freed.
     """
     for step in steps:
         try:
             step()
         except Exception:
-            log.warning("something could not be closed", exc_info=True)
+            log.warning("cleanup failed", exc_info=True)

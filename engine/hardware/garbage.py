@@ -1,7 +1,7 @@
-"""Garbage collection, suspended while it could free the memory of devices at a bad moment.
+"""Suspends garbage collection while it could free device memory at a bad moment.
 
-Freeing a device's memory or a graph may wait for all of that device's work. Between the starts of
-kernels that wait for each other on several devices, such a wait would never end; in a capture it
+Freeing a device's memory or a graph may wait for all of that device's work. Between launches of
+kernels that wait for each other on several devices, such a wait would deadlock; during a capture it
 makes the capture fail.
 """
 
@@ -13,12 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _lock = threading.RLock()
-"""Lock held by whoever collects; the same thread may enter again, from an object's finalizer."""
+"""Held during a collection; reentrant, because an object's finalizer may collect."""
 
 
 class _Holding:
-    """State of `hold_garbage`: number of those that hold now, and what to restore behind them."""
-
     count = 0
     was_enabled = False
 
@@ -41,14 +39,7 @@ def hold_garbage() -> Iterator[None]:
 
 
 def collect_garbage(generation: int = 2) -> bool:
-    """Collect garbage, unless collection is suspended at present.
-
-    Args:
-        generation: oldest generation to collect, see `gc.collect`.
-
-    Returns:
-        Whether it was collected; if not, call again later.
-    """
+    """Collect garbage up to a generation (see `gc.collect`); return False while suspended."""
     if not _lock.acquire(blocking=False):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Allocates pinned host memory, which a GPU can read and write by itself."""
+"""Pinned host memory, which a GPU can access directly, and this process's resident memory."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from engine.errors import Sentence
 from engine.hardware.cuda_api import CudaApi
 from engine.hardware.devices.visibility import stopped_gpus
 from engine.hardware.fallbacks import OF_THIS_PROCESS
@@ -37,14 +38,14 @@ PORTABLE_AND_MAPPED = 1 | 2
 class HostTensor:
     """A tensor of zeros in whole pages of host memory, pinned as long as this object lives.
 
-    PyTorch's own pinned memory is rounded up to a power of two, and the process keeps it.
+    PyTorch's own pinned memory is rounded up to a power of two and kept by the process.
 
     Args:
         device: device to copy to and from; only a GPU needs pinned pages.
 
     Attributes:
         value: the tensor.
-        is_pinned: whether the pages are pinned, so that a GPU copies without the CPU's help.
+        is_pinned: whether a GPU can copy without the CPU's help.
     """
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
@@ -60,10 +61,10 @@ class HostTensor:
             finalizer.atexit = False  # CUDA may have shut down before
 
     def address_on(self, device: torch.device) -> int:
-        """Return the address for kernels on a device; any GPU has one if the tensor is pinned.
+        """Return the address for kernels on a device; pinned memory has one for any GPU.
 
         Raises:
-            EngineError: the driver knows no such address.
+            EngineError: the driver has no such address.
         """
         address = self.value.data_ptr()
         if device.type != "cuda" or torch.version.hip:
@@ -72,27 +73,26 @@ class HostTensor:
 
 
 def _pin(held: Tensor, device: torch.device) -> bool:
-    """Pin memory and return whether that worked; some systems allow little pinned memory."""
-    with torch.cuda.device(device):  # or it would use the first GPU, perhaps for nothing else
+    with torch.cuda.device(device):  # otherwise it would open the first GPU
         code = _cuda().cudaHostRegister(held.data_ptr(), held.nbytes, PORTABLE_AND_MAPPED)
     if int(code) == 0:
         return True
     log.warning("%d bytes of host memory could not be pinned; copies are slower", held.nbytes)
     with contextlib.suppress(RuntimeError):
-        # takes CUDA's last error, which the next launch would report again
+        # clears CUDA's last error, which the next launch would report again
         torch.zeros(1, device=device)
     return False
 
 
 _unpinned: Counter[str] = Counter()
-"""Number of unpinned tensors that still live, by the device for which they were made."""
+"""Number of live unpinned tensors by device."""
 
 _counting = threading.RLock()
-"""Lock of the count; the same thread may enter again, where a tensor is freed by the collector."""
+"""Lock of the count; reentrant, because the collector may free a tensor."""
 
 
 def _note_unpinned(held: HostTensor, device: str) -> None:
-    """Report that copies are slower, for as long as any such tensor lives."""
+    # copies are slower as long as any such tensor lives
     _count_unpinned(device, 1)
     weakref.finalize(held, _count_unpinned, device, -1).atexit = False
 
@@ -102,7 +102,8 @@ def _count_unpinned(device: str, change: int) -> None:
         _unpinned[device] += change
         OF_THIS_PROCESS.withdraw("memory")
         for name in sorted(+_unpinned):
-            OF_THIS_PROCESS.report("memory", [name], "the system pins no more host memory")
+            why = Sentence("the system pins no further host memory")
+            OF_THIS_PROCESS.report("memory", [name], why)
 
 
 def _cuda() -> Any:
@@ -119,13 +120,13 @@ def _unpin(address: int, device: torch.device) -> None:
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
-"""Text that resets Linux's record of the peak when written to `CLEAR`, see proc(5)."""
+"""Resets Linux's record of the peak when written to `CLEAR`, see proc(5)."""
 
 
 class ResidentPeak:
     """The peak growth of this process's memory since this object was made.
 
-    Linux keeps a record of the peak, which is reset here; elsewhere the peak is what `note` saw.
+    Linux records the peak, which is reset here; elsewhere it is the maximum over calls of `note`.
     """
 
     def __init__(self) -> None:
@@ -136,7 +137,7 @@ class ResidentPeak:
             self._is_recorded = True
 
     def note(self) -> None:
-        """Measure now, where the system keeps no record."""
+        """Measure now, if the system keeps no record."""
         if not self._is_recorded:
             self._seen = max(self._seen, _resident_bytes())
 
@@ -149,23 +150,20 @@ class ResidentPeak:
 
 
 def resident_bytes(address: int, n_bytes: int) -> int:
-    """Return how many bytes of a memory range are resident; 0 where the system does not tell.
-
-    Pages of zeros become resident only once something is written to them.
-    """
-    ask = _mincore()
+    """Return how many bytes of a memory range are resident; 0 if the system cannot tell."""
+    mincore = _mincore()
     first = -(-address // PAGESIZE) * PAGESIZE
     n_page = (address + n_bytes - first) // PAGESIZE
-    if ask is None or n_page < 1:
+    if mincore is None or n_page < 1:
         return 0
     pages = np.zeros(n_page, np.uint8)
-    is_told = ask(first, n_page * PAGESIZE, pages.ctypes.data) == 0
-    return int((pages & 1).sum()) * PAGESIZE if is_told else 0
+    failed = mincore(first, n_page * PAGESIZE, pages.ctypes.data)
+    return 0 if failed else int((pages & 1).sum()) * PAGESIZE
 
 
 @cache
 def _mincore() -> Callable[[int, int, int], int] | None:
-    """Return Linux's mincore(2), which covers private memory too; elsewhere it may not."""
+    # Linux's mincore(2) covers private memory too; elsewhere it may not
     if sys.platform != "linux":
         return None
     found = ctypes.CDLL(None).mincore
@@ -180,7 +178,6 @@ def _resident_bytes() -> int:
 
 
 def _recorded_peak() -> int:
-    """Return Linux's record of the peak, in bytes; 0 where there is none."""
     with suppress(OSError):
         for line in STATUS.read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith("VmHWM:"):

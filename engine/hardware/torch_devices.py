@@ -1,4 +1,4 @@
-"""Finds torch's devices, and their free memory, and frees it."""
+"""torch's devices and their memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 import torch
 
 import engine.hardware.environment  # noqa: F401 - sets what torch reads when it is imported
-from engine.errors import NoDevice
+from engine.errors import NoDevice, Sentence
 from engine.hardware.cuda_api import OUT_OF_MEMORY, CudaCallError, is_overhead, overhead_bytes
 from engine.hardware.devices.catalog import cuda_status, list_devices, require_devices
 from engine.hardware.devices.monitor import DeviceMonitor
@@ -31,13 +31,12 @@ from engine.hardware.faults import explain_faults
 from engine.util.programs import tie_to_parent
 
 HIP_UUID = re.compile(r"[0-9a-f]{16}")
-"""Pattern of the 16 characters in which HIP gives a GPU's number."""
 
 
 def uuid_of(properties: Any) -> str:
     """Return the UUID that the driver's own tools show, such as "GPU-…"; "" if unknown.
 
-    HIP gives 16 characters in place of 16 bytes. A part of a GPU (MIG) has a UUID of another kind.
+    HIP gives 16 characters in place of 16 bytes. A MIG instance has another kind of UUID.
     """
     uuid = getattr(properties, "uuid", None)
     if uuid is None:
@@ -49,7 +48,7 @@ def uuid_of(properties: Any) -> str:
 
 
 def pci_bus_of(properties: Any) -> str:
-    """Return the PCI bus id, such as "00000000:01:00.0"; "" where torch does not tell."""
+    """Return the PCI bus id, such as "00000000:01:00.0"; "" if unknown."""
     names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
     domain, bus, device = (getattr(properties, name, None) for name in names)
     if domain is None or bus is None or device is None:
@@ -67,17 +66,16 @@ def arch_of(properties: Any) -> str:
 def has_code_for(arch: str) -> bool:
     """Return whether the installed torch has code for GPUs of this kind, see `arch_of`.
 
-    It has if there is code for the same major version, or PTX, which the driver compiles for any
-    newer GPU.
+    Code for the same major version counts, and PTX, which the driver compiles for any newer GPU.
     """
     known = [name.partition(":")[0] for name in torch.cuda.get_arch_list()]
-    if not known:  # it does not tell
+    if not known:  # unknown
         return True
     if torch.version.hip:
         return any(name == arch or "generic" in name for name in known)
     for name in known:
         kind, _, number = name.partition("_")
-        digits, is_exact = number.rstrip("af"), number.endswith("a")  # "a" runs on no other GPU
+        digits, is_exact = number.rstrip("af"), number.endswith("a")  # "a" is for one GPU only
         if not digits.isdigit():
             continue
         have = f"{digits[:-1]}.{digits[-1]}"
@@ -115,7 +113,9 @@ def _describe(number: int) -> dict[str, Any]:
         }  # fmt: skip
         found["free_bytes"] = torch.cuda.mem_get_info(number)[0]
     except RuntimeError as error:
-        found["problem"] = f"PyTorch cannot open the GPU ({_first_line(error)})."
+        found["problem"] = Sentence(
+            "PyTorch cannot open the GPU ({problem}).", problem=_first_line(error)
+        )
     return found
 
 
@@ -124,8 +124,8 @@ def _first_line(error: BaseException) -> str:
 
 
 def main() -> None:
-    """Print the list; whatever else writes to the output comes before it."""
-    tie_to_parent()  # a driver that hangs would keep it from noticing that nobody waits any more
+    """Print the list on the last line of the output."""
+    tie_to_parent()  # a hanging driver would keep it from noticing that the parent has ended
     with contextlib.suppress(BrokenPipeError):
         print("\n" + json.dumps(list_gpus()), flush=True)  # noqa: T201
 
@@ -135,10 +135,10 @@ if __name__ == "__main__":
 
 
 RANK_PRIORITY = -1
-"""Priority of the CUDA streams in which ranks compute; other streams have 0, which is lower."""
+"""Priority of the CUDA streams of ranks; other streams have the lower priority 0."""
 
 _hanging: set[torch.device] = set()
-"""GPUs whose work does not end, which nobody should wait for."""
+"""GPUs with hanging work; waiting for them would hang, too."""
 
 OUT_OF_MEMORY_TEXTS = (
     "can't allocate memory", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
@@ -158,7 +158,8 @@ def torch_device(name: str) -> torch.device:
     devices = list_devices()
     require_devices([name], devices)
     if not torch.cuda.is_available():
-        raise NoDevice(name, cuda_status().rstrip(".") or f"PyTorch sees no GPU: {why_none()}")
+        problem = Sentence("PyTorch sees no GPU: {problem}", problem=why_none())
+        raise NoDevice(name, cuda_status() or problem)
     device = torch.device(name)
     with explain_faults([device]):
         properties = torch.cuda.get_device_properties(name)
@@ -168,61 +169,51 @@ def torch_device(name: str) -> torch.device:
 
 
 def _check_number(name: str, properties: Any, devices: Sequence[DeviceInfo]) -> None:
-    """Check that torch and the driver's list give this number to the same GPU.
-
-    They differ where CUDA was started before the order of GPUs was set, or with other variables
-    than now. GPUs are the same that have the same UUID or, where torch does not tell a UUID that
-    the driver knows, the same place on the PCI bus.
-
-    Args:
-        properties: torch's description of the GPU.
-
-    Raises:
-        NoDevice: they mean different GPUs.
-    """
+    # They differ if CUDA was started before the order of GPUs was set, or with other variables.
+    # The UUID decides or, if torch reports none that the driver lists, the place on the PCI bus.
     uuid, bus = uuid_of(properties), pci_bus_of(properties)
     by_uuid = [d.id for d in devices if uuid and d.uuid == uuid]
-    meant = by_uuid or [d.id for d in devices if bus and d.pci_bus == bus]
-    if meant and meant[0] != name:
-        order = (
-            "with the same variables as now" if torch.version.hip else f"with {ORDER}={PCI_ORDER}"
-        )
+    matching = by_uuid or [d.id for d in devices if bus and d.pci_bus == bus]
+    if matching and matching[0] != name:
         raise NoDevice(
             name,
-            f"{'HIP' if torch.version.hip else 'CUDA'} was started with GPUs in another order, in "
-            f"which {name} is what the driver calls {meant[0]}; restart {order}",
-        )
+            Sentence(
+                "HIP was started with GPUs in another order, in which {name} is the driver's"
+                " {other}; restart with the same variables as now"
+                if torch.version.hip
+                else "CUDA was started with GPUs in another order, in which {name} is the driver's"
+                " {other}; restart with {order}",
+                name=name, other=matching[0], order=f"{ORDER}={PCI_ORDER}",
+            ),
+        )  # fmt: skip
 
 
 def _check_code(name: str, properties: Any) -> None:
-    """Check that the installed torch has code for a GPU.
-
-    Raises:
-        NoDevice: it has none; the hint is a command that installs one that has.
-    """
-    if not torch.cuda.get_arch_list() or has_code_for(arch := arch_of(properties)):
+    if not torch.cuda.get_arch_list() or has_code_for(arch_of(properties)):
         return
+    arch = arch_of(properties)
     if torch.version.hip:
         remedy = amd_command(arch, from_amd=True)
+        reason = Sentence("this PyTorch build has no code for {arch}", arch=arch)
     else:
-        with_code = choose_wheel((arch,), find_torch_build().cuda_major)
-        remedy = with_code.command if with_code else ""
-        arch = f"compute capability {arch}"
-    raise NoDevice(name, f"this PyTorch build has no code for {arch}", remedy)
+        wheel = choose_wheel((arch,), find_torch_build().cuda_major)
+        remedy = wheel.command if wheel else ""
+        reason = Sentence("this PyTorch build has no code for compute capability {arch}", arch=arch)
+    raise NoDevice(name, reason, remedy)
 
 
 def stream_of_rank(device: torch.device) -> torch.cuda.Stream:
     """Return a CUDA stream for a rank's kernels, which is never used for copies.
 
-    Torch has 32 streams of each priority on a GPU and hands them out in turn. Copies, for which
-    streams are made all the time, use another priority, so they never get the same stream.
+    Torch hands out 32 streams of each priority per GPU in turn; copies, for which streams are made
+    all the time, use another priority and therefore never get the same stream.
     """
     make: Callable[[torch.device, int], torch.cuda.Stream] = torch.cuda.Stream
     return make(device, RANK_PRIORITY)
 
 
 def torch_devices(names: Sequence[str], holders: Collection[int]) -> list[torch.device]:
-    """Return the torch device of each rank; a rank that holds nothing is kept off its GPU.
+    """Return the torch device of each rank; a rank without weights is kept off its GPU.
 
     Any use of a GPU, even reading its free memory, takes hundreds of MB there.
 
@@ -239,14 +230,14 @@ def torch_devices(names: Sequence[str], holders: Collection[int]) -> list[torch.
 
 
 def kind_of(device: torch.device) -> str:
-    """Return the kind of a device; all of one kind compute the same bits from the same input."""
+    """Return the kind of a device; equal kinds compute the same bits from the same input."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def free_bytes(devices: Iterable[str]) -> Mapping[str, int]:
-    """Return the free bytes of each device, including those that torch holds in reserve.
+    """Return the free bytes of each device, including torch's reserve.
 
-    What CUDA has taken for itself so far counts as free: plans count it, and what is yet to come.
+    CUDA's present overhead counts as free, because plans count all of it.
     """
     free: dict[str, int] = {}
     for name in devices:
@@ -262,10 +253,9 @@ def free_bytes(devices: Iterable[str]) -> Mapping[str, int]:
 
 
 def taken_overhead(device: torch.device) -> int | None:
-    """Return the bytes that CUDA has taken of a GPU for this process; None if nobody tells.
+    """Return the bytes that CUDA has taken on a GPU for this process; None if unknown.
 
-    That is all that the driver says this process has there, without torch's segments: contexts,
-    loaded kernels, libraries.
+    The driver's number for this process without torch's segments: contexts, kernels, libraries.
     """
     try:
         with DeviceMonitor([str(device)]) as monitor:
@@ -277,16 +267,15 @@ def taken_overhead(device: torch.device) -> int | None:
 
 
 def mark_hanging(devices: Iterable[torch.device]) -> None:
-    """Note GPUs whose work does not end, so that nobody waits for them."""
+    """Record GPUs with hanging work, so that nothing waits for them."""
     _hanging.update(device for device in devices if device.type == "cuda")
 
 
 def release_cached_memory(devices: Sequence[torch.device]) -> None:
-    """Give freed memory back to the system; use no GPU but these.
+    """Return freed memory to the system, without touching other GPUs.
 
-    Torch frees the reserve of all GPUs of this process at once and waits for their work. So if one
-    hangs or has stopped working, nothing is freed: the memory stays in torch's reserve, for the
-    next model.
+    Torch frees the reserve of all GPUs of this process together and waits for their work. If one
+    hangs or has stopped working, the memory therefore stays in torch's reserve for the next model.
     """
     for device in set(devices):
         if device.type != "cuda":
@@ -297,7 +286,7 @@ def release_cached_memory(devices: Sequence[torch.device]) -> None:
 
 
 def trim_heap() -> None:
-    """Give freed heap memory that the C library keeps back to the system."""
+    """Return freed heap memory that the C library keeps to the system."""
     trim = _malloc_trim()
     if trim is not None:
         trim(0)
@@ -305,7 +294,7 @@ def trim_heap() -> None:
 
 @cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """Return the GNU C library's `malloc_trim`; other libraries hold back less."""
+    # GNU's; other C libraries keep less
     if not sys.platform.startswith("linux"):
         return None
     found = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -317,7 +306,7 @@ def _malloc_trim() -> Callable[[int], int] | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an allocation failed, which torch and drivers report in several ways."""
+    """Return whether an allocation failed; torch and drivers report that in several ways."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if isinstance(error, CudaCallError):

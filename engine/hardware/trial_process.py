@@ -1,7 +1,7 @@
-"""A child process that tries what may hang or end a program, and is killed when it falls silent.
+"""A child process for trials that may hang or crash, killed when it falls silent.
 
-Drivers hang, and a kernel at a bad address leaves its process without the GPU. The child gets a
-request as one line of JSON, and writes a line of JSON before each trial and one with its result.
+Drivers hang, and a kernel at a bad address loses the process its GPU. The child gets a request as
+one line of JSON, and writes a line of JSON before each trial and one with its result.
 """
 
 from __future__ import annotations
@@ -18,19 +18,17 @@ from typing import Any
 from engine.util.programs import NO_WINDOW, child_environment, tie_child
 
 MAX_SAID = 2000
-"""Bytes of a failed child's error output that go to the log."""
+"""Bytes of a failed child's error output for the log."""
 
 HUNG = "hung"
 """Last message of a child that fell silent."""
 
 
 class TrialProcess:
-    """A child process that makes trials one by one, and is killed when the context ends.
+    """A child process that runs trials one by one; killed on exit of the context.
 
     Args:
-        command: command line of the child.
-        request: what it is to do, for JSON.
-        variables: environment variables that it has besides those of this process.
+        request: the child's task, as JSON.
 
     Raises:
         OSError: it cannot be started.
@@ -62,7 +60,7 @@ class TrialProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Kill the child, whatever it does."""
+        """Kill the child."""
         if self._process.poll() is None:
             self._process.kill()
         # a process inside a hung driver does not end before the driver returns
@@ -74,15 +72,13 @@ class TrialProcess:
         self._errors.close()
 
     def messages(self, start_s: float, step_s: float) -> Iterator[dict[str, Any] | str]:
-        """Yield the child's messages, and at last why it stopped early, if it did.
+        """Yield the child's messages as JSON objects.
+
+        The last item is `HUNG` or text such as "exit status 3" if the child failed.
 
         Args:
-            start_s: seconds it may be silent before its first message.
-            step_s: seconds it may be silent later.
-
-        Returns:
-            Iterator over JSON objects; the last item is `HUNG` or text such as "exit status 3" if
-            the child did not end well.
+            start_s: seconds of silence allowed before its first message.
+            step_s: seconds of silence allowed later.
         """
         patience = start_s
         while True:
@@ -107,7 +103,7 @@ class TrialProcess:
         return self._errors.read()[-MAX_SAID:].decode(errors="replace").strip()
 
     def _read(self) -> None:
-        """Queue the lines of the child's output, then None; the reader thread's function."""
+        # on the reader thread
         assert self._process.stdout is not None
         with suppress(OSError, ValueError):
             for line in self._process.stdout:

@@ -1,4 +1,4 @@
 """Ranks of a model as threads of this process: executor, collectives and their watchdog.
 
-Imports no layer, no model and nothing of GPUs' kernels.
+Imports no layer, no model and no GPU kernels.
 """

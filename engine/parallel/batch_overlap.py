@@ -1,8 +1,8 @@
-"""Two computations of one rank that take turns: one computes while the other waits for ranks.
+"""Two computations of one rank in turns: one computes while the other waits for other ranks.
 
-Each is plain code that hands over to the other at certain points (`BatchOverlap.switch`). Only one
-of them runs at any time, so they may share objects that are not thread-safe. They alternate
-strictly, so all ranks that compute the same make their collectives in the same order.
+Each is plain code that yields to the other at certain points (`BatchOverlap.switch`). Only one of
+them runs at any time, so they may share objects that are not thread-safe. They alternate strictly,
+so all ranks with the same computations make their collectives in the same order.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Inbox = queue.SimpleQueue[Callable[[], None] | None]
 
 
 class _Dropped(BaseException):
-    """Exception that ends a computation after the other one has failed."""
+    """Ends a computation after the other one has failed."""
 
 
 class BatchOverlap:
-    """A second thread beside the creating one, and the order in which the two take turns.
+    """A second thread, and the order in which the two computations take turns.
 
-    The first computation has seat 0, on the calling thread, the second one seat 1. What the second
-    thread does counts as a sign of life of the same rank.
+    The first computation has seat 0, on the calling thread, the second one seat 1. Activity of the
+    second thread counts as a sign of life of the same rank.
     """
 
     def __init__(self) -> None:
@@ -51,10 +51,10 @@ class BatchOverlap:
     def both(self, first: Callable[[], T], second: Callable[[], U]) -> tuple[T, U]:
         """Call both functions and return both results.
 
-        `second` begins when `first` hands over for the first time, or has ended.
+        `second` begins when `first` yields for the first time, or has ended.
 
         Raises:
-            BaseException: the error of one of them; the other ends where it hands over next.
+            BaseException: the error of one of them; the other ends where it yields next.
         """
         self._turn, self._has_failed = 0, False
         self._is_over = [False, False]
@@ -81,11 +81,11 @@ class BatchOverlap:
             ended.get()
         if errors:
             raise errors.pop()
-        assert result, "the first one ends without a result only if the second one failed"
+        assert result, "the first one only ends without a result if the second one failed"
         return result[0], found[0]
 
     def _first(self, first: Callable[[], T]) -> list[T]:
-        """Call the first function; return its result in a list, empty if the other has failed."""
+        # a list with the result, empty if the other has failed
         has_failed = True
         try:
             self._enter(0)
@@ -98,7 +98,7 @@ class BatchOverlap:
         return result
 
     def switch(self) -> None:
-        """Let the other computation continue until it hands over or ends."""
+        """Let the other computation continue until it yields or ends."""
         seat: int = self._seat.number
         with self._condition:
             if self._is_over[1 - seat] and not self._has_failed:
@@ -108,23 +108,16 @@ class BatchOverlap:
         self._wait(seat)
 
     def _enter(self, seat: int) -> None:
-        """Give the calling thread its seat and wait for its first turn."""
         self._seat.number = seat
         self._wait(seat)
 
     def _wait(self, seat: int) -> None:
-        """Wait for a seat's turn.
-
-        Raises:
-            _Dropped: the other computation has failed.
-        """
         with self._condition:
             self._condition.wait_for(lambda: self._turn == seat or self._has_failed)
             if self._has_failed:
                 raise _Dropped
 
     def _leave(self, seat: int, *, failed: bool) -> None:
-        """Mark a seat's computation as ended and hand over for good."""
         with self._condition:
             self._is_over[seat] = True
             self._has_failed = self._has_failed or failed
@@ -133,7 +126,7 @@ class BatchOverlap:
 
 
 def _work(inbox: Inbox, activity: RankActivity | None) -> None:
-    """Run the second thread; it holds no `BatchOverlap`, whose end ends the thread."""
+    # without a reference to `BatchOverlap`, as collecting that ends the thread
     if activity is not None:
         activity.include_this_thread()
     while (work := inbox.get()) is not None:

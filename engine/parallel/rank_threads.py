@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from engine.errors import Cancelled, CommError, LeftAlone
+from engine.errors import Cancelled, CommError, LeftAlone, Sentence
 from engine.parallel.watchdog import LOOK_S, RankActivity, RankGroup, Watchdog
 
 T = TypeVar("T")
@@ -18,18 +18,7 @@ GRACE_S = 0.5
 
 
 class _Job(Generic[T]):
-    """One function call for all ranks, with its results and errors.
-
-    Args:
-        fn: the function, given the number of a rank.
-        on_failure: called after each failure, to wake ranks that wait for the failed one.
-
-    Attributes:
-        results: result of each rank, by rank; None until it has ended.
-        errors: failures so far, in order of time.
-        busy: ranks that have not ended.
-        is_done: set when the last rank has ended.
-    """
+    """One function call for all ranks, with its results and errors."""
 
     def __init__(
         self, fn: Callable[[int], T], n_ranks: int, on_failure: Callable[[], None]
@@ -44,22 +33,19 @@ class _Job(Generic[T]):
         self._lock = threading.Lock()
 
     def compute(self, rank: int) -> None:
-        """Call the function for a rank; keep its result or its error."""
         try:
             self.results[rank] = self._fn(rank)
-        except BaseException as error:  # noqa: BLE001 it is raised again on the calling thread
+        except BaseException as error:  # noqa: BLE001 raised again on the calling thread
             self.fail(error)
         self.end(rank)
 
     def fail(self, error: BaseException) -> None:
-        """Keep a failure and wake the ranks that wait for the failed one."""
         with self._lock:
             if not self._is_over:
                 self.errors.append(error)
         self._on_failure()
 
     def end(self, rank: int) -> None:
-        """Mark a rank as ended; called once for each."""
         with self._lock:
             self.busy.discard(rank)
             is_last = not self.busy
@@ -67,10 +53,6 @@ class _Job(Generic[T]):
             self.is_done.set()
 
     def take_cause(self) -> BaseException:
-        """Return the failure that caused the others, as far as can be told; drop all of them.
-
-        They are dropped because an error holds the frames it passed through, and their tensors.
-        """
         with self._lock:
             cause = min(self.errors, key=_distance)
             self.errors.clear()
@@ -79,34 +61,28 @@ class _Job(Generic[T]):
 
 
 def _distance(error: BaseException) -> int:
-    """Return how unlikely an error is to be the cause of the others: 0 (own failure) to 2."""
+    # 0 (own failure) to 2: how unlikely an error is the cause of the others
     return 2 if isinstance(error, LeftAlone | Cancelled) else int(isinstance(error, CommError))
 
 
 class RankThreads:
     """Threads on which `engine.backends.executor.RankExecutor` calls functions for all ranks.
 
-    Each rank has a thread of its own, so the caller gets control back even if one of them hangs.
+    Each rank has a separate thread, so the caller regains control even if one of them hangs.
 
     Args:
-        n_ranks: number of ranks.
-        on_failure: called when a rank fails, to wake those that wait for it.
+        on_failure: called when a rank fails, to wake the ranks that wait for it.
         on_start: called once on each rank's thread.
-        group: group of the ranks, if they are to be watched.
 
     Attributes:
-        n_ranks: number of ranks.
-        lost: ranks whose thread hangs. The others are of no use without them, and memory that a
-            lost rank uses must stay as it is: its thread may continue at any time.
+        lost: ranks with a hanging thread. The others are useless without them, and memory that a
+            lost rank uses must not be freed: its thread may continue at any time.
     """
 
     def __init__(
-        self,
-        n_ranks: int,
-        on_failure: Callable[[], None],
-        on_start: Callable[[], None],
+        self, n_ranks: int, on_failure: Callable[[], None], on_start: Callable[[], None],
         group: RankGroup | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.n_ranks = n_ranks
         self.lost: frozenset[int] = frozenset()
         self._on_failure = on_failure
@@ -125,7 +101,7 @@ class RankThreads:
             thread.start()
 
     def call_on_all(self, fn: Callable[[int], T], *, is_watched: bool = True) -> list[T]:
-        """Call `fn(rank)` on all threads at once; return the results in rank order.
+        """Call `fn(rank)` on all threads simultaneously; return the results in rank order.
 
         Args:
             is_watched: whether ranks without a sign of life for seconds count as lost, see
@@ -135,7 +111,7 @@ class RankThreads:
             CommError: a rank is lost, see `lost`.
             BaseException: the first failure of any rank, after all have ended.
         """
-        assert not self.lost, "there is no way to go on"
+        assert not self.lost, "lost ranks cannot be called"
         assert self._threads, "it is closed"
         job: _Job[T] = _Job(fn, self.n_ranks, self._on_failure)
         for inbox in self._inboxes:
@@ -150,22 +126,20 @@ class RankThreads:
             del cause, job
 
     def _wait(self, job: _Job[T], group: RankGroup | None) -> None:
-        """Wait until all ranks have ended `job` or are lost, even if a signal interrupts."""
+        # until all have ended or are lost, even if a signal interrupts
         guard = None if group is None else _Guard(job, group, self._activities)
         while True:
             try:
-                # without a timeout Windows delivers no Ctrl+C; a SimpleQueue's would be forgotten
-                # if a signal's handler outlasted it
+                # without a timeout Windows delivers no Ctrl+C; a SimpleQueue forgets its timeout if
+                # a signal's handler outlasts it
                 if job.is_done.wait(LOOK_S):
                     return
-                if guard is not None and (lost := guard.look(self._dead(job))):
+                dead = [rank for rank in sorted(job.busy) if not self._threads[rank].is_alive()]
+                if guard is not None and (lost := guard.look(dead)):
                     self.lost = frozenset(lost)
                     return
             except BaseException as error:  # noqa: BLE001 raised again once all have ended
                 job.fail(error)
-
-    def _dead(self, job: _Job[T]) -> list[int]:
-        return [rank for rank in sorted(job.busy) if not self._threads[rank].is_alive()]
 
     def close(self) -> None:
         """End the threads, except lost ones; safe to call twice."""
@@ -178,7 +152,6 @@ class RankThreads:
         self._threads.clear()
 
     def _work(self, rank: int, inbox: queue.SimpleQueue[_Job[Any] | None]) -> None:
-        """Compute jobs from a rank's inbox until it holds None; runs on the rank's thread."""
         self._activities[rank] = RankActivity()
         self._on_start()
         while (job := inbox.get()) is not None:
@@ -199,7 +172,7 @@ class _Guard(Generic[T]):
         """Look for signs of life; wake all ranks if one has failed or is lost.
 
         Args:
-            dead: ranks whose thread has ended in the middle of the job.
+            dead: ranks with a thread that has ended in the middle of the job.
 
         Returns:
             The lost ranks, once all others have ended; empty before, and if none is lost.
@@ -209,7 +182,8 @@ class _Guard(Generic[T]):
         if job.errors:
             watch.look_at(busy)
         elif dead:
-            job.fail(watch.error(dead, "ended in the middle of a step"))
+            problem = Sentence("ended in the middle of a step")
+            job.fail(watch.error(dead, problem))
         elif error := watch.look(busy):
             job.fail(error)
         if not job.errors:

@@ -1,7 +1,7 @@
 """Copies of tensors between devices, through pinned host memory.
 
-PyTorch would copy directly from one GPU to another where the driver claims that this works, which
-is no proof that it does (`engine.runtime.interconnect.proof`); nothing here copies directly.
+PyTorch would copy directly between GPUs where the driver claims that this works, which is no proof
+that it does (`engine.runtime.interconnect.proof`); nothing here copies directly.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ from collections.abc import Callable, Hashable, Mapping
 import torch
 from torch import Tensor
 
-from engine.errors import CommError
+from engine.errors import CommError, Sentence
 from engine.hardware.host_memory import HostTensor
 
 MIN_BYTES = 1 << 20
-"""Smallest size of the pinned buffer, in bytes."""
+"""Smallest size of the pinned buffer."""
 
 
 class DeviceCopier:
-    """Copier of tensors to the device of one rank, for use by the rank's thread only.
+    """Copier of tensors to the device of one rank, for the rank's thread only.
 
-    It has a pinned buffer, since the driver copies pageable memory once more, piece by piece.
+    It has a pinned buffer, because the driver would copy pageable memory twice, piece by piece.
 
     Args:
-        device: device of the rank.
         copied: starts to copy the second tensor into the first, one of which is in pinned memory,
             and returns an event that occurs when the copy is complete. Replaced by tests.
     """
@@ -41,7 +40,7 @@ class DeviceCopier:
         self._last: torch.cuda.Event | None = None
 
     def to_device(self, value: Tensor) -> Tensor:
-        """Return a value on this rank's device: itself if it is there already, else a copy."""
+        """Return a value on this rank's device: the tensor itself if it is there, else a copy."""
         kinds = {value.device.type, self._device.type}
         if value.device == self._device or "cuda" not in kinds or not kinds <= {"cpu", "cuda"}:
             return value.to(self._device)
@@ -57,12 +56,12 @@ class DeviceCopier:
             held.copy_(value)
         if self._device.type == "cpu":
             return held.clone()
-        goal = torch.empty(value.shape, dtype=value.dtype, device=self._device)
-        self._last = self._copied(goal, held)
-        return goal
+        target = torch.empty(value.shape, dtype=value.dtype, device=self._device)
+        self._last = self._copied(target, held)
+        return target
 
     def _room(self, value: Tensor, gpu: torch.device) -> Tensor:
-        """Return a view of the pinned buffer in the value's shape, after the last copy from it."""
+        # free once the last copy from it has ended
         if self._last is not None:
             self._last.synchronize()
             self._last = None
@@ -73,23 +72,22 @@ class DeviceCopier:
         return self._buffer.value[: value.nbytes].view(value.dtype).view(value.shape)
 
 
-def copy_over(goal: Tensor, source: Tensor) -> None:
-    """Copy `source` into `goal`, on any two devices; between GPUs through host memory."""
-    is_between = goal.is_cuda and source.is_cuda and goal.device != source.device
-    goal.copy_(source.cpu() if is_between else source)
+def copy_over(target: Tensor, source: Tensor) -> None:
+    """Copy `source` into `target`, on any two devices; between GPUs through host memory."""
+    is_between = target.is_cuda and source.is_cuda and target.device != source.device
+    target.copy_(source.cpu() if is_between else source)
 
 
-def _begin_copy(goal: Tensor, source: Tensor) -> torch.cuda.Event:
-    """Start a copy on the current stream of the GPU that takes part; return its event."""
-    gpu = goal.device if goal.is_cuda else source.device
+def _begin_copy(target: Tensor, source: Tensor) -> torch.cuda.Event:
+    gpu = target.device if target.is_cuda else source.device
     with torch.cuda.device(gpu):
-        goal.copy_(source, non_blocking=True)
+        target.copy_(source, non_blocking=True)
         event: torch.cuda.Event = torch.cuda.current_stream(gpu).record_event()
     return event
 
 
 DeviceName = Callable[[int], str]
-"""Function that returns the device name of a rank; "" if it is not known."""
+"""Function that returns the device name of a rank; "" if unknown."""
 
 
 def check_fit(
@@ -98,12 +96,10 @@ def check_fit(
     """Check that all values have one shape and type.
 
     Args:
-        values: value of each rank, by rank.
-        name: returns the device name of a rank.
         all_but_last: whether the last dimension may differ.
 
     Raises:
-        CommError: a value differs from those of most ranks; names its rank.
+        CommError: a value differs from the majority; names its rank.
     """
     stop = -1 if all_but_last else None
     first, *others = values.values()
@@ -112,20 +108,21 @@ def check_fit(
     kinds = {rank: (x.shape[:stop], x.dtype) for rank, x in values.items()}
     given = {rank: f"{tuple(x.shape)} of {x.dtype}" for rank, x in values.items()}
     odd, most, other = _odd_one(kinds, name)
-    raise CommError(
-        odd, f"has given numbers {given[odd]} where {other} gave {given[most]}", name(odd)
-    )
+    problem = Sentence(
+        "has provided numbers {shape} where {other} provided {other_shape}",
+        shape=given[odd], other=other, other_shape=given[most],
+    )  # fmt: skip
+    raise CommError(odd, problem, name(odd))
 
 
 def check_alike(values: Mapping[int, Tensor], name: DeviceName) -> None:
     """Check that all values have the same bits.
 
     Args:
-        values: value of each rank, by rank; 4-byte numbers in the host's memory.
-        name: returns the device name of a rank.
+        values: value by rank; 4-byte numbers in host memory.
 
     Raises:
-        CommError: the bits differ from those of most ranks; names the rank.
+        CommError: the bits differ from the majority; names the rank.
     """
     first, *others = values.items()
     bits = first[1].view(torch.int32)
@@ -138,26 +135,26 @@ def check_same(held: Mapping[int, Hashable], name: DeviceName) -> None:
     """Check that all ranks hold equal values.
 
     Args:
-        held: value of each rank, or its check sum, by rank.
-        name: returns the device name of a rank.
+        held: value or checksum by rank.
 
     Raises:
-        CommError: a rank holds something else than most; names the rank.
+        CommError: a value differs from the majority; names the rank.
     """
     if len(set(held.values())) <= 1:
         return
     odd, _, other = _odd_one(held, name)
-    problem = f"has computed other numbers than {other} from the same ones"
-    if len(held) == 2:
-        problem = f"and {other} have computed different numbers from the same ones"
+    problem = Sentence(
+        "and {other} have computed different numbers from the same input"
+        if len(held) == 2
+        else "has computed other numbers than {other} from the same input",
+        other=other,
+    )
     raise CommError(odd, problem, name(odd))
 
 
 def _odd_one(kinds: Mapping[int, Hashable], name: DeviceName) -> tuple[int, int, str]:
-    """Return the first rank outside the majority, the majority's first rank, and a text naming it.
-
-    If two ranks differ, nobody can tell which one is wrong; then the second one counts as odd.
-    """
+    # the first rank outside the majority, the majority's first rank, and its name; of two ranks
+    # either may be wrong, and the second counts as odd
     ranks_of: dict[Hashable, list[int]] = defaultdict(list)
     for rank, kind in kinds.items():
         ranks_of[kind].append(rank)

@@ -1,8 +1,8 @@
 """Watchdog of a model's ranks: finds hung ranks within seconds, and never one that computes.
 
-A rank may well compute for minutes while others wait for it, so time alone tells nothing. A rank
-counts as hung when it has shown no sign of life for a few seconds (`RankActivity`), and no
-other rank that still has work to do has shown any either: that one may be holding it up.
+A rank may compute for minutes while others wait for it, so time alone is no criterion. A rank
+counts as hung when it has shown no sign of life for a few seconds (`RankActivity`), and neither has
+any other rank with work left, which may be holding it up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from engine.errors import CommError
+from engine.errors import CommError, Sentence, listed
 
 if TYPE_CHECKING:
     import torch
@@ -30,13 +30,12 @@ HELD_UP = ("R", "D")
 """Linux states of a thread that counts as alive: running or waiting for a core; on a disk."""
 
 TASKS = Path("/proc/self/task")
-"""Folder in which Linux lists all threads of this process, those of torch included."""
+"""Linux's list of all threads of this process, torch's included."""
 
 BUSY = 0.3
-"""Share of one core: a process that uses more shows life of all its ranks.
+"""Cores in use from which a process shows life of all its ranks.
 
-For systems on which the threads of ranks cannot be told apart. A window in which nothing happens
-uses less.
+For systems that cannot tell the threads of ranks apart. An idle window uses less.
 """
 
 THREAD_QUERY_LIMITED_INFORMATION = 0x0800  # winnt.h
@@ -46,7 +45,7 @@ _serial = count()
 
 
 class _ThisThread(threading.local):
-    """RankActivity of the rank for which the calling thread works; None if it is not watched."""
+    # of the rank for which the thread works; None if it is not monitored
 
     activity: RankActivity | None = None
 
@@ -55,10 +54,10 @@ _this_thread = _ThisThread()
 
 
 class RankActivity:
-    """Activity of one rank's threads, first of all of the one that creates this.
+    """Activity of one rank's threads, initially the creating one.
 
-    On Linux a thread inherits the name of the thread that starts it, so threads that a library has
-    started for the rank are known by their name.
+    On Linux a thread inherits the name of its parent, which identifies threads that a library has
+    started for the rank.
     """
 
     def __init__(self) -> None:
@@ -71,7 +70,7 @@ class RankActivity:
 
     @staticmethod
     def of_this_thread() -> RankActivity | None:
-        """Return the `RankActivity` of the calling thread's rank; None if it is not watched."""
+        """Return the `RankActivity` of the calling thread's rank; None if not monitored."""
         return _this_thread.activity
 
     def include_this_thread(self) -> None:
@@ -94,10 +93,8 @@ class RankActivity:
         return is_busy or bool(psutil.Process().children())
 
     def _have_named_threads_moved(self) -> bool:
-        """Return whether any thread with this rank's name has run, by times in steps of 10 ms.
-
-        Also true for a thread that waits to run, or for a process it started, such as a compiler.
-        """
+        # CPU times have steps of 10 ms; threads that wait to run or have a child process, such as a
+        # compiler, count too
         before, self._started, is_held_up = self._started, {}, False
         for task in TASKS.iterdir():
             with suppress(OSError, IndexError):  # it may have ended
@@ -109,14 +106,13 @@ class RankActivity:
         return is_held_up or (bool(before) and before != self._started)
 
     def _is_process_busy(self) -> bool:
-        """Return whether the process has used more than `BUSY` of a core since the last call."""
         used, now = time.process_time(), time.perf_counter()
         before, self._process_s, self._asked_at = (self._process_s, self._asked_at), used, now
         return used - before[0] > BUSY * (now - before[1])
 
 
 def _read(clock: Callable[[], int]) -> int:
-    """Return what a clock shows; 0 for a thread that has ended."""
+    # 0 for a thread that has ended
     try:
         return clock()
     except OSError:
@@ -124,7 +120,7 @@ def _read(clock: Callable[[], int]) -> int:
 
 
 def _clock_of_this_thread() -> Callable[[], int]:
-    """Return a clock of the calling thread's CPU time in the system's unit, for any thread."""
+    # its CPU time in the system's unit, for any thread to read
     if sys.platform == "win32":
         return _windows_clock()
     if sys.platform == "darwin":
@@ -136,7 +132,7 @@ def _clock_of_this_thread() -> Callable[[], int]:
 
 
 def _windows_clock() -> Callable[[], int]:
-    """Return a clock of the calling thread's CPU cycles; its times come in steps of 16 ms."""
+    # CPU cycles; Windows' times have steps of 16 ms
     if sys.platform == "win32":
         kernel = ctypes.WinDLL("kernel32")
     else:  # for type checkers on other systems
@@ -156,7 +152,7 @@ def _windows_clock() -> Callable[[], int]:
 
 
 def _mac_clock() -> Callable[[], int]:
-    """Return a clock of the calling thread's CPU time in microseconds, user and system."""
+    # user and system time
     system = ctypes.CDLL(None)
     port = system.mach_thread_self()
 
@@ -171,31 +167,31 @@ def _mac_clock() -> Callable[[], int]:
 
 
 SILENT_S = 3.5
-"""Seconds without a sign of life after which a rank that is waited for counts as hung."""
+"""Seconds without a sign of life after which a rank that others wait for counts as hung."""
 
 LOOK_S = 0.2
-"""Seconds between two looks. A longer gap counts as two looks: the process itself stood still."""
+"""Seconds between two looks. A longer gap counts as two looks: the process itself was stopped."""
 
 MAX_S = 300.0
-"""Seconds without any collective after which a rank counts as hung though it shows signs of life.
+"""Seconds without any collective after which a rank counts as hung in spite of signs of life.
 
 Every block of a model has collectives and takes far less; only an endless loop takes longer.
 """
 
 
 class CollectiveCounter:
-    """Counter of the collectives of all ranks, without a lock: a lost increment does no harm."""
+    """Counter of the collectives of all ranks, without a lock: lost increments are harmless."""
 
     def __init__(self) -> None:
         self.count = 0
 
 
 class RankGroup(ABC):
-    """Ranks of one model, as the watchdog sees them; `ThreadGroup` adds the collectives.
+    """Ranks of one model, as seen by the watchdog; `ThreadGroup` adds the collectives.
 
     Attributes:
         collectives: counter of the collectives of all ranks; misses some replayed ones.
-        abroad: ranks that wait for another machine now, which somebody else watches.
+        abroad: ranks that wait for another machine now, which has its own watchdog.
     """
 
     def __init__(self) -> None:
@@ -208,11 +204,11 @@ class RankGroup(ABC):
         self._devices[rank] = device
 
     def device(self, rank: int) -> str:
-        """Return the name of a rank's device; "" if it is not known."""
+        """Return the name of a rank's device; "" if unknown."""
         return str(self._devices.get(rank, ""))
 
     def is_alive(self, rank: int) -> bool | None:
-        """Return whether a rank's device is at work; None if its threads' CPU time shows it.
+        """Return whether a rank's device is at work; None if its threads' CPU time decides.
 
         A thread that waits for its GPU shows no sign of life, so ranks on GPUs count as alive.
         """
@@ -231,12 +227,7 @@ class RankGroup(ABC):
 
 
 class Watchdog:
-    """Watchdog of one job of the ranks, asked about every `LOOK_S`.
-
-    Args:
-        group: the ranks.
-        activities: activity of each rank's threads, by rank.
-    """
+    """Watchdog of one job of the ranks, called every `LOOK_S`."""
 
     def __init__(self, group: RankGroup, activities: Mapping[int, RankActivity]) -> None:
         self._group = group
@@ -247,11 +238,7 @@ class Watchdog:
         self._stuck_s = 0.0
 
     def look(self, busy: Collection[int]) -> CommError | None:
-        """Return an error if ranks hang, else None.
-
-        Args:
-            busy: ranks that have not ended the job.
-        """
+        """Return an error if ranks hang, else None, given the ranks that still work on the job."""
         waiting = self._group.waiting()
         working = [rank for rank in busy if rank not in waiting]
         step = self._step(working)
@@ -260,9 +247,11 @@ class Watchdog:
             return self._unreached(busy, waiting) if self._stuck_s >= SILENT_S else None
         self._stuck_s = 0.0
         if all(self._silent_s[rank] >= SILENT_S for rank in working):
-            return self.error(working, f"shown no sign of life for {SILENT_S:g} seconds")
+            problem = Sentence("shown no sign of life for {n:g} seconds", n=SILENT_S)
+            return self.error(working, problem)
         if waiting and self._since_collective_s() >= MAX_S:
-            return self.error(working, f"reached no other rank for {MAX_S:.0f} seconds")
+            problem = Sentence("reached no other rank for {n:.0f} seconds", n=MAX_S)
+            return self.error(working, problem)
         return None
 
     def is_silent(self, rank: int) -> bool:
@@ -270,23 +259,22 @@ class Watchdog:
         return self._silent_s.get(rank, 0.0) >= SILENT_S
 
     def error(self, ranks: Collection[int], what: str) -> CommError:
-        """Return an error that names ranks.
-
-        Args:
-            ranks: the ranks; the first one is the error's rank.
-            what: what they have done or not, as the words after "has" or "have".
-        """
+        """Return an error of the first of some ranks; `what` follows "has" or "have"."""
         first, *others = ranks
         named = [f"{self._group.device(rank)} (rank {rank})".lstrip() for rank in others]
-        verb = f"and {' and '.join(named)} have" if named else "has"
-        return CommError(first, f"{verb} {what}", self._group.device(first))
+        problem = Sentence(
+            "and {others} have {what}" if named else "has {what}",
+            others=listed(named) if named else "",
+            what=what,
+        )
+        return CommError(first, problem, self._group.device(first))
 
     def look_at(self, ranks: Collection[int]) -> None:
         """Look for signs of life of ranks without judging them."""
         self._step(ranks)
 
     def _step(self, ranks: Collection[int]) -> float:
-        """Add up how long ranks have been silent; return the seconds since the last look."""
+        # returns the seconds since the last look
         now = time.perf_counter()
         step, self._looked = min(now - self._looked, 2 * LOOK_S), now
         self._silent_s = {
@@ -296,13 +284,11 @@ class Watchdog:
         return step
 
     def _shows_life(self, rank: int) -> bool:
-        """Return whether a rank has shown a sign of life since the last look."""
         has_moved = rank in self._activities and self._activities[rank].has_moved()
         is_alive = self._group.is_alive(rank)
         return has_moved if is_alive is None else is_alive
 
     def _since_collective_s(self) -> float:
-        """Return the seconds since any collective was last seen to be made."""
         now, n_collectives = time.perf_counter(), self._group.collectives.count
         if n_collectives != self._n_collectives:
             self._n_collectives, self._collective_at = n_collectives, now
@@ -311,7 +297,7 @@ class Watchdog:
     def _unreached(
         self, busy: Collection[int], waiting: Mapping[int, Collection[int]]
     ) -> CommError:
-        """Return the error for ranks that all wait: for one that has ended, or for each other."""
+        # all ranks wait: for one that has ended, or for each other
         awaited = sorted({rank for missing in waiting.values() for rank in missing})
         gone = [rank for rank in awaited if rank not in busy] or awaited or sorted(busy)
-        return self.error(gone, "not come to where other ranks wait")
+        return self.error(gone, Sentence("not come to where other ranks wait"))

@@ -1,8 +1,8 @@
-"""What guesses for a loaded model: files of MTP blocks alone, and draft models with their memory.
+"""Files of MTP blocks, and draft models with their memory.
 
-llama.cpp's converter writes files of MTP blocks with `--mtp`: the blocks under the numbers that
-they have behind the model's own ones, with the embedding, final norm and head that they share with
-it. A draft model is a small model of its own, with the same vocabulary.
+llama.cpp's converter writes files of MTP blocks with `--mtp`: the blocks, numbered after the
+model's own, with the embedding, final norm and head that they share with it. A draft model is a
+separate, smaller model with the same vocabulary.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.errors import EngineError, ModelFileError
+from engine.errors import EngineError, ModelFileError, Sentence
 from engine.formats.gguf.companions import MTP_MARK, Stamp, files_beside, stamp_of, with_blocks_of
 from engine.formats.gguf.reader import GGUFFile
 from engine.formats.gguf.tensors import quote, split_name
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     from engine.model.architectures.declare import Declaration
 
 SHARED = ("token_embd.weight", "output_norm.weight", "output.weight")
-"""Tensors that they share with the model, whose own are used."""
+"""Tensors in a file of MTP blocks for which the model's own are used."""
 
 REVERSE = "t2d"
-"""Last part of the name of the reverse of the map of a shortened head's tokens."""
+"""Last part of the name of the reverse token map of a shortened head."""
 
 MAX_MTP_FILES = 8
-"""Most files that are remembered: a plan is made for each move of the mouse."""
+"""Largest number of cached files: a drag makes a plan per mouse move."""
 
 
 def draft_model_path(params: LoadParams) -> str:
-    """Return the path of the draft model; "" for none, or if the file holds an MTP block alone."""
+    """Return the path of the draft model; "" if there is none, or it is a file of MTP blocks."""
     return "" if is_mtp_file(params.draft_path) else params.draft_path
 
 
 def is_mtp_file(path: str) -> bool:
-    """Return whether a file holds an MTP block and none of the blocks before it."""
+    """Return whether a file holds MTP blocks and none of the trunk."""
     return bool(path) and _is_mtp_file(path, stamp_of(Path(path)))
 
 
@@ -69,7 +69,7 @@ def _lacks_trunk(file: GGUFFile) -> bool:
 
 @contextmanager
 def with_mtp_file(file: GGUFFile, path: str) -> Iterator[GGUFFile]:
-    """Yield a model's file with the MTP block of another file; as it is without a path.
+    """Yield a model's file with the MTP blocks of another file, or unchanged without a path.
 
     Raises:
         EngineError: that file is for another model, or cannot be read.
@@ -82,10 +82,10 @@ def with_mtp_file(file: GGUFFile, path: str) -> Iterator[GGUFFile]:
 
 
 def mtp_path(file: GGUFFile, params: LoadParams) -> str:
-    """Return the path of the file with the MTP block to load with a model; "" for none.
+    """Return the path of the file of MTP blocks to load with a model; "" for none.
 
-    One that `params` name is taken in any case, one beside the model where it has no block itself
-    and no other machines, which may lack that file, compute with this one.
+    A file named in `params` always counts; one next to the model only if the model has no MTP block
+    and no other machine takes part, which may lack that file.
     """
     if is_mtp_file(params.draft_path):
         return params.draft_path
@@ -111,19 +111,19 @@ def _beside(model: str, stamp: Stamp) -> str:
 
 
 def joined(file: GGUFFile, other: GGUFFile) -> GGUFFile:
-    """Return a model's file with the MTP block of another file.
+    """Return a model's file with the MTP blocks of another file.
 
     Raises:
-        ModelFileError: that one is for another model, or has parts that cannot be used.
+        ModelFileError: that one is for another model, or has unusable parts.
     """
     ours, theirs = _facts(file), _facts(other)
     if ours != theirs:
         raise ModelFileError(
             other.path,
-            f"{other.path.name} is the MTP block of another model: of {_named(theirs)}, and this "
-            f"one is {_named(ours)}.",
+            "{file} is the MTP block of another model: of {other}, and this one is {model}.",
             "Choose the file that was published with the model.",
-        )
+            file=other.path.name, other=_named(theirs), model=_named(ours),
+        )  # fmt: skip
     layers = range(ours[1], ours[1] + n_mtp_blocks(other))
     _check_parts(other, layers)
     own_map = draft_map(file)
@@ -132,7 +132,7 @@ def joined(file: GGUFFile, other: GGUFFile) -> GGUFFile:
 
 
 def _short_heads(file: GGUFFile, layers: range) -> dict[str, TensorInfo]:
-    """Return what blocks' file has of heads of some tokens alone, by names within the blocks."""
+    # the head of some tokens only, renamed into the blocks
     tokens, head = draft_map(file), file.tensors.get(SHARED[-1])
     if tokens is None:
         return {}
@@ -144,7 +144,7 @@ def _short_heads(file: GGUFFile, layers: range) -> dict[str, TensorInfo]:
 
 
 def _facts(file: GGUFFile) -> tuple[str, int, int, int]:
-    """Return architecture, number of blocks before an MTP block, width and number of tokens."""
+    # architecture, number of trunk blocks, width and vocabulary size
     keys = Keys(file.meta)
     keys.check_bounds()
     embedding = file.tensors.get(SHARED[0])
@@ -156,17 +156,15 @@ def _facts(file: GGUFFile) -> tuple[str, int, int, int]:
     )  # fmt: skip
 
 
-def _named(facts: tuple[str, int, int, int]) -> str:
+def _named(facts: tuple[str, int, int, int]) -> Sentence:
     arch, n_block, width, n_tokens = facts
-    return f"{arch} of {n_block} blocks, width {width} and {n_tokens} tokens"
+    return Sentence(
+        "{arch} of {n} blocks, width {width} and {n_tokens} tokens",
+        arch=arch, n=n_block, width=width, n_tokens=n_tokens,
+    )  # fmt: skip
 
 
 def _check_parts(file: GGUFFile, layers: range) -> None:
-    """Check that a file has nothing beside MTP blocks that would change their guesses.
-
-    Raises:
-        ModelFileError: a head has other tokens than the model, or the file has something unknown.
-    """
     n_tokens, mapped = _facts(file)[-1], draft_map(file)
     own = [f"blk.{layer}.{HEAD}" for layer in layers]
     if any(name not in file.tensors for name in own):
@@ -179,31 +177,32 @@ def _check_parts(file: GGUFFile, layers: range) -> None:
         if name in own and tensor.shape[0] < n_tokens and tensor.shape[0] != n_rows:
             raise ModelFileError(
                 file.path,
-                f"{file.path.name} cannot be used: its head has only some of the model's tokens, "
-                "and it does not say which.",
+                "{file} cannot be used: its head has only some of the model's tokens, and it does"
+                " not say which.",
                 "Choose a file with the whole head; Tandem can shorten it itself.",
+                file=file.path.name,
             )
         if block is None and name not in SHARED and not IGNORED.fullmatch(name):
             raise ModelFileError(
                 file.path,
-                f"{file.path.name} cannot be used: it has the tensor {quote(name)}, which MTP "
-                "blocks do not have.",
+                "{file} cannot be used: it has the tensor {name}, which MTP blocks do not have.",
                 "It may be of a newer variant; look for an update of Tandem or another file.",
+                file=file.path.name,
+                name=quote(name),
             )
 
 
 MAX_DRAFT_MODELS = 8
-"""Number of draft models' sizes that are remembered: a plan is made for each move of the mouse."""
+"""Largest number of cached draft models: a drag makes a plan per mouse move."""
 
 
 def draft_params(params: LoadParams, n_ctx: int) -> LoadParams:
     """Return the settings with which the draft model of a model is loaded.
 
-    It lies whole on one device, and has a context that is no longer than it was trained for.
+    It lies whole on one device, with at most the context that it was trained for.
 
     Args:
-        params: settings of the model that it guesses for.
-        n_ctx: context of that model, in tokens.
+        params: settings of the target model.
 
     Raises:
         ModelFileError: its file cannot be read or used.
@@ -222,15 +221,14 @@ def draft_bytes(params: LoadParams, n_ctx: int) -> int:
     """Return the predicted bytes of a draft model; 0 without one.
 
     Args:
-        params: settings of the model that it guesses for.
-        n_ctx: context of that model, in tokens.
+        params: settings of the target model.
 
     Raises:
-        EngineError: its file cannot be read, or is of a model that cannot be one.
+        EngineError: its file cannot be read, or its model cannot draft.
     """
     if not draft_model_path(params):
         return 0
-    stamp = stamp_of(Path(params.draft_path))  # of no file: opening it tells what is wrong
+    stamp = stamp_of(Path(params.draft_path))  # of a missing file: opening it raises the error
     wanted = LoadParams(
         path="", devices=params.devices, split=params.split, parallel=params.parallel,
         draft=params.draft, fast_prompts=params.fast_prompts,
@@ -251,14 +249,11 @@ def _draft_bytes(params: LoadParams, n_ctx: int, stamp: Stamp) -> int:
 
 
 def check_rewinds(declaration: Declaration, file: GGUFFile) -> None:
-    """Check that a draft model can forget the guesses that were wrong.
-
-    Raises:
-        EngineError: it has recurrent layers.
-    """
+    """Raise EngineError if a draft model cannot roll back rejected tokens: it is recurrent."""
     if any(isinstance(state, RecurrentState) for state in declaration.states):
         raise EngineError(
-            f"{file.path.name} cannot be a draft model: its recurrent layers cannot forget wrong "
-            "guesses.",
+            "{file} cannot be a draft model: its recurrent layers cannot roll back rejected"
+            " tokens.",
             "Choose a model with attention only.",
+            file=file.path.name,
         )

@@ -61,23 +61,23 @@ EXPERTS = ("exps", "shexp")
 """Parts of the names of experts' matrices, routed and shared."""
 
 HALF_TYPES = ("F16", "BF16")
-"""GGML types of the matrices that become words."""
+"""GGML types of the matrices that become int16 panels."""
 
 BF16_BYTES = 2
 
 HELD_ROWS = MAX_AT_ONCE * KEPT_STATES
-"""Number of hidden states that are kept for each MTP block, see `forward.hidden_states`."""
+"""Hidden states held for each MTP block, see `forward.hidden_states`."""
 
 MTP_ROWS = 4
-"""Number of hidden states per token that a pass keeps for an MTP block: embeddings, hidden states
-of the tokens before, and both together."""
+"""Hidden states per token and pass for an MTP block: embeddings, hidden states of the previous
+tokens, and both together."""
 
 UNPACK_BYTES = 2 * F32_BYTES * (1 << 22)
-"""Bytes that dequantising a packed matrix in chunks takes."""
+"""Scratch memory for dequantising a packed matrix in chunks."""
 
 
 def slot_pieces(slot: Slot, rank: int) -> tuple[Slices, ...]:
-    """Return the parts of a tensor that a rank holds; empty if none."""
+    """Return a rank's parts of a tensor; empty if none."""
     return slot.placement.pieces(slot.tensor.shape, rank)
 
 
@@ -87,7 +87,7 @@ def n_elements(slices: Slices) -> int:
 
 
 def packed_bytes(slot: Slot, slices: Slices) -> int:
-    """Return the bytes of the file's quantisation blocks that cover a part of a tensor."""
+    """Return the bytes of the quantisation blocks in the file that cover a part of a tensor."""
     kind = slot.tensor.type
     columns = slices[-1]
     n_blocks: int = -(-columns.stop // kind.block_size) - columns.start // kind.block_size
@@ -95,18 +95,14 @@ def packed_bytes(slot: Slot, slices: Slices) -> int:
 
 
 def held_bytes(slot: Slot, rank: int, storage: str) -> int:
-    """Return the bytes of one tensor on a rank, once loaded.
-
-    Args:
-        storage: how the rank holds matrices, see `engine.planning.plan.DevicePlan`.
-    """
+    """Return the bytes of one tensor on a rank, once loaded."""
     return sum(sizes_of_pieces(slot, slot_pieces(slot, rank), storage))
 
 
 def sizes_of_pieces(slot: Slot, pieces: Sequence[Slices], storage: str) -> list[int]:
     """Return the bytes of each torch tensor that holds some of these parts.
 
-    Intervals of rows share one; in planes and unquantised, intervals of columns do not.
+    Row intervals share one; in planes and unquantised, column intervals do not.
     """
     kind = slot.holding(storage)
     if kind == "planes":
@@ -124,7 +120,7 @@ def sizes_of_pieces(slot: Slot, pieces: Sequence[Slices], storage: str) -> list[
 
 
 def word_bytes(slot: Slot, pieces: Sequence[Slices]) -> int:
-    """Return the bytes that these parts take beyond their own where they become words.
+    """Return the bytes that these parts grow by as int16 panels.
 
     Processors that multiply F16 and BF16 matrices as int16 (`cpu.kernels.products.int16_panels`)
     hold a factor for every 256 columns of a row, and whole tiles of rows.
@@ -145,10 +141,7 @@ def _width(part: slice) -> int:
 
 
 def arena_key(slot: Slot, storage: str) -> object:
-    """Return a key, equal for matrices of a block that lie in one piece of a GPU's memory.
-
-    These are cut alike, so that they also come and go together. None for a tensor by itself.
-    """
+    """Return a key, equal for matrices of a block in one arena; None for separate tensors."""
     place = split_name(slot.tensor.name)
     is_cut = isinstance(slot.placement, Shard) and slot.holding(storage) in ("planes", "plain")
     if place is None or not is_cut:
@@ -158,12 +151,7 @@ def arena_key(slot: Slot, storage: str) -> object:
 
 
 class TensorPart(NamedTuple):
-    """A rank's part of one tensor.
-
-    Attributes:
-        pieces: intervals of its elements.
-        sizes: bytes of each torch tensor that holds some of them.
-    """
+    """A rank's part of one tensor: intervals, and the bytes of each torch tensor."""
 
     slot: Slot
     pieces: tuple[Slices, ...]
@@ -171,7 +159,7 @@ class TensorPart(NamedTuple):
 
 
 def tensor_parts(slots: Iterable[Slot], rank: int, storage: str) -> list[TensorPart]:
-    """Return a rank's parts of these tensors, without those of which it holds nothing."""
+    """Return a rank's parts of these tensors, without empty ones."""
     return [
         TensorPart(slot, pieces, sizes_of_pieces(slot, pieces, storage))
         for slot in slots
@@ -180,7 +168,7 @@ def tensor_parts(slots: Iterable[Slot], rank: int, storage: str) -> list[TensorP
 
 
 def padding_of_parts(parts: Iterable[TensorPart], storage: str) -> int:
-    """Return the bytes that parts of tensors take of a GPU beyond their own."""
+    """Return the bytes that parts of tensors take on a GPU beyond their size."""
     found: dict[object, list[int]] = defaultdict(list)
     for part in parts:
         found[arena_key(part.slot, storage)] += part.sizes
@@ -215,10 +203,8 @@ class WorkingSizes:
     Attributes:
         columns: columns of an FFN or of the shared expert.
         routed: columns of each routed expert.
-        width: elements of all its query heads, or of its query heads against latents.
-        recurrent: elements per token that a recurrent layer needs; see `RecurrentState.n_work`.
-        caches: the sizes of its layers' attention, each once.
-        rows: rows of the output head.
+        width: elements of all query heads, or of query heads against latents.
+        recurrent: elements per token of a recurrent layer; see `RecurrentState.n_work`.
     """
 
     columns: int = 0
@@ -230,12 +216,12 @@ class WorkingSizes:
 
     @classmethod
     def of_block(cls, block: BlockSplit, rank: int) -> WorkingSizes:
-        """Return the sizes that one block's FFN and experts have on `rank`."""
+        """Return the sizes of one block's FFN and experts on `rank`."""
         return cls(max(block.ffn.size(rank), block.shared.size(rank)), block.experts.size(rank))
 
     @classmethod
     def of_states(cls, states: Iterable[State], rank: int) -> WorkingSizes:
-        """Return the sizes that layers with these states have on `rank`."""
+        """Return the sizes of layers with these states on `rank`."""
         return cls.largest([_of_state(state, rank) for state in states])
 
     @classmethod
@@ -265,30 +251,17 @@ def _of_state(state: State, rank: int) -> WorkingSizes:
 
 
 def compute_bytes(
-    working: WorkingSizes,
-    hp: HParams,
-    n_tokens: int,
-    n_ctx: int,
-    device: str,
-    storage: str,
-    *,
-    is_kv_on_host: bool = False,
-    fast_prompts: bool = False,
-    n_parallel: int = 1,
+    working: WorkingSizes, hp: HParams, n_tokens: int, n_ctx: int, device: str, storage: str, *,
+    is_kv_on_host: bool = False, fast_prompts: bool = False, n_parallel: int = 1,
     n_checked: int = 0,
-) -> int:
+) -> int:  # fmt: skip
     """Estimate the working memory of the largest forward pass, in bytes.
 
-    On a GPU it is at least what loading takes, which is free again by then.
+    On a GPU it is at least the temporary memory of the load, which is free by then.
 
     Args:
-        working: sizes of the tensors that the rank computes with.
-        n_tokens: number of tokens computed at once.
-        storage: how the rank holds matrices, see `engine.planning.plan.DevicePlan`.
-        is_kv_on_host: whether the KV cache lies in host memory.
-        fast_prompts: see `LoadParams`.
-        n_parallel: most sequences of which a pass computes a single token each.
-        n_checked: most rows of a pass that checks guesses; 0 if none does.
+        n_parallel: largest number of sequences in a decode pass.
+        n_checked: most rows of a pass that verifies draft tokens; 0 if none does.
     """
     if working == WorkingSizes():
         return 0
@@ -305,7 +278,7 @@ def compute_bytes(
         graphs = sizes + hp.n_mtp * guessing_sizes(n_parallel)
         n_bytes = _device_bytes(working, hp, n_tokens, n_ctx, graphs, is_kv_on_host=is_kv_on_host)
         n_bytes += logits * sum(sizes[len(captured_sizes(n_parallel, 0)) :])
-        # a graph's logits stay where they are, and beside them those after penalties, and counts
+        # a graph keeps its logits, and next to them those after penalties, and counts
         samplers = 2 * F32_BYTES * hp.n_vocab * captured_rows(n_parallel) if n_parallel > 1 else 0
         if hp.n_mtp:
             guessing += len(guessing_sizes(n_parallel)) * n_parallel * logits
@@ -328,9 +301,8 @@ def _kernel_bytes(
 ) -> int:  # fmt: skip
     """Estimate the working memory of the CPU path without logits, in bytes.
 
-    Attention, FFN and recurrent layers follow one after the other, so the largest of them counts,
-    beside the hidden state, its norms, scratch for products and what recorded passes keep, see
-    `recorded_rows`.
+    Attention, FFN and recurrent layers run one after the other, so the largest counts, plus the
+    hidden state, its norms, scratch for products and recorded passes, see `recorded_rows`.
     """
     stream, feed = 6 * hp.n_embd, 3 * working.columns
     panel = panel_block_bytes(x_bytes(hp))
@@ -346,10 +318,10 @@ def _kernel_bytes(
     n_recorded = recorded_rows(n_parallel)
     recorded = n_recorded * F32_BYTES * hp.n_layer * (stream + feed + 4 * working.width)
     scratch = int(n_tokens * hp.n_embd * short)
-    if x_bytes(hp) == 1:  # values multiply two bytes, and keep what they have packed
+    if x_bytes(hp) == 1:  # values are multiplied as int16, and stay packed
         scratch += n_tokens * hp.n_embd * (panel_block_bytes(2) + F32_BYTES * BLOCK) // BLOCK
     if fast_prompts and n_tokens >= BF16_BATCH:
-        scratch += 2 * BF16_BYTES * BF16_CHUNK  # torch packs another one of its own
+        scratch += 2 * BF16_BYTES * BF16_CHUNK  # torch packs another copy
     passing = int(HEAP_WASTE * n_tokens * F32_BYTES * stream)
     passing += max(attention, int(HEAP_WASTE * n_tokens * max(sizes)))
     return passing + scratch + recorded
@@ -359,18 +331,13 @@ def _device_bytes(
     working: WorkingSizes, hp: HParams, n_tokens: int, n_ctx: int, captured: Sequence[int], *,
     is_kv_on_host: bool,
 ) -> int:  # fmt: skip
-    """Estimate the working memory of the GPU path: the largest pass plus the graphs of tokens.
-
-    Args:
-        captured: number of rows of each graph.
-    """
     heads = max((cache.heads for cache in working.caches), default=0)
     few = min(n_tokens, max(SMALL_BATCH, SHARED_ROWS // max(1, heads)))
     passes = (
         _device_pass(working, hp, n, n_ctx, is_kv_on_host=is_kv_on_host) for n in {few, n_tokens}
     )
     one = _device_pass(working, hp, 1, n_ctx, is_kv_on_host=is_kv_on_host, are_singles=True)
-    graphs = sum(captured) * one  # what few rows need grows with their number
+    graphs = sum(captured) * one  # for few rows, memory grows with their number
     return int(HEAP_WASTE * (max(passes) + graphs)) + len(captured) * GRAPH_BYTES + LIBRARY_BYTES
 
 
@@ -380,11 +347,11 @@ def _device_pass(
 ) -> int:  # fmt: skip
     """Return the bytes of a pass's tensors on a GPU: hidden state and attention, FFN or experts.
 
-    For many tokens, matrices are dequantised to BF16, some rows at a time; the last tensor that a
-    part keeps (of queries, keys and values; of gate and up) is made without that scratch.
+    For many tokens, matrices are dequantised to BF16 in chunks of rows; the last tensor that a part
+    keeps (of queries, keys and values; of gate and up) is made without that scratch.
 
     Args:
-        are_singles: whether the tokens are those of as many sequences.
+        are_singles: whether each token belongs to another sequence.
     """
 
     def scratch(n_rows: int, n_columns: int) -> int:
@@ -414,17 +381,17 @@ def _device_pass(
 
 
 GRAPH_BYTES = 32 << 20
-"""Bytes that torch sets aside for a token's graph beyond its tensors, in blocks of 2 and 20 MiB."""
+"""Memory that torch reserves for a decode graph beyond its tensors, in blocks of 2 and 20 MiB."""
 
 LIBRARY_BYTES = 32 << 20
 """Bytes of cuBLAS's workspace: 32 MiB on Hopper, 8 on others."""
 
 HEAP_WASTE = 1.15
-"""Ratio of a heap's size to the tensors in it: they come and go and leave holes."""
+"""Ratio of a heap's size to its tensors, because of fragmentation."""
 
 
 def x_bytes(hp: HParams) -> int:
-    """Return the bytes of a quantised activation: two where a router sends tokens to experts.
+    """Return the bytes of a quantised activation: two in models with routed experts.
 
     Rounding to one byte moves a router's scores by about 1 %, and two experts are often closer.
     """

@@ -1,4 +1,4 @@
-"""Whether a model is split over machines, or one of them computes it alone."""
+"""Whether a model is split over machines, or computed by one of them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence, paragraph
 from engine.hardware.devices.topology import Topology
 from engine.hardware.devices.types import far_id, local_id, machine_of
 from engine.planning.choice import Choice, choose
 from engine.planning.evaluation.fit import Fit
 from engine.planning.search.estimate import Alternative
 from engine.planning.search.results import GOALS, Goal, Speeds
-from engine.planning.speed.facts import MESSAGE_BYTES, LinkFacts
+from engine.planning.speed.facts import MESSAGE_BYTES, LinkFacts, percent
 from engine.planning.speed.links import GIGABIT, Links, Wires
 from engine.planning.speed.rigs import Rig
 from engine.planning.speed.rigs import parse_rig as parse_machine
@@ -26,17 +26,12 @@ if TYPE_CHECKING:
     from engine.planning.speed.forecast import Forecaster
 
 MIN_GAIN = 0.1
-"""Least part of the time that further machines must save: each is one more to fail."""
+"""Smallest part of the time that further machines must save: each is one more that can fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineSpeed:
-    """The predicted speed of machines that compute a model.
-
-    Attributes:
-        machines: their numbers.
-        way: how they do it, with its speed.
-    """
+    """The predicted speed of a model on some machines."""
 
     machines: tuple[int, ...]
     way: Alternative
@@ -48,7 +43,7 @@ def machines_of(devices: Sequence[str]) -> tuple[int, ...]:
 
 
 def rank_counts(devices: Sequence[str]) -> tuple[int, ...]:
-    """Return the number of ranks on each machine, as `LoadParams.machines` has them."""
+    """Return the number of ranks on each machine, for `LoadParams.machines`."""
     found = [machine_of(device) for device in devices]
     return tuple(found.count(machine) for machine in machines_of(devices))
 
@@ -59,13 +54,11 @@ def choose_machines(
 ) -> Choice:  # fmt: skip
     """Choose one machine of several, or a split over all of them, by the predicted time.
 
-    A split over machines gives each whole blocks, or cuts every block over all ranks. With one
+    A split over machines gives each whole blocks, or cuts every block over all ranks. For one
     machine it is `choose`.
 
     Args:
         params: context and other settings; devices and split are ignored.
-        forecaster: predicts speeds, and knows the devices of all machines and links between them.
-        free_bytes: bytes that the model may take, by device; None is what is free.
 
     Raises:
         EngineError: the model cannot be run.
@@ -85,7 +78,7 @@ def choose_machines(
     if split is None:
         if fastest is None:
             return choose(planner, params, forecaster.on_machine(numbers[0]), goal)
-        why = f"{_alone_text(fastest)}. No split over the machines fits."
+        why = paragraph(_alone_text(fastest), Sentence("No split over the machines fits."))
         return Choice(fastest.way.params, why, tuple(one.way for one in found))
     ways = sorted([*found, split], key=lambda one: one.way.seconds)
     is_worth = fastest is None or split.way.seconds < (1 - MIN_GAIN) * fastest.way.seconds
@@ -99,7 +92,7 @@ def _alone(
     planner: Planner, params: LoadParams, forecaster: Forecaster, number: int, goal: Goal,
     free: Mapping[str, int],
 ) -> Choice | None:  # fmt: skip
-    """Return the choice on one machine with the ids that all know; None if it cannot run there."""
+    # devices have their global ids
     machine = forecaster.on_machine(number)
     own = {local_id(device): n for device, n in free.items() if machine_of(device) == number}
     with suppress(EngineError):
@@ -122,20 +115,19 @@ def _over_all(
     planner: Planner, params: LoadParams, forecaster: Forecaster, goal: Goal,
     free: Mapping[str, int],
 ) -> MachineSpeed | None:  # fmt: skip
-    """Return the fastest split over all machines; None if none fits."""
     numbers = machines_of(list(forecaster.devices))
     devices = tuple(device for number in numbers for device in _used(forecaster, number))
     sizes, base = rank_counts(devices), replace(params, split=None, n_cpu_blocks=0, n_cpu_moe=0)
     rooms = [replace(room, free_bytes=free.get(room.device, 0)) for room in forecaster.rooms]
     fit = Fit(
-        lambda asked, room: planner.evaluate(asked, room).plan, rooms,
+        lambda params, room: planner.evaluate(params, room).plan, rooms,
         planner.info.n_ctx_train, planner.info.n_layer,
     )  # fmt: skip
     found = []
     for mode, groups in (("groups", sizes), ("tensor", None)):
-        asked = replace(base, devices=devices, split_mode=mode, groups=groups, machines=sizes)
+        several = replace(base, devices=devices, split_mode=mode, groups=groups, machines=sizes)
         with suppress(EngineError):
-            balanced = fit.balanced(asked)
+            balanced = fit.balanced(several)
             if balanced is not None:
                 evaluation = planner.evaluate(balanced, free)
                 forecast = forecaster.forecast(evaluation, balanced, planner.info.quant)
@@ -153,7 +145,7 @@ def _over_all(
 
 
 def _used(forecaster: Forecaster, number: int) -> list[str]:
-    """Return the devices that a machine computes with: its GPUs, or else its CPU."""
+    # its GPUs, or else its CPU
     own = [room.device for room in forecaster.rooms if machine_of(room.device) == number]
     gpus = [device for device in own if forecaster.devices[device].kind != "cpu"]
     return gpus or own
@@ -163,49 +155,51 @@ def reason_for_machines(
     split: MachineSpeed, fastest: MachineSpeed | None, best: MachineSpeed
 ) -> str:
     """Return why machines were chosen, and what the network costs."""
-    part = split.way.link_s * split.way.speeds.decode_ts
     n = len(split.machines)
-    both = "Both machines" if n == 2 else f"All {n} machines"
-    network = f"{both} together: {_rate(split)}; links take {100 * part:.0f} % of the time"
+    network = Sentence(
+        "Both machines together: {rate} tok/s; links take {part} of the time."
+        if n == 2
+        else "All {n} machines together: {rate} tok/s; links take {part} of the time.",
+        n=n, rate=_rate(split), part=percent(split.way.link_s * split.way.speeds.decode_ts),
+    )  # fmt: skip
     if fastest is None:
-        return f"No machine holds the model alone. {network}."
-    told = _alone_text(fastest)
+        return paragraph(Sentence("No machine holds the model alone."), network)
     if best is split:
-        return f"{network}. {told}."
-    return (
-        f"Do not split over this link; run a copy on each machine that holds the model. {told}. "
-        f"{network}."
+        return paragraph(network, _alone_text(fastest))
+    return paragraph(
+        Sentence("Do not split over this link; run a copy on each machine that holds the model."),
+        _alone_text(fastest),
+        network,
     )
 
 
-def _alone_text(one: MachineSpeed) -> str:
-    return f"Machine {one.machines[0] + 1} alone: {_rate(one)}"
+def _alone_text(one: MachineSpeed) -> Sentence:
+    return Sentence("Machine {n} alone: {rate} tok/s.", n=one.machines[0] + 1, rate=_rate(one))
 
 
-def _rate(one: MachineSpeed) -> str:
-    return f"{one.way.speeds.decode_ts:.1f} tok/s"
+def _rate(one: MachineSpeed) -> float:
+    return round(one.way.speeds.decode_ts, 1)
 
 
 MAX_MACHINES = 16
-"""Most machines of a rig."""
 
 BETWEEN = re.compile(r"\s/\s")
-"""What stands between two machines; lanes of slots have no spaces around theirs."""
+"""Separator of machines; the slash between lanes of slots has no spaces around it."""
 
 SPEED = re.compile(r"(\d+(?:\.\d+)?)([mg])bit(?:/s)?")
 LATENCY = re.compile(r"(\d+(?:\.\d+)?)(ms|us|µs)")
 
 PAYLOAD = 0.94
-"""Part of Ethernet's bits that are a TCP stream's own: 1448 of 1538 bytes of a packet."""
+"""Part of Ethernet's bits that belong to a TCP stream: 1448 of 1538 bytes of a packet."""
 
 UNITS = {"m": 1e6, "g": 1e9, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 
 
 def parse_rig(text: str) -> Rig:
-    """Return the simulated machine for a text, or several machines with " / " between them.
+    """Return the simulated machine for a text, or several machines separated by " / ".
 
-    Behind a ~ stands the network between machines: its speed, the latency of a message, or both.
-    Devices of the second machine and further ones have ids such as "1/cuda:0".
+    After a ~ follows the network between machines: its speed, the latency of a message, or both.
+    Devices of the second and further machines have ids such as "1/cuda:0".
 
     Raises:
         EngineError: a part of the text is unknown, or there are too many machines.
@@ -219,16 +213,16 @@ def parse_rig(text: str) -> Rig:
             )
         return parse_machine(machines_text)
     if len(parts) > MAX_MACHINES:
-        raise EngineError(f"There are at most {MAX_MACHINES} machines.", "Write fewer of them.")
+        raise EngineError("There are at most {n} machines.", "Write fewer of them.", n=MAX_MACHINES)
     rigs = [parse_machine(part) for part in parts]
     return _joined(text.strip(), rigs, Wires(other=parse_wire(wire) if wire.strip() else GIGABIT))
 
 
 def parse_wire(text: str) -> LinkFacts:
-    """Return the link of a text such as "1gbit,0.3ms"; what it lacks is that of Gigabit Ethernet.
+    """Return the link of a text such as "1gbit,0.3ms"; Gigabit Ethernet fills in the rest.
 
     Raises:
-        EngineError: it is no such text.
+        EngineError: the text is invalid.
     """
     found = GIGABIT
     for word in text.lower().replace(" ", "").split(","):
@@ -239,13 +233,14 @@ def parse_wire(text: str) -> LinkFacts:
             found = replace(found, latency_s=float(match[1]) * UNITS[match[2]])
         else:
             raise EngineError(
-                f"'{word[:40]}' is no network.", "Write its speed and latency, such as 1gbit,0.3ms."
+                "'{word}' is no network.",
+                "Write its speed and latency, such as 1gbit,0.3ms.",
+                word=word[:40],
             )
     return replace(found, covered_bytes=MESSAGE_BYTES)
 
 
 def _joined(text: str, rigs: Sequence[Rig], wires: Wires) -> Rig:
-    """Return several machines as one rig."""
     devices = tuple(
         replace(device, id=far_id(number, device.id), uuid=f"{device.uuid}-{number}")
         for number, rig in enumerate(rigs)
@@ -262,9 +257,9 @@ def _joined(text: str, rigs: Sequence[Rig], wires: Wires) -> Rig:
         for number, rig in enumerate(rigs)
         for device, slot in rig.topology.pcie.items()
     }
-    told = tuple(
+    joined = tuple(
         replace(link, a=far_id(number, link.a), b=far_id(number, link.b))
         for number, rig in enumerate(rigs)
         for link in rig.topology.links
     )
-    return Rig(text, devices, facts, links, Topology(pcie, told))
+    return Rig(text, devices, facts, links, Topology(pcie, joined))

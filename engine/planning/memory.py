@@ -1,4 +1,4 @@
-"""Memory by purpose: what a device is predicted to hold, and what it really holds."""
+"""Memory by purpose: predicted and measured."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ class MemoryUse:
     """Bytes on one device by purpose.
 
     Attributes:
-        weights: bytes of the weights.
-        kv: bytes of the KV cache and of recurrent states on the device itself.
-        compute: bytes of working memory.
-        host_kv: bytes of keys and values that lie in the host's memory instead; not in `total`.
+        kv: bytes of the KV cache and recurrent states on the device itself.
+        host_kv: bytes of keys and values in host memory instead; not in `total`.
         padding: bytes that torch's allocator adds to weights and cache on a GPU by rounding.
-        pinned: bytes of the host's memory for copies from and to a GPU; not in `total`.
+        pinned: bytes of host memory for copies from and to a GPU; not in `total`.
         draft: bytes of the draft model, which lies whole on one rank's device.
-        pictures: bytes of the encoder of pictures, likewise, and of its work on the largest one.
+        pictures: bytes of the vision encoder, also whole on one device, and of its largest image.
     """
 
     weights: int = 0
@@ -32,22 +30,18 @@ class MemoryUse:
     @property
     def total(self) -> int:
         """Bytes on the device itself."""
-        beside = self.draft + self.pictures
-        return self.weights + self.kv + self.compute + self.padding + beside
+        others = self.draft + self.pictures
+        return self.weights + self.kv + self.compute + self.padding + others
 
     @property
     def on_host(self) -> int:
-        """Bytes in the host's memory for a GPU."""
+        """Bytes in host memory for a GPU."""
         return self.host_kv + self.pinned
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Predicted and measured bytes of one rank.
-
-    Attributes:
-        device: name of its device, such as "cuda:0".
-    """
+    """Predicted and measured bytes of one rank on a device such as "cuda:0"."""
 
     device: str
     predicted: MemoryUse
@@ -55,19 +49,19 @@ class DeviceMemory:
 
 
 MIN_BYTES = 512
-"""Bytes to whose multiples every tensor is rounded."""
+"""Tensor sizes are rounded up to a multiple of this."""
 
 SMALL_BYTES, SMALL_SEGMENT = 1 << 20, 2 << 20
-"""Largest tensor that shares a segment with small ones, and the bytes of that segment."""
+"""Largest tensor in a shared segment of small tensors, and the size of that segment."""
 
 LARGE_BYTES, LARGE_SEGMENT = 10 << 20, 20 << 20
-"""Least tensor with a segment of its own, and the bytes of one that lesser ones share."""
+"""Smallest tensor with a separate segment, and the size of a segment that smaller ones share."""
 
 SEGMENT_STEP = 2 << 20
-"""Bytes to whose multiples a segment for one tensor is rounded."""
+"""A segment for one tensor is rounded up to a multiple of this."""
 
 MAX_ARENA = 1 << 30
-"""Most bytes of an arena: kernels for AMD reach 2 GiB by cheaper addresses."""
+"""Largest arena: kernels for AMD address up to 2 GiB more cheaply."""
 
 
 def aligned_bytes(n_bytes: int) -> int:
@@ -76,17 +70,14 @@ def aligned_bytes(n_bytes: int) -> int:
 
 
 def is_arena(n_bytes: int) -> bool:
-    """Return whether tensors of so many bytes together lie in one piece of a GPU's memory.
-
-    Smaller ones share segments anyway.
-    """
+    """Return whether tensors of this total size share one allocation on a GPU."""
     return LARGE_BYTES <= n_bytes <= MAX_ARENA
 
 
 def allocated_bytes(n_bytes: int) -> int:
-    """Return the bytes of a GPU that a tensor of `n_bytes` takes beside others of its size.
+    """Return the bytes of a GPU that a tensor of `n_bytes` takes among others of its size.
 
-    In a shared segment that is its part of it, with its part of the rest which fits none of them.
+    In a shared segment that is a fraction of it, including the unusable remainder.
     """
     size = aligned_bytes(n_bytes)
     if size >= LARGE_BYTES:
@@ -98,58 +89,57 @@ def allocated_bytes(n_bytes: int) -> int:
 
 
 def padding_bytes(n_bytes: int) -> int:
-    """Return the bytes that a tensor of `n_bytes` takes of a GPU beyond its own."""
+    """Return the bytes that a tensor of `n_bytes` takes on a GPU beyond its size."""
     return allocated_bytes(n_bytes) - n_bytes
 
 
 LOAD_BUFFERS, LOAD_BUFFER_BYTES = 3, 32 << 20
-"""Number and bytes of the staging buffers through which the file's parts reach a GPU, in host
-memory and as many on the GPU. One is filled and one is copied while one waits."""
+"""Number and bytes of the staging buffers of a load, in host memory and on the GPU: one is filled
+and one is copied while one waits."""
 
 MIN_FILLS = 16
-"""Least number of buffers' contents that a load is divided into: large buffers take long to pin."""
+"""Smallest number of fills that a load is divided into: large buffers take long to pin."""
 
 MIN_BUFFER_BYTES = 1 << 20
-"""Least size of a staging buffer, in bytes."""
 
 PACK_BYTES = 64 << 20
-"""Bytes of GPU memory needed to turn blocks of the file into planes."""
+"""Bytes of GPU memory needed to repack blocks of the file into planes."""
 
 LOADING_BYTES = LOAD_BUFFERS * LOAD_BUFFER_BYTES + PACK_BYTES
-"""Most bytes that a GPU takes beside its weights while these are loaded; freed afterwards."""
+"""Largest temporary memory of a load on a GPU."""
 
 LINK_ROUND_BYTES = 4 << 20
-"""Bytes of a large value that ranks on GPUs exchange at a time; see `gpu.comm.copies`."""
+"""Chunk in which GPUs exchange a large value; see `gpu.comm.copies`."""
 
 ONE_SHOT_SLOT_BYTES = 516 << 10
-"""Bytes of the packets from one other rank, in two halves used in turn; see
+"""Bytes of the packets from one peer, in two halves used in turn; see
 `engine.backends.gpu.comm.one_shot`."""
 
 LINK_SETS = 2
 """Number of exchange buffers, used in turn: one is filled while the other is read."""
 
 GATHER_BYTES = 16 << 20
-"""Most bytes of pinned memory for logits: more rows are gathered in several turns."""
+"""Largest pinned memory for logits: more rows are gathered in several rounds."""
 
 PAGE_BYTES = 2 << 20
-"""Bytes to whose multiples the driver rounds what it allocates on a GPU, small things together."""
+"""The driver rounds allocations on a GPU up to a multiple of this."""
 
 
 def staging_bytes(file_bytes: int) -> int:
-    """Return the bytes of one staging buffer for a rank that reads so much of the file."""
+    """Return the bytes of one staging buffer for a rank that reads `file_bytes` of the file."""
     return min(LOAD_BUFFER_BYTES, max(MIN_BUFFER_BYTES, file_bytes // MIN_FILLS))
 
 
 def shown_bytes(stage: int, n_ranks: int) -> int:
-    """Return the bytes that one of n ranks shows the others in a stage of an all-reduce by copies.
+    """Return the bytes that one of n ranks exposes to its peers in a stage of an all-reduce.
 
-    Stage 0 shows a part of the rank's value, stage 1 the sum of its slice.
+    Stage 0 exposes a part of the rank's value, stage 1 the sum of its slice.
     """
     return LINK_ROUND_BYTES if stage == 0 else -(-LINK_ROUND_BYTES // n_ranks // 16) * 16
 
 
 def link_bytes(n_ranks: int) -> int:
-    """Return the bytes that all-reduces of n ranks take on each GPU, of large and small values."""
+    """Return the bytes that all-reduces of n ranks take on each GPU, for large and small values."""
     slots = max(0, n_ranks - 1) * ONE_SHOT_SLOT_BYTES
     return copying_bytes(n_ranks) + -(-slots // PAGE_BYTES) * PAGE_BYTES
 
@@ -157,7 +147,7 @@ def link_bytes(n_ranks: int) -> int:
 def copying_bytes(n_ranks: int) -> int:
     """Return the bytes that all-reduces by copies, for large values, take on each GPU.
 
-    Where values pass by host memory, the pinned part there is smaller: `host_link_bytes`.
+    Without peer access, the pinned part in host memory is smaller: `host_link_bytes`.
     """
     if n_ranks < 2:
         return 0
@@ -167,7 +157,7 @@ def copying_bytes(n_ranks: int) -> int:
 
 
 def host_link_bytes(n_ranks: int) -> int:
-    """Return the host bytes that all-reduces by copies take for each rank that exchanges there."""
+    """Return the host bytes per rank of all-reduces by copies without peer access."""
     if n_ranks < 2:
         return 0
     stages = range(1 if n_ranks == 2 else 2)
@@ -175,14 +165,13 @@ def host_link_bytes(n_ranks: int) -> int:
 
 
 def pinned_bytes(n_ranks: int, file_bytes: int, n_vocab: int) -> int:
-    """Return the pinned bytes of host memory for one GPU: those of the load, or of exchanges.
+    """Return the pinned bytes of host memory for one GPU: the larger of the load's and exchanges'.
 
-    They are counted as if GPUs did not reach each other's memory: before a load, nobody knows.
+    Peer access is unknown before a load, so they are counted as if there were none.
 
     Args:
         n_ranks: number of ranks that exchange values on their devices.
-        file_bytes: bytes of the file that the rank reads.
-        n_vocab: number of logits of a row; the ranks share the memory that gathers them.
+        n_vocab: logits per row; the ranks share the memory that gathers them.
     """
     on_load = LOAD_BUFFERS * staging_bytes(file_bytes)
     if n_ranks < 2:

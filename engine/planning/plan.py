@@ -1,7 +1,7 @@
-"""Plans: predicted bytes of each rank, from a model's header alone; no torch, no weights.
+"""Plans: predicted bytes of each rank, from a model's header alone, without torch or weights.
 
-A plan walks the same declarations that the loader later fills, so the bytes predicted for weights
-and KV cache are exact; F16 and BF16 on a CPU may take 0.8 % less than counted, see `word_bytes`.
+A plan walks the declarations that the loader later fills, so the bytes of weights and KV cache are
+exact; F16 and BF16 on a CPU may take 0.8 % less than counted, see `word_bytes`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.errors import GIB, OutOfDeviceMemory
+from engine.errors import GIB, OutOfDeviceMemory, Sentence
 from engine.formats.gguf.companions import Stamp, stamp_of
 from engine.formats.gguf.reader import GGUFFile
 from engine.hardware.backend_choice import uses_kernels
@@ -41,13 +41,12 @@ if TYPE_CHECKING:
     from engine.model.sharding.shares import Shares
 
 MAX_KEPT = 8
-"""Most files whose sizes are remembered: a plan is made for each move of the mouse."""
+"""Largest number of files with cached sizes: a drag makes a plan per mouse move."""
 
-PICTURES_HINT = (
-    "Have pictures encoded on another device (--mmproj-device cpu), or load the model without them"
-    " (--mmproj off)."
+PICTURES_HINT = Sentence(
+    "Encode images on another device (--mmproj-device cpu), or load the model without the vision"
+    " encoder (--mmproj off)."
 )
-"""Remedy where a device has room for the model alone."""
 
 
 def mmproj_path(params: LoadParams, text: TextModel) -> str:
@@ -57,21 +56,17 @@ def mmproj_path(params: LoadParams, text: TextModel) -> str:
     if params.mmproj != "auto":
         return params.mmproj
     folder = Path(params.path).parent
-    return _beside(params.path, text, stamp_of(folder))
+    return _mmproj_beside(params.path, text, stamp_of(folder))
 
 
 @lru_cache(MAX_KEPT)
-def _beside(path: str, text: TextModel, stamp: Stamp) -> str:
+def _mmproj_beside(path: str, text: TextModel, stamp: Stamp) -> str:
     found = find_vision_encoder(Path(path), text)
     return "" if found is None else str(found)
 
 
 def vision_bytes(params: LoadParams, text: TextModel) -> int:
-    """Return the predicted bytes of an encoder of pictures and of its work; 0 without one.
-
-    Raises:
-        EngineError: its file cannot be read, or is not for the model.
-    """
+    """Return the predicted bytes of a vision encoder and its work; 0 without one."""
     path = mmproj_path(params, text)
     return _bytes(path, text, stamp_of(Path(path))) if path else 0
 
@@ -85,21 +80,20 @@ def _bytes(path: str, text: TextModel, stamp: Stamp) -> int:
 
 
 DENSE_FRACTION = 0.8
-"""Largest part of a device's free memory that dequantised weights may take; beyond it they stay
+"""Largest fraction of a device's free memory for dequantised weights; otherwise they stay
 quantised."""
 
 MAX_CHECKPOINT_BYTES, MAX_CHECKPOINTS = 4 << 30, 64
-"""Most bytes of recurrent states that are kept in the host's memory unless a load says otherwise,
-and the most sequences' states: three of each of some twenty chats."""
+"""Default limits of state checkpoints in host memory, in bytes and sequences' states: three of each
+of some twenty chats."""
 
 CHECKPOINT_FRACTION = 1 / 8
-"""Largest part of the host's free memory that they may take then, and twice that of what a plan
-leaves free."""
+"""Default limit as a fraction of the host's free memory, and twice that of what a plan leaves
+free."""
 
 LARGE_FRACTION = 0.98
-"""Largest part of a device's free memory that a plan may take with large batches of prompts or with
-the states behind many guesses; beyond it there are smaller ones or fewer, and what is left may make
-up for an estimate."""
+"""Largest fraction of a device's free memory of a plan with large prompt batches or states for many
+draft tokens; otherwise they are smaller. The rest covers errors of the estimate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +101,12 @@ class DevicePlan:
     """One rank of a plan.
 
     Attributes:
-        rank: number of the rank.
-        device: id of its device.
         asked: requested share of the model, 0 to 1; the shares of all ranks sum to 1.
-        effective: share of the model's weight elements that the rank really gets.
+        effective: effective share of the model's weight elements.
         memory: predicted bytes; weights and KV cache are exact, compute is an estimate.
         storage: format of its matrices: "f32" (dequantised, fast), "packed" (as in the file,
-            dequantised on each use: slow, but small) or "kernels" (in the planes that our own
-            kernels read: as small as in the file, and fast).
+            dequantised on each use: slow, but small) or "kernels" (repacked into planes for our
+            kernels: as small as in the file, and fast).
     """
 
     rank: int
@@ -131,20 +123,12 @@ class Plan:
 
     Attributes:
         devices: one entry per rank, in rank order.
-        split_mode: one of `SPLIT_MODES`.
-        n_ctx: context that the KV cache is made for, in tokens.
         kv_type: KV type, see `LoadParams.kv_type`; one type where values are part of keys.
         file_bytes: bytes of the file that all ranks together read.
-        warnings: sentences for the user.
-        reserve: (device, bytes) that have to stay free.
-        n_batch: number of prompt tokens to compute at once.
-        parallel: number of requests of full context length that the cache has room for.
-        windows: windows of the groups of layers with keys and values.
-        has_states: whether layers have recurrent states.
-        checkpoint_bytes: most bytes of the host's memory for kept recurrent states.
-        n_guessed: see `CacheSize`.
-        pictures_device: device of the encoder of pictures; "" without one.
-        pictures_apart: bytes of that encoder and its work if it lies on the CPU, and no rank does.
+        reserve: (device, bytes) to keep free.
+        parallel: number of requests of full context length that the KV cache has room for.
+        checkpoint_bytes: limit of state checkpoints in host memory.
+        pictures_apart: bytes of that encoder and its work if it lies on a CPU without a rank.
     """
 
     devices: tuple[DevicePlan, ...]
@@ -165,12 +149,12 @@ class Plan:
 
     @property
     def cache_size(self) -> CacheSize:
-        """Sizes that decide the memory of the cache."""
+        """Sizes that determine the memory of the cache."""
         return CacheSize(self.n_ctx, self.kv_type, self.parallel, self.n_batch, self.n_guessed)
 
     @property
     def rooms(self) -> tuple[RequestRoom, ...]:
-        """Numbers of requests that run at once, and their length; see `CacheSize.rooms`."""
+        """Numbers of parallel requests and their length; see `CacheSize.rooms`."""
         return self.cache_size.rooms(self.windows, has_states=self.has_states)
 
     @property
@@ -185,14 +169,14 @@ class Plan:
 
     @property
     def pictures(self) -> int:
-        """Predicted bytes of the encoder of pictures and its work."""
+        """Predicted bytes of the vision encoder and its work."""
         return self.pictures_apart + sum(device.memory.pictures for device in self.devices)
 
     def bytes_by_device(self) -> dict[str, int]:
-        """Return the predicted bytes of each physical device; ranks that share one add up.
+        """Return the predicted bytes of each physical device; ranks on the same one add up.
 
-        What GPUs keep in host memory, and kept recurrent states, count for their machine's CPU; a
-        GPU's overhead counts once.
+        A GPU's host memory and state checkpoints count for the machine's CPU; a GPU's overhead
+        counts once.
         """
         total: dict[str, int] = defaultdict(int, self.overhead())
         for device in self.devices:
@@ -204,16 +188,16 @@ class Plan:
         return dict(total)
 
     def overhead(self) -> dict[str, int]:
-        """Return the bytes that CUDA takes by itself on each GPU that holds something."""
+        """Return the bytes that CUDA itself takes on each GPU in use."""
         used = dict.fromkeys(device.device for device in self.devices if device.memory.total)
         return {device: n_bytes for device in used if (n_bytes := overhead_bytes(device))}
 
     def shortages(self, free_bytes: Mapping[str, int]) -> dict[str, int]:
-        """Return the bytes that devices lack, the reserve included; those with enough are left out.
+        """Return the bytes that devices lack, the reserve included; others are left out.
 
         Args:
-            free_bytes: free memory by device, before this process uses any; a device that is
-                missing there is taken to have enough.
+            free_bytes: free memory by device, before this process uses any; devices not listed are
+                assumed to have enough.
         """
         usable = beside_reserve(free_bytes, self.reserve)
         return {
@@ -223,19 +207,19 @@ class Plan:
         }
 
     def check_fits(self, free_bytes: Mapping[str, int]) -> None:
-        """Check that every device has the memory that the plan needs.
-
-        Raises:
-            OutOfDeviceMemory: some do not; it names the device that lacks most.
-        """
+        """Raise OutOfDeviceMemory for the device that lacks most, if any does."""
         short = self.shortages(free_bytes)
         if short:
             device = max(short, key=lambda d: short[d])
             kept = dict(self.reserve).get(device, 0)
             is_for_pictures = device == self.pictures_device and short[device] <= self.pictures
-            doing = "to load the model" + (" and see pictures" if is_for_pictures else "")
+            doing = Sentence(
+                "to load the model and see images" if is_for_pictures else "to load the model"
+            )
             if kept:
-                doing += f" and keep {kept / GIB:.2f} GiB in reserve"
+                doing = Sentence(
+                    "{doing} and keep {size:.2f} GiB in reserve", doing=doing, size=kept / GIB
+                )
             needed = self.bytes_by_device()[device] + kept
             error = OutOfDeviceMemory(device, needed, free_bytes[device], doing)
             error.hint = PICTURES_HINT if is_for_pictures else error.hint
@@ -278,34 +262,30 @@ def make_plan(
 
 
 def with_held_types(plan: Plan, caches: Iterable[KVState]) -> Plan:
-    """Return a plan with the KV type in which all `caches` are held, if that is another one."""
+    """Return a plan with the actual KV type of all `caches`, if they share another one."""
     held = {str(state.held_types(plan.kv_type)) for state in caches}
     if len(held) != 1 or plan.kv_type in held:
         return plan
     (kv_type,) = held
-    warning = (
-        f"This model's values are part of its keys, so all of its KV cache is {kv_type}, the type "
-        "of keys; that of values has no effect."
+    warning = Sentence(
+        "This model's values are part of its keys, so all of its KV cache is {type}, the type of"
+        " keys; that of values has no effect.",
+        type=kv_type,
     )
     return replace(plan, kv_type=kv_type, warnings=(*plan.warnings, warning))
 
 
 def choose_plan(
-    params: LoadParams,
-    hp: HParams,
-    devices: Sequence[str],
-    shares: Shares,
-    sizes: Callable[[tuple[str, ...]], Sequence[RankSize]],
-    free_bytes: Mapping[str, int] | None,
-) -> Plan:
-    """Return a plan, with dequantised weights and large batches where there is room for them.
+    params: LoadParams, hp: HParams, devices: Sequence[str], shares: Shares,
+    sizes: Callable[[tuple[str, ...]], Sequence[RankSize]], free_bytes: Mapping[str, int] | None,
+) -> Plan:  # fmt: skip
+    """Return a plan with dequantised weights and large batches if there is room for them.
 
-    So it is for the states of recurrent layers behind more than `FEW_GUESSED` guesses. The encoder
-    of pictures lies on the first of its devices that has room for it.
+    The same holds for states of more than `FEW_GUESSED` draft tokens. The vision encoder lies on
+    the first of its devices with room for it.
 
     Args:
-        sizes: returns the sizes of each rank, given the storage format of each.
-        free_bytes: see `make_plan`.
+        sizes: returns the sizes of each rank, given their storage formats.
     """
     first, *others = params.picture_devices
     plan, found = _roomiest(params, hp, devices, shares, sizes, free_bytes)
@@ -323,13 +303,7 @@ def choose_plan(
 def _checkpoint_bytes(
     params: LoadParams, plan: Plan, n_bytes: int, free_bytes: Mapping[str, int] | None
 ) -> int:
-    """Return how many bytes of the host's memory are for kept recurrent states.
-
-    By default they never make a plan too large.
-
-    Args:
-        n_bytes: bytes of one sequence's states on all ranks.
-    """
+    # the default never makes a plan too large; `n_bytes` is one sequence's states on all ranks
     if not n_bytes or params.checkpoint_bytes is not None:
         return (params.checkpoint_bytes or 0) if n_bytes else 0
     most = min(MAX_CHECKPOINT_BYTES, MAX_CHECKPOINTS * n_bytes)
@@ -341,14 +315,10 @@ def _checkpoint_bytes(
 
 
 def _roomiest(
-    params: LoadParams,
-    hp: HParams,
-    devices: Sequence[str],
-    shares: Shares,
-    sizes: Callable[[tuple[str, ...]], Sequence[RankSize]],
-    free_bytes: Mapping[str, int] | None,
-) -> tuple[Plan, Sequence[RankSize]]:
-    """Return a plan without kept states, and the ranks' sizes; see `choose_plan`."""
+    params: LoadParams, hp: HParams, devices: Sequence[str], shares: Shares,
+    sizes: Callable[[tuple[str, ...]], Sequence[RankSize]], free_bytes: Mapping[str, int] | None,
+) -> tuple[Plan, Sequence[RankSize]]:  # fmt: skip
+    # without state checkpoints
     usable = beside_reserve(free_bytes or {}, params.reserve)
     n_least = PROMPT_BATCH if params.n_batch is None else params.n_batch
     few = few_guessed(params)
@@ -363,7 +333,7 @@ def _roomiest(
     if "f32" in plan.storage and not _is_roomy(plan, usable, DENSE_FRACTION):
         found, planned = with_storage("packed")
         plan = planned(n_least, few)
-    if any(map(machine_of, devices)):  # machines agree on sizes beforehand
+    if any(map(machine_of, devices)):  # machines agree on sizes in advance
         return plan, found
     larger: list[tuple[int, int]] = []
     if params.n_batch is None and _is_all_on_gpus(plan, found):
@@ -385,7 +355,6 @@ def _is_all_on_gpus(plan: Plan, sizes: Sequence[RankSize]) -> bool:
 
 
 def _is_roomy(plan: Plan, free_bytes: Mapping[str, int], part: float) -> bool:
-    """Return whether a plan takes at most a part of each device's free memory."""
     return all(
         needed <= part * free_bytes[device]
         for device, needed in plan.bytes_by_device().items()
@@ -403,56 +372,39 @@ def _plan(
     draft = draft_bytes(params, hp.n_ctx)
     pictures = vision_bytes(params, TextModel.of(hp))
     vision_device = params.picture_devices[0] if pictures else ""
-    seeing = _largest_rank(devices, shares, vision_device)
+    vision_rank = _largest_rank(devices, shares, vision_device)
     return Plan(
         devices=tuple(
             DevicePlan(
-                rank=rank,
-                device=device,
-                asked=shares[rank],
-                effective=sizes[rank].elements / elements,
-                storage=storages[rank],
+                rank=rank, device=device, asked=shares[rank],
+                effective=sizes[rank].elements / elements, storage=storages[rank],
                 memory=replace(
                     rank_memory(
-                        params,
-                        hp,
-                        device,
-                        storages[rank],
-                        sizes[rank],
-                        n_meeting,
-                        n_batch,
+                        params, hp, device, storages[rank], sizes[rank], n_meeting, n_batch,
                         n_guessed,
                     ),
                     draft=draft if rank == params.draft_rank else 0,
-                    pictures=pictures if rank == seeing else 0,
+                    pictures=pictures if rank == vision_rank else 0,
                 ),
             )
             for rank, device in enumerate(devices)
         ),
-        split_mode=params.split_mode,
-        n_ctx=hp.n_ctx,
-        kv_type=params.kv_type,
-        file_bytes=sum(size.file_bytes for size in sizes),
-        warnings=_warnings(hp, params),
-        reserve=params.reserve,
-        n_batch=n_batch,
-        parallel=params.parallel,
+        split_mode=params.split_mode, n_ctx=hp.n_ctx, kv_type=params.kv_type,
+        file_bytes=sum(size.file_bytes for size in sizes), warnings=_warnings(hp, params),
+        reserve=params.reserve, n_batch=n_batch, parallel=params.parallel,
         windows=in_order(layer.window for layer in layers if not layer.tensors),
-        has_states=any(layer.tensors for layer in layers),
-        n_guessed=n_guessed,
-        pictures_device=vision_device,
-        pictures_apart=pictures if seeing is None else 0,
-    )
+        has_states=any(layer.tensors for layer in layers), n_guessed=n_guessed,
+        pictures_device=vision_device, pictures_apart=pictures if vision_rank is None else 0,
+    )  # fmt: skip
 
 
 def _largest_rank(devices: Sequence[str], shares: Shares, device: str) -> int | None:
-    """Return the rank on a device that has the largest share; None if there is none."""
     ranks = [rank for rank, its in enumerate(devices) if its == device]
     return max(ranks, key=lambda rank: shares[rank], default=None)
 
 
 def _n_meeting(devices: Sequence[str], storages: Sequence[str], sizes: Sequence[RankSize]) -> int:
-    """Return how many ranks exchange values on their devices; 0 unless all busy ones are GPUs."""
+    # 0 unless all busy ranks are GPUs
     busy = [rank for rank, size in enumerate(sizes) if size.working != WorkingSizes()]
     if any(is_cpu(devices[rank]) or storages[rank] != "kernels" for rank in busy):
         return 0
@@ -462,7 +414,8 @@ def _n_meeting(devices: Sequence[str], storages: Sequence[str], sizes: Sequence[
 def _warnings(hp: HParams, params: LoadParams) -> tuple[str, ...]:
     n_ctx, trained = hp.n_ctx, hp.n_ctx_train
     if n_ctx < params.context_for(trained):
-        return (f"The model's positions end at {n_ctx}, which limits the context.",)
+        return (Sentence("The model's positions end at {n}, which limits the context.", n=n_ctx),)
     if trained and n_ctx > trained:
-        return (f"The model was trained for {trained} tokens of context; longer texts get worse.",)
+        warning = "The model was trained for {n} tokens of context; longer texts get worse."
+        return (Sentence(warning, n=trained),)
     return ()

@@ -1,4 +1,4 @@
-"""The planner of one file: plans, predicted work, handle positions and what fits."""
+"""The planner of one file: plans, predicted work, handle positions and remedies."""
 
 from __future__ import annotations
 
@@ -31,15 +31,10 @@ class TensorPlace:
     """One tensor and the ranks that hold it.
 
     Attributes:
-        name: GGUF name.
-        block: number of its block; None at the ends of the model.
-        stem: its name within the block, such as "attn_q.weight"; the whole name at the ends.
-        part: part of the block that overrides can move: "attention", "recurrent", "ffn",
-            "experts", "shared", "embedding" or "output"; "" for tensors that all ranks of a block
-            hold.
-        type: GGML type.
-        shape: sizes, slowest dimension first.
-        n_bytes: bytes in the file.
+        block: number of its block; None for the model's ends.
+        stem: name within the block, such as "attn_q.weight"; the whole name for the ends.
+        part: part of the block that overrides can move: "attention", "recurrent", "ffn", "experts",
+            "shared", "embedding" or "output"; "" for tensors that all ranks of a block hold.
         ranks: bytes that each rank reads of it, in rank order.
     """
 
@@ -55,13 +50,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class PlacementMap:
-    """All tensors of a split model, in the order of a forward pass.
-
-    Attributes:
-        devices: device of each rank; overrides may have added ranks without a share.
-        n_layer: number of blocks.
-        tensors: all tensors, each with its ranks.
-    """
+    """All tensors of a split model, in the order of a forward pass."""
 
     devices: tuple[str, ...]
     n_layer: int
@@ -90,7 +79,10 @@ def _place(
     key = slot.placement, tensor.shape, tensor.type.number  # blocks repeat them
     ranks = known.get(key)
     if ranks is None:
-        ranks = known[key] = tuple(_bytes_on(slot, rank) for rank in range(n_ranks))
+        ranks = known[key] = tuple(
+            sum(packed_bytes(slot, piece) for piece in slot_pieces(slot, rank))
+            for rank in range(n_ranks)
+        )
     block, stem = split_name(tensor.name) or (None, tensor.name)
     _, part = part_of(tensor.name, recurrent) or (block, "")
     return TensorPlace(
@@ -98,22 +90,15 @@ def _place(
     )
 
 
-def _bytes_on(slot: Slot, rank: int) -> int:
-    return sum(packed_bytes(slot, piece) for piece in slot_pieces(slot, rank))
-
-
 MAX_KNOWN = 64
-"""Most evaluations kept: views of a split ask for the same one again."""
+"""Largest number of cached evaluations: views of a split request the same one repeatedly."""
 
 
 class Planner:
     """Planner of one file's splits, fast enough to follow a drag.
 
-    Attributes:
-        info: facts about the model.
-
     Raises:
-        ModelFileError: the file is missing or is no GGUF.
+        ModelFileError: the file is missing or not a GGUF.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -153,11 +138,10 @@ class Planner:
         """Return the positions of the handle between ranks `handle` and `handle` + 1.
 
         Raises:
-            ModelFileError: see `Evaluator.evaluate`.
             SplitError: the present split is invalid.
         """
         dims = self._evaluator(params).dims(params)
-        return positions_of(params, handle, dims, lambda asked: self.plan(asked, free_bytes))
+        return positions_of(params, handle, dims, lambda moved: self.plan(moved, free_bytes))
 
     def placement(self, params: LoadParams) -> PlacementMap:
         """Return the ranks of every tensor; see `placement_map`."""

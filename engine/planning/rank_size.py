@@ -1,5 +1,4 @@
-"""Sizes of what one rank of a split model holds (weights, keys and values, recurrent states), and
-the bytes that follow from them."""
+"""Sizes of one rank's weights, KV cache and recurrent states, and the bytes that follow."""
 
 from __future__ import annotations
 
@@ -33,11 +32,10 @@ if TYPE_CHECKING:
 
 
 class LayerCacheBytes(NamedTuple):
-    """Bytes of what one layer remembers on a rank.
+    """Bytes of one layer's cache on a rank.
 
     Attributes:
         token: bytes of a token's key and value.
-        window: how far back the layer sees.
         tensors: bytes of each recurrent tensor of one sequence.
     """
 
@@ -54,13 +52,7 @@ class LayerCacheBytes(NamedTuple):
 
 
 class CacheBytes(NamedTuple):
-    """Bytes of a rank's cache.
-
-    Attributes:
-        kv: bytes of keys and values.
-        state: bytes of recurrent states.
-        kv_padding, state_padding: bytes that rounding adds on a GPU to either.
-    """
+    """Bytes of a rank's cache: keys and values, recurrent states, and the GPU's padding of each."""
 
     kv: int
     state: int
@@ -69,11 +61,7 @@ class CacheBytes(NamedTuple):
 
 
 def cache_bytes(layers: Iterable[tuple[int, LayerCacheBytes]], size: CacheSize) -> CacheBytes:
-    """Return the bytes of a rank's cache.
-
-    Args:
-        layers: pairs of a number of equal layers and the bytes of one of them.
-    """
+    """Return the bytes of a rank's cache, given pairs of a count and the bytes of one layer."""
     kv = state = kv_padding = state_padding = 0
     for n, layer in layers:
         n_bytes = layer.token * size.n_held(layer.window)
@@ -85,19 +73,15 @@ def cache_bytes(layers: Iterable[tuple[int, LayerCacheBytes]], size: CacheSize) 
 
 
 class RankSize(NamedTuple):
-    """The account of a model's bytes: what some tensors and states, or all of a rank's, take of it.
+    """Bytes of some tensors and states, or of all of a rank.
 
-    A load counts all tensors of a rank once; a drag of the split counts one block's part once, and
-    then adds up as many of it as there are. Both are the same counts and the same sum.
+    A load counts all tensors of a rank once; a drag of the split counts one block's part once and
+    multiplies it. Both give the same sum.
 
     Attributes:
-        weights: bytes of the weights.
         padding: bytes that rounding adds to them on a GPU.
-        layers: pairs of a number of equal layers and the bytes of what one of them remembers.
-        elements: number of elements of all matrices.
-        file_bytes: bytes of the file that the rank reads.
-        working: sizes of the tensors that it computes with.
-        words: bytes that words add to the weights, see `word_bytes`.
+        layers: pairs of a number of equal layers and the cache bytes of one of them.
+        words: bytes that int16 panels add to the weights, see `word_bytes`.
     """
 
     weights: int = 0
@@ -113,11 +97,7 @@ class RankSize(NamedTuple):
         cls, parts: Sequence[TensorPart], states: Sequence[State], rank: int, storage: str,
         kv_type: str,
     ) -> Self:  # fmt: skip
-        """Count a rank's parts of some tensors, and what their layers remember.
-
-        Args:
-            storage: format of its matrices, see `engine.planning.plan.DevicePlan`.
-        """
+        """Count a rank's parts of some tensors, and their layers' caches."""
         weights = elements = file_bytes = words = 0
         for slot, pieces, sizes in parts:
             weights += sum(sizes)
@@ -131,10 +111,7 @@ class RankSize(NamedTuple):
 
     @classmethod
     def total(cls, sizes: Iterable[tuple[int, RankSize]]) -> Self:
-        """Add up sizes, given as pairs of a number of equal ones and one of them.
-
-        Of the tensors computed with, the largest count.
-        """
+        """Add up pairs of a count and a size; of working sizes the largest counts."""
         weights = padding = elements = file_bytes = words = 0
         layers, working = list[tuple[int, LayerCacheBytes]](), list[WorkingSizes]()
         for n, size in sizes:
@@ -168,16 +145,7 @@ def rank_memory(
     params: LoadParams, hp: HParams, device: str, storage: str, size: RankSize, n_meeting: int,
     n_batch: int, n_guessed: int = 0,
 ) -> MemoryUse:  # fmt: skip
-    """Return the predicted bytes of a rank.
-
-    Args:
-        device: id of its device.
-        storage: format of its matrices, see `engine.planning.plan.DevicePlan`.
-        size: sizes of what it holds.
-        n_meeting: number of ranks that exchange values on their devices; 0 if hosts do it.
-        n_batch: number of prompt tokens that are computed at once.
-        n_guessed: see `CacheSize`.
-    """
+    """Return the predicted bytes of a rank; `n_meeting` ranks exchange values on GPUs."""
     is_on_host, is_busy = keeps_kv_on_host(params, device), size.working != WorkingSizes()
     n_checked = (1 if is_cpu(device) else params.parallel) * (1 + params.n_draft)
     compute = compute_bytes(
@@ -186,7 +154,7 @@ def rank_memory(
         n_parallel=params.parallel, n_checked=min(n_checked, MAX_AT_ONCE) if params.n_draft else 0,
     )  # fmt: skip
     cache = cache_bytes(size.layers, CacheSize.asked(params, hp.n_ctx, n_batch, n_guessed))
-    # what this processor can multiply is known only where it computes, so the larger size counts
+    # whether this processor multiplies int16 is unknown elsewhere, so the larger size counts
     has_words = storage == "kernels" and kernels_for(device) == "cpu" and x_bytes(hp) == 1
     use = MemoryUse(
         weights=size.weights + has_words * size.words,

@@ -1,4 +1,4 @@
-"""Number of CPU threads that each rank of a plan computes with."""
+"""Number of CPU threads per rank of a plan."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ if TYPE_CHECKING:
     from engine.planning.plan import DevicePlan, Plan
 
 ONE_THREAD_BYTES = 64 << 20
-"""Smallest weights of a rank, in bytes, for which it gets more than one thread unasked; less stays
-in the caches of one core's neighbourhood."""
+"""Weights of a rank, in bytes, below which it gets one thread by default; they fit into the caches
+next to one core."""
 
 
 def threads_per_rank(cpu_threads: int | None, plan: Plan) -> int:
-    """Return the threads of each rank, so that the ranks on the CPU together use what was asked.
+    """Return the threads of each rank; the ranks on the CPU share `cpu_threads`.
 
-    A small model is done sooner by one thread than by waiting for a second at every operation,
-    above all on a machine that has other things to do.
+    For a small model, one thread is faster than waiting for a second one at every operation,
+    especially on a busy machine.
 
     Args:
-        cpu_threads: threads of all ranks together; all usable cores if None.
+        cpu_threads: threads of all ranks together; None for all usable cores.
     """
     on_cpu = busy_on_cpu(plan)
     if cpu_threads is None and all(d.memory.weights < ONE_THREAD_BYTES for d in on_cpu):
         return 1
-    asked = min(cpu_threads or usable_cores(), os.cpu_count() or 1)
-    return max(1, asked // max(1, len(on_cpu)))
+    n_threads = min(cpu_threads or usable_cores(), os.cpu_count() or 1)
+    return max(1, n_threads // max(1, len(on_cpu)))
 
 
 def busy_on_cpu(plan: Plan) -> list[DevicePlan]:
-    """Return the ranks on the CPU that hold something."""
+    """Return the ranks on the CPU that hold anything."""
     return [d for d in plan.devices if d.device == "cpu" and d.memory.total]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenWork:
-    """Bytes and operations of a token's weights; KV cache, attention and activations not counted.
+    """Bytes and operations of a token's weights, without KV cache, attention and activations.
 
     Attributes:
-        n_bytes: bytes of weights, as in the file, that are read for one token and its logits: of
-            the experts only those that it is routed to, of the embedding one row.
+        n_bytes: bytes of weights, as in the file, read for one token and its logits: only the
+            experts that it is routed to, and one row of the embedding.
         n_flop: multiplications and additions of one token without its logits.
         n_head_flop: multiplications and additions of its logits.
     """
@@ -65,7 +65,7 @@ class TokenWork:
 
 
 def token_work(path: str | Path) -> TokenWork:
-    """Return the least bytes and operations of one token of the model in `path`.
+    """Return the minimum bytes and operations of one token of the model in `path`.
 
     Raises:
         ModelFileError: the file cannot be run.
@@ -75,14 +75,14 @@ def token_work(path: str | Path) -> TokenWork:
 
 
 def work_of(declaration: Declaration) -> TokenWork:
-    """Return the least bytes and operations of one token of a declared model."""
+    """Return the minimum bytes and operations of one token of a declared model."""
     n_bytes = n_flop = n_head_flop = 0.0
     model = declaration.model
     head = model.token_embd if declaration.hp.tied else model.output
     for slot in declaration.slots:
         block = split_name(slot.tensor.name)
         if block is not None and block[0] >= declaration.hp.n_trunk:
-            continue  # it only guesses
+            continue  # it only drafts
         if isinstance(slot.owner, Embedding) and slot.owner is not head:
             n_bytes += slot.tensor.row_bytes
             continue
@@ -97,7 +97,6 @@ def work_of(declaration: Declaration) -> TokenWork:
 
 
 def _used_part(slot: Slot, declaration: Declaration) -> float:
-    """Return the part of a tensor that one token needs: of routed experts some, else all."""
     block = split_name(slot.tensor.name)
     if block is None or not isinstance(slot.owner, ExpertLinear):
         return 1.0

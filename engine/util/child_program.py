@@ -1,8 +1,7 @@
-"""The loop of a child that answers lines with lines, within limits that it sets for itself.
+"""The loop of a sandboxed child that answers lines with lines and limits its memory.
 
-`sandbox.child` is its other side, whose limits are the firm ones; those here hold where that
-process is gone or has no memory for its looks. This module imports little, so that a child starts
-at once.
+`engine.util.sandbox` enforces the limits; these here apply if that process is gone or cannot check.
+Imports little, so that a child starts quickly.
 """
 
 from __future__ import annotations
@@ -16,19 +15,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 PIPE_BUFFER = 1 << 18
-"""Bytes that each side reads from a pipe at once; a long chat has hundreds of kilobytes."""
+"""Buffer size of a pipe; a long chat has hundreds of kilobytes."""
 
 OUT_OF_MEMORY = 3
-"""Exit status of a child that got no more memory."""
+"""Exit status of a child that ran out of memory."""
 
 
 def answer_lines(answer: Callable[[bytes], Mapping[str, object]], max_bytes: int) -> None:
-    """Answer the requests of standard input until it ends, each with a line of JSON.
-
-    Args:
-        answer: returns the answer to a request.
-        max_bytes: memory that this process may take.
-    """
+    """Answer the requests of standard input until it ends, each with a line of JSON."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the process that started this one
     _limit_memory(max_bytes)
     _say({"is_ready": True})
@@ -42,10 +36,7 @@ def answer_lines(answer: Callable[[bytes], Mapping[str, object]], max_bytes: int
 
 @contextmanager
 def ending_after(seconds: float) -> Iterator[None]:
-    """End this process if the `with` block takes longer, whatever it does.
-
-    The thread that does so needs no lock of Python.
-    """
+    """Kill this process if the `with` block takes longer, even while the GIL is held."""
     faulthandler.dump_traceback_later(seconds, exit=True)
     try:
         yield
@@ -60,11 +51,9 @@ def _say(message: Mapping[str, object]) -> None:
 
 
 def _limit_memory(max_bytes: int) -> None:
-    """Have allocations fail beyond a limit, and leave no core file.
-
-    Linux counts all private memory as data. macOS takes the limit and does not enforce it, and
-    Windows has none: there the other side's looks at this process are the limit.
-    """
+    # Allocations fail beyond the limit, and no core file is written. Linux counts all private
+    # memory as data. macOS does not enforce the limit and Windows has none: there only the parent's
+    # checks apply.
     if sys.platform == "win32":
         return
     import resource

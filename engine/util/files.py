@@ -1,4 +1,4 @@
-"""Finds folders, tells who can write there, reads and replaces files, sweeps temporaries."""
+"""Tandem's folders and their protection, atomic file replacement, cleanup of temporaries."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from engine.errors import Sentence
+
 Kind = Literal["cache", "config", "data"]
 
 HOME_VARIABLE = "TANDEM_HOME"
-"""Environment variable that names one folder for all of Tandem's files: tests, portable use."""
+"""Environment variable with one folder for all of Tandem's files: tests, portable use."""
 
 PREFIX = ".tandem-"
 MARK = re.compile(r"(\d{1,19})-(\d{1,19})-([0-9a-f]{8})")
-"""Marks of processes: number, second of the start, mark of the machine."""
+"""Marks of processes: process id, second of the start, mark of the machine."""
 
 TEMPORARY = re.compile(r"\.tandem-[^.]+\.([^.]+)\.tmp")
 """Names of temporaries, with the mark of the process that made them."""
 
 START_S = 2
-"""Largest difference, in seconds, between two readings of when a process started."""
+"""Tolerance of a process's start time, in seconds."""
 
 WINDOWS: Mapping[Kind, tuple[str, str]] = {
     "cache": ("LOCALAPPDATA", "AppData/Local"), "config": ("LOCALAPPDATA", "AppData/Local"),
@@ -50,10 +52,7 @@ for Windows, macOS and all other systems."""
 
 
 def user_folder(kind: Kind) -> Path | None:
-    """Return the folder where this system keeps such files of a user's programs.
-
-    None if there is no such folder: some containers run as a user without a home.
-    """
+    """Return the system's folder for a user's files; None for users without a home."""
     known = {"win32": WINDOWS, "darwin": MACOS}.get(sys.platform, OTHERS)
     variable, below_home = known[kind]
     try:
@@ -63,10 +62,7 @@ def user_folder(kind: Kind) -> Path | None:
 
 
 def tandem_folder(kind: Kind) -> Path | None:
-    """Return Tandem's own folder, where Qt's `QStandardPaths` puts it, too; it may not exist yet.
-
-    None for a user without a home, unless `TANDEM_HOME` names a folder.
-    """
+    """Return Tandem's folder, as Qt's `QStandardPaths`; None for users without a home."""
     if home := os.environ.get(HOME_VARIABLE):
         return Path(home)
     base = user_folder(kind)
@@ -77,11 +73,7 @@ def tandem_folder(kind: Kind) -> Path | None:
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder, and those above it that are missing, for this user alone.
-
-    Raises:
-        OSError: it cannot be created.
-    """
+    """Create a folder and its missing parents, accessible only to this user."""
     if not folder.is_dir():
         make_private(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -90,21 +82,29 @@ def make_private(folder: Path) -> None:
 def exposure(folder: Path) -> str:
     """Return how other users could put code into a folder, as a clause; "" if they cannot.
 
-    The folder must belong to this user or to root, who alone may write there, and none of those
-    above it may be one in which everybody can replace it. A folder that does not exist yet is not
-    exposed, and nor is any on Windows, where a user's folders are private.
+    The folder must belong to this user or root and be writable only by its owner, and no parent may
+    allow everybody to replace it. A missing folder is not exposed, nor is any on Windows, where a
+    user's folders are private.
     """
     try:
         if why := exposed(folder.stat()):
-            return f"{folder} {why}"
+            return Sentence("{path} {why}", path=str(folder), why=why)
         for above in {*folder.absolute().parents, *folder.resolve().parents}:
             mode = above.stat().st_mode
             if sys.platform != "win32" and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-                return f"{above}, above {folder}, can be written by everybody"
+                return Sentence(
+                    "{path}, above {folder}, can be written by everybody",
+                    path=str(above),
+                    folder=str(folder),
+                )
     except FileNotFoundError:
         pass
     except OSError as error:
-        return f"{folder} cannot be checked ({error.strerror})"
+        return Sentence(
+            "{path} cannot be checked ({problem})",
+            path=str(folder),
+            problem=Sentence(error.strerror or str(error)),
+        )
     return ""
 
 
@@ -113,14 +113,14 @@ def exposed(status: os.stat_result) -> str:
     if sys.platform == "win32":
         return ""
     if status.st_uid not in (os.geteuid(), 0):
-        return "belongs to another user"
+        return Sentence("belongs to another user")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "can be written by other users"
+        return Sentence("can be written by other users")
     return ""
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a regular file without ever waiting for it, as a FIFO would make us.
+    """Return the content of a regular file without blocking, as a FIFO would.
 
     Raises:
         OSError: it cannot be read.
@@ -138,7 +138,7 @@ def read_file(path: Path, max_bytes: int) -> bytes:
             data = file.read(max_bytes + 1)  # files in /proc have no size
     finally:
         os.close(handle)
-    if data is None:  # /proc/kmsg, for one, is a regular file that has nothing to read yet
+    if data is None:  # /proc/kmsg, for example, is a regular file without data to read yet
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
     if len(data) > max_bytes:
         raise ValueError(f"{path} is larger than {max_bytes} bytes")
@@ -150,7 +150,7 @@ def atomic_write(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
     """Open a new file that replaces `path` once it is complete.
 
     Args:
-        is_durable: whether it is to be on the disk by then, so that it survives a power cut.
+        is_durable: whether to sync it to disk before, so that it survives a power cut.
 
     Raises:
         OSError: the file cannot be written; the old one is unchanged.
@@ -167,8 +167,8 @@ def atomic_write(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    if is_durable and os.name == "posix":  # the folder holds the new name; elsewhere it cannot
-        with suppress(OSError):  # be written alone, and some file systems refuse it
+    if is_durable and os.name == "posix":  # sync the new name in the folder; other systems and
+        with suppress(OSError):  # some file systems cannot
             _sync_folder(path.parent)
 
 
@@ -182,11 +182,7 @@ def _sync_folder(folder: Path) -> None:
 
 @contextmanager
 def temporary_folder(base: Path | None) -> Iterator[Path]:
-    """Make a folder in `base`, or where the system has temporary files; delete it afterwards.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Make a folder in `base`, or in the system's temporary folder; delete it afterwards."""
     base = base or Path(tempfile.gettempdir())
     _sweep_once(base)
     with tempfile.TemporaryDirectory(
@@ -196,10 +192,10 @@ def temporary_folder(base: Path | None) -> Iterator[Path]:
 
 
 def sweep_temporaries(folder: Path) -> None:
-    """Delete what processes that were killed have left in a folder, but nothing of live ones.
+    """Delete temporaries of killed processes in a folder, but not of live ones.
 
-    The name of a temporary tells who made it: process, the second it started, and machine. Those of
-    other machines and containers, whose processes cannot be seen from here, are kept.
+    Their names identify the process, its start and its machine. Temporaries of other machines and
+    containers are kept, because their processes are invisible here.
     """
     with suppress(OSError):
         for path in folder.iterdir():
@@ -214,16 +210,13 @@ def _sweep_once(folder: Path) -> None:
 
 
 def process_mark() -> str:
-    """Return what tells this process from all others, in letters that a file's name may have."""
+    """Return a unique mark of this process, valid in a file name."""
     pid = os.getpid()
     return f"{pid}-{_started(pid)}-{_machine()}"
 
 
 def has_ended(mark: str) -> bool:
-    """Return whether the process with a mark is known to have ended.
-
-    False as well for those of other machines and containers, and for what is no mark.
-    """
+    """Return whether the process with a mark is known to have ended, on this machine."""
     parts = MARK.fullmatch(mark)
     return bool(parts and parts[3] == _machine() and not _is_alive(int(parts[1]), parts[2]))
 
@@ -234,14 +227,14 @@ def _suffix() -> str:
 
 @cache
 def _started(pid: int) -> int:
-    import psutil  # late: the folders of the settings are needed before the first picture
+    import psutil  # late: the settings' folders are needed before the first frame
 
     return int(psutil.Process(pid).create_time())
 
 
 @cache
 def _machine() -> str:
-    """Return a mark of this machine and of its container, which has processes of its own."""
+    # a container has separate process ids
     name = platform.node()
     with suppress(OSError):
         name += str(Path("/proc/self/ns/pid").stat().st_ino)
@@ -249,7 +242,6 @@ def _machine() -> str:
 
 
 def _is_alive(pid: int, started: str) -> bool:
-    """Return whether a process that started at `started` still runs under its number."""
     import psutil
 
     try:
@@ -269,7 +261,7 @@ def _delete(path: Path) -> None:
 
 
 MAX_BYTES = 4 << 20
-"""Size limit of a file; a larger one is not ours."""
+"""Size limit of a file; a larger one is not Tandem's."""
 
 
 def cache_folder() -> Path | None:

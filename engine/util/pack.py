@@ -1,10 +1,10 @@
-"""The engine's libraries where they do not lie beside Tandem: torch and others in folders apart.
+"""The engine's libraries outside Tandem's installation: torch and others in separate folders.
 
-Such a folder comes last on the path of imports, so that it replaces nothing. Child processes find
-it by an environment variable, which `import engine` reads.
+Such a folder comes last on the import path, so that it replaces nothing. Child processes find it by
+an environment variable, which `import engine` reads.
 
-Each process that uses a pack keeps a file beside its folder open, locked where the system can share
-a lock. So no pack is deleted under a living process, and a dead one holds nothing.
+Each process that uses a pack keeps a file next to its folder open, locked if the system has shared
+locks. So no pack is deleted under a live process, and a dead one locks nothing.
 """
 
 from __future__ import annotations
@@ -21,27 +21,24 @@ VARIABLE = "TANDEM_ENGINE_PACK"
 """Environment variable with the folders, separated as in PATH."""
 
 IN_USE = "in-use"
-"""Name of the file beside a pack's folder of libraries that its users keep open."""
+"""Name of the file next to a pack's folder of libraries that its users keep open."""
 
 _held: dict[str, int] = {}
-"""Open files of the packs that this process uses, by the folders of their libraries."""
+"""Open files of the packs in use, by their folders of libraries."""
 
 LIBRARIES = ("torch", "llvmlite", "tokenizers")
-"""Requirements that only the engine imports, and that a pack brings with all that they need."""
+"""Requirements that only the engine imports; a pack contains them and their dependencies."""
 
 
 def use_pack(folders: Iterable[Path | str]) -> None:
-    """Import the engine's libraries from some folders, in this process and in later children.
-
-    Folders of an earlier call are left; what was imported from them stays.
-    """
+    """Import the engine's libraries from these folders, replacing an earlier call's."""
     leave_pack()
     os.environ[VARIABLE] = os.pathsep.join(str(folder) for folder in folders)
     add_pack()
 
 
 def leave_pack() -> None:
-    """Import nothing more from the folders in use."""
+    """Remove the folders in use from the import path."""
     for folder in pack_folders():
         if folder in sys.path:
             sys.path.remove(folder)
@@ -52,7 +49,7 @@ def leave_pack() -> None:
 
 
 def add_pack() -> None:
-    """Add the folders that the environment names to the path of imports."""
+    """Add the folders in the environment variable to the import path."""
     for folder in pack_folders():
         if folder not in sys.path:
             sys.path.append(folder)
@@ -61,30 +58,17 @@ def add_pack() -> None:
 
 
 def pack_folders() -> list[str]:
-    """Return the folders that the environment names."""
+    """Return the folders in the environment variable."""
     return [folder for folder in os.environ.get(VARIABLE, "").split(os.pathsep) if folder]
 
 
 def make_holdable(home: Path) -> None:
-    """Make the file of a pack that its users keep open.
-
-    Args:
-        home: folder of the pack, in which its folder of libraries lies.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Make the lock file of the pack in the folder `home`; may raise OSError."""
     (home / IN_USE).touch()
 
 
 def delete_pack(home: Path) -> bool:
-    """Delete the folder of a pack, unless a living process uses it; return whether it was free.
-
-    What cannot be deleted stays.
-
-    Args:
-        home: folder of the pack, in which its folder of libraries lies.
-    """
+    """Delete the pack in the folder `home` unless it is in use; return whether it was free."""
     with _is_free(home / IN_USE) as is_free:
         if is_free:
             shutil.rmtree(home, ignore_errors=True)
@@ -92,7 +76,7 @@ def delete_pack(home: Path) -> bool:
 
 
 def _hold(folder: str) -> None:
-    """Keep the file of a pack open while this process uses it; other packs have none."""
+    # older packs have no such file
     path = Path(folder).parent / IN_USE
     if folder in _held or not path.is_file():
         return
@@ -106,8 +90,8 @@ def _hold(folder: str) -> None:
 
 @contextmanager
 def _is_free(path: Path) -> Iterator[bool]:
-    """Yield whether nobody uses a pack, and let nobody begin to, as far as the system can."""
-    if sys.platform == "win32":  # a file that is open cannot be deleted
+    # locks an unused pack, as far as the system can
+    if sys.platform == "win32":  # an open file cannot be deleted
         try:
             path.unlink(missing_ok=True)
         except OSError:

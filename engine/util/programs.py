@@ -1,7 +1,7 @@
-"""How Tandem starts programs of its own: modules of the engine, each in a child process.
+"""Starts Tandem's child processes: modules of the engine.
 
-No such process outlives the one that started it. What a program reads or writes ends; where that is
-not noticed, as in a driver that hangs, Windows ends it (`tie_child`) or Linux (`tie_to_parent`).
+No such process outlives its parent. Its pipes close then; where it cannot notice that, as in a
+hanging driver, Windows (`tie_child`) or Linux (`tie_to_parent`) kills it.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
-"""Operation of Linux's `prctl` that names a signal to get when the parent's thread ends."""
+"""Operation of Linux's `prctl` that requests a signal when the parent's thread ends."""
 
 KILL_ON_JOB_CLOSE = 0x2000
-"""Limit of a job by which its processes end with the last handle of it."""
+"""Limit of a job that kills its processes when its last handle is closed."""
 
 EXTENDED_LIMITS = 9
-"""Number of `ExtendedLimits` among the kinds of information on a job."""
+"""Information class of `ExtendedLimits`."""
 
 MAY_JOIN = 0x0101
-"""Rights to a process that a job needs: to end it and to set its limits."""
+"""Access rights that a job needs: terminate and set quota."""
 
 NO_WINDOW: int = getattr(subprocess, "CREATE_NO_WINDOW", 0)
 """Creation flag that keeps Windows from opening a console window."""
 
 
 def program_command(module: str) -> tuple[str, ...]:
-    """Return the command that runs a module; nothing in the working directory is imported."""
+    """Return the command that runs a module, without importing from the working directory."""
     return sys.executable, "-P", "-m", module
 
 
 def child_environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of such a program: this process's, and where the engine lies.
+    """Return the environment of a child process: this process's, with the engine's location.
 
     Args:
-        variables: more variables, which replace those of this process.
+        variables: additional variables, which override this process's.
     """
     paths = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")
     python_path = os.pathsep.join(filter(None, paths))
@@ -52,18 +52,18 @@ def child_environment(variables: Mapping[str, str] | None = None) -> dict[str, s
 
 
 def tie_child(pid: int) -> None:
-    """Have Windows end a child process with this one; called right behind its start."""
+    """Make Windows kill a child process with this one; call it right after the start."""
     if sys.platform == "win32":
         try:
             own_job().add(pid)
-        except OSError as error:  # such as in a sandbox, whose own end will do
+        except OSError as error:  # such as in a sandbox, which kills its processes itself
             log.info("process %d is not tied to this one: %s", pid, error)
 
 
 def tie_to_parent() -> None:
-    """Have Linux end this process with the thread that started it; called by a child.
+    """Make Linux kill this process with the thread that started it; for a child.
 
-    A module that holds the interpreter's lock keeps a process from noticing by itself.
+    A module that holds the GIL keeps a process from noticing by itself.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -99,14 +99,7 @@ class ExtendedLimits(ctypes.Structure):
 
 
 class JobObject:
-    """A group of processes that end with the process that holds it, however that ends.
-
-    Args:
-        kernel32: Windows' library of that name, see `load_kernel32`.
-
-    Raises:
-        OSError: Windows has none to give.
-    """
+    """A group of processes that end with their parent, however it ends; may raise OSError."""
 
     def __init__(self, kernel32: Any) -> None:
         self._kernel32 = kernel32
@@ -120,11 +113,7 @@ class JobObject:
             raise OSError("there is no job object")
 
     def add(self, pid: int) -> None:
-        """Add a process; those that it starts belong to the group as well.
-
-        Raises:
-            OSError: it has ended, or may not join.
-        """
+        """Add a process; its children join automatically. Raises OSError if it has ended."""
         process = self._kernel32.OpenProcess(MAY_JOIN, False, pid)
         if not process:
             raise OSError(f"process {pid} cannot be opened")
@@ -137,16 +126,12 @@ class JobObject:
 
 @cache
 def own_job() -> JobObject:
-    """Return the group of this process's children; it lasts as long as this process.
-
-    Raises:
-        OSError: Windows has none to give.
-    """
+    """Return the group of this process's children; may raise OSError."""
     return JobObject(load_kernel32())
 
 
 def load_kernel32() -> Any:
-    """Return Windows' library with the types of what is called here."""
+    """Return Windows' library with the types of the functions in use."""
     library = ctypes.WinDLL("kernel32", use_last_error=True)  # type: ignore[attr-defined,unused-ignore]
     handle, number, is_done = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int
     for name, result, arguments in (

@@ -1,4 +1,4 @@
-"""Progress of long-running work: its events, the sinks that receive them, cancellation checks."""
+"""Progress of long-running work: events, sinks, cancellation checks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """Bytes of the file read so far, over all ranks.
-
-    Attributes:
-        doing: other work that takes time, such as "Compiling kernels: 5 of 40"; "" for none.
-    """
+    """Bytes of the file read so far, over all ranks, and other slow work as a text."""
 
     done_bytes: int
     total_bytes: int
@@ -28,19 +24,16 @@ class StateProgress:
 
 
 ProgressSink = Callable[[LoadProgress], None]
-"""A receiver of the progress of loading."""
-
 StateSink = Callable[[StateProgress], None]
-"""A receiver of the progress of saving or loading a state."""
 
 IsCancelled = Callable[[], bool]
-"""A check whether somebody wants the work to end."""
+"""A check whether the work was cancelled."""
 
 
 def ignore(_: object) -> None:
-    """Drop progress that nobody wants to see."""
+    """Discard progress."""
 
 
 def never() -> bool:
-    """Return False: nobody cancels."""
+    """Return False: not cancelled."""
     return False

@@ -1,7 +1,7 @@
-"""A child process that answers lines with lines, and is ended if an answer takes too much.
+"""A child process that answers lines with lines, and is killed if an answer takes too much.
 
-For work on what strangers made, such as templates, formulas and documents: no request can hang the
-process that asks, or fill the machine.
+For untrusted input such as templates, formulas and documents: no request can hang this process or
+fill the machine's memory.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from typing import Any
 
 import psutil
 
+from engine.errors import Sentence
 from engine.util.child_program import OUT_OF_MEMORY, PIPE_BUFFER
 from engine.util.pack import VARIABLE
 from engine.util.programs import NO_WINDOW, child_environment, tie_child
 from engine.util.progress import IsCancelled, never
 
 LOOK_S = 0.01
-"""Seconds between two looks at the memory of the process."""
+"""Interval of checks of the process's memory, in seconds."""
 
 
 class Excess(Enum):
-    """Reasons to kill a process: limits that it has exceeded, or that nobody waits for it."""
+    """Reasons to kill a process: exceeded limits, or a cancelled request."""
 
     TIME = auto()
     MEMORY = auto()
@@ -37,12 +38,7 @@ class Excess(Enum):
 
 
 class ChildEnded(Exception):
-    """End of a child without an answer.
-
-    Attributes:
-        excess: why it was killed; None if it ended by itself.
-        status: exit status; None if it takes long to end.
-    """
+    """End of a child without an answer: why it was killed, if so, and its exit status."""
 
     def __init__(self, excess: Excess | None, status: int | None) -> None:
         super().__init__(f"excess {excess}, status {status}")
@@ -51,19 +47,17 @@ class ChildEnded(Exception):
 
     @property
     def is_out_of_memory(self) -> bool:
-        """Whether the child needed more memory than it may have."""
+        """Whether the child exceeded its memory limit."""
         return self.excess is Excess.MEMORY or self.status == OUT_OF_MEMORY
 
 
 class LimitedChild:
-    """A process that answers one request after another, for one thread at a time.
+    """A process that answers one request after another; for one thread at a time.
 
-    Its first line says that it is ready. Its error output goes nowhere. It ends with its standard
-    input, so when this process ends.
+    Its first line says that it is ready. Its error output is discarded. It ends with its standard
+    input, and therefore with this process.
 
     Args:
-        command: command line.
-        max_bytes: memory that it may have.
         start_s: seconds until it must be ready.
 
     Raises:
@@ -90,7 +84,7 @@ class LimitedChild:
         return self._process.poll() is None
 
     def wait_until_ready(self, is_cancelled: IsCancelled = never) -> None:
-        """Wait until the child has imported what it needs.
+        """Wait until the child has finished its imports.
 
         Raises:
             OSError: it ends or is silent instead.
@@ -102,9 +96,14 @@ class LimitedChild:
         if excess is Excess.CANCELLED:
             raise ChildEnded(excess, self._status())
         if excess:
-            raise OSError(f"it takes more than {self._start_s:g} s or {self._max_bytes >> 20} MiB")
+            message = Sentence(
+                "it takes more than {n:g} s or {size} MiB",
+                n=self._start_s,
+                size=self._max_bytes >> 20,
+            )
+            raise OSError(message)
         if not line:
-            raise OSError(f"it ended with status {self._status()}")
+            raise OSError(Sentence("it ended with status {status}", status=str(self._status())))
         self._is_ready = True
 
     def ask(
@@ -113,8 +112,7 @@ class LimitedChild:
         """Return the answer to a request, a line of JSON.
 
         Args:
-            seconds: time for the answer.
-            is_cancelled: asked again and again, on another thread; returning True ends the child.
+            is_cancelled: polled on another thread; returning True kills the child.
 
         Raises:
             ChildEnded: there is no answer, and the child is gone or going.
@@ -127,11 +125,11 @@ class LimitedChild:
         return answer
 
     def kill(self) -> None:
-        """End the process, whatever it does; any thread may call it."""
+        """Kill the process. Thread-safe."""
         self._process.kill()
 
     def close(self) -> None:
-        """End the process, whatever it does, and close its pipes."""
+        """Kill the process and close its pipes."""
         self.kill()
         self._status()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -142,7 +140,6 @@ class LimitedChild:
     def _exchange(
         self, request: bytes, seconds: float, is_cancelled: IsCancelled
     ) -> tuple[bytes, Excess | None]:
-        """Write a request; return the line that answers it, and why the process was killed."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -155,27 +152,25 @@ class LimitedChild:
         return line, watch.excess
 
     def _status(self) -> int | None:
-        """Return the exit status of a process that is ending; None if it takes long to end."""
+        # None if the process takes long to end
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(5)
         return None
 
 
 class AnswerWatch:
-    """A thread that kills a process if the `with` block takes too long or too much memory.
+    """A thread that kills a process if the `with` block exceeds its time or memory.
 
-    A thread rather than timeouts of reads: a process that is stopped does not read either, and
-    pipes have no timeouts on Windows. Nobody waits for the thread: without memory for its first
-    step it ends unseen, and `threading.Thread.start` would wait for that step for ever. Then the
-    process ends by itself, later, see `engine.util.sandbox`.
+    Timeouts of reads would not do: a stopped process does not read either, and pipes have no
+    timeouts on Windows. The thread is started without waiting for it: without memory for its first
+    step it ends silently, and `threading.Thread.start` would wait forever. The process then ends by
+    itself, later, see `engine.util.child_program`.
 
     Args:
-        seconds: time that the block may take.
-        max_bytes: memory that the process may have.
-        is_cancelled: returning True kills the process as well.
+        is_cancelled: returning True kills the process, too.
 
     Attributes:
-        excess: why the process was killed, None while it was not; final after the block.
+        excess: why the process was killed, or None; final after the block.
     """
 
     def __init__(
@@ -193,17 +188,16 @@ class AnswerWatch:
     def __enter__(self) -> AnswerWatch:
         try:
             _thread.start_new_thread(self._look, ())
-        except RuntimeError as error:  # "can't start new thread", which is for want of memory
+        except RuntimeError as error:  # "can't start new thread": lack of memory
             raise MemoryError(str(error)) from error
         return self
 
     def __exit__(self, *_: object) -> None:
         self._is_done.set()
-        with self._looking:  # the thread does nothing more
+        with self._looking:  # wait for the thread's last check
             pass
 
     def _look(self) -> None:
-        """Look at the process until the block is done; runs on the thread."""
         deadline = time.monotonic() + self._seconds
         while not self._is_done.wait(LOOK_S):
             with self._looking:
@@ -221,7 +215,6 @@ class AnswerWatch:
 
 
 def _memory_of(pid: int) -> int:
-    """Return the bytes of memory of a process; 0 if it has ended."""
     try:
         memory = psutil.Process(pid).memory_info()
     except psutil.Error:
@@ -230,20 +223,16 @@ def _memory_of(pid: int) -> int:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of a child without the engine's libraries, which it would hold."""
+    # without the engine's libraries, which would keep the pack locked
     return {name: value for name, value in child_environment().items() if name != VARIABLE}
 
 
 POLL_S = 0.05
-"""Seconds between two looks of a waiting thread at what nobody tells it."""
+"""Interval in which a waiting thread checks for cancellation, in seconds."""
 
 
 class FairSemaphore:
-    """A semaphore that threads get in order of arrival, and can stop waiting for.
-
-    Args:
-        n: number of threads that may hold it at once.
-    """
+    """A semaphore for `n` threads in order of arrival, with cancellable waits."""
 
     def __init__(self, n: int) -> None:
         self._n_free = n
@@ -267,7 +256,7 @@ class FairSemaphore:
                 self._changed.notify_all()
 
     def release(self) -> None:
-        """Give the turn back."""
+        """Release the semaphore."""
         with self._changed:
             self._n_free += 1
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Text of files, models and people, made harmless for terminals, labels and lists of names."""
+"""Makes text of files, models and people harmless for terminals, labels and lists of names."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ from functools import cache
 from typing import Final
 
 MAX_ERROR: Final = 500
-"""Largest number of characters of an error, its hint included."""
+"""Largest number of characters of an error, including its hint."""
 
 MAX_HINT: Final = 250
-"""Largest number of characters of an error's hint."""
 
 REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
-"""Character shown in the place of one that could act on what shows it."""
+"""Replaces control characters."""
 
 _ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """Return a text without characters that act: each of them is replaced by "�".
+    """Return a text with "�" in place of characters that control its display.
 
-    These are the control characters of ASCII and Latin-1, with which escape sequences begin; those
-    that change the direction of text, so that "gpj.exe" is read as "exe.jpg"; and halves of
-    characters. Line breaks and tabs stay, carriage returns are removed. As every character counts
-    by itself, a text may come in pieces.
+    These are the control characters of ASCII and Latin-1, with which escape sequences begin;
+    characters that change the direction of text, so that "gpj.exe" is read as "exe.jpg"; and
+    surrogates. Line breaks and tabs stay, carriage returns are removed. Works on chunks of a text.
     """
     return _ACTING.sub(REPLACEMENT, text.replace("\r", ""))
 
@@ -33,10 +31,9 @@ def one_line(text: str, most: int = 0) -> str:
     """Return a printable text in one line.
 
     Args:
-        most: largest number of characters, from 3; "…" stands for what is left out of the middle.
-            0 for any number.
+        most: largest number of characters, from 3, or 0 for any; "…" replaces the middle.
     """
-    if most and len(text) > 4 * most:  # no more is looked at, however much a file holds
+    if most and len(text) > 4 * most:  # bounded work, however large a file is
         text = f"{text[: 2 * most]}…{text[-2 * most :]}"
     line = printable(" ".join(text.split()))
     if not most or len(line) <= most:
@@ -46,14 +43,14 @@ def one_line(text: str, most: int = 0) -> str:
 
 
 def error_line(message: str, hint: str = "") -> str:
-    """Return an error and what to do about it, in one printable line of limited length."""
+    """Return an error and its hint in one printable line of limited length."""
     shown = one_line(hint, MAX_HINT)
     room = MAX_ERROR - len(shown) - bool(shown)
     return f"{one_line(message, room)} {shown}".strip()
 
 
 def json_escaped(document: str) -> str:
-    """Return a JSON document in which characters that act are escaped: the same values."""
+    """Return an equivalent JSON document with escaped control characters."""
     return _ACTING.sub(_escaped, document)
 
 
@@ -61,10 +58,10 @@ def _escaped(found: re.Match[str]) -> str:
     return f"\\u{ord(found[0]):04x}"
 
 
-@cache  # reading it takes milliseconds, and predictions of speed ask for it each time
+@cache  # reading it takes milliseconds, and every forecast needs it
 def package_version() -> str:
-    """Return Tandem's version; "" where it runs from a folder without being installed."""
-    from importlib import metadata  # late: the window does not need it to show
+    """Return Tandem's version; "" if it runs from a folder without being installed."""
+    from importlib import metadata  # late: the window can open without it
 
     try:
         return metadata.version("tandem-llm")

@@ -127,7 +127,7 @@ class Report:
         head = f"{self._model_type()}, {size(self._info.n_bytes)}, {self._info.name}"
         headers: tuple[str, ...] = HEADERS
         cells = [self._row(row) for row in rows]
-        if reasons := list(dict.fromkeys(f.sentence for row in rows for f in row.fallbacks)):
+        if reasons := list[str](dict.fromkeys(f.sentence for row in rows for f in row.fallbacks)):
             headers = _with_fallbacks(HEADERS, FALLBACK)
             cells = [
                 _with_fallbacks(cell, ", ".join(_kinds(row)) or "-")

@@ -1,4 +1,4 @@
-"""Files beside a model: how they are found, and blocks that a model takes from one of them."""
+"""Files next to a model: how they are found, and blocks that a model takes from one of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import InvalidGGUF
+from engine.errors import InvalidGGUF, Sentence
 from engine.formats.gguf.reader import GGUFFile
 from engine.formats.gguf.tensors import split_name
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from engine.load_params import ControlVector
 
 Stamp = tuple[int, int]
-"""Time of the last change of a file or folder in ns, and its size in bytes."""
+"""Modification time of a file or folder in ns, and its size in bytes."""
 
 MTP_MARK = "mtp-"
-"""Beginning of the names of files that hold nothing but a model's MTP blocks."""
+"""Prefix of the names of files with only a model's MTP blocks."""
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Return what changes with a file or folder; zeros where there is none."""
+    """Return a value that changes with a file or folder; zeros if there is none."""
     try:
         stat = path.stat()
     except OSError:
@@ -39,9 +39,7 @@ def stamp_of(path: Path) -> Stamp:
 
 
 def files_beside(model: Path, mark: str, *, is_first: bool = False) -> list[Path]:
-    """Return GGUF files in a model's folder that have a mark in their names.
-
-    The one whose name is most like the model's, apart from the mark, comes first.
+    """Return GGUF files in a model's folder with a mark in their names, the most similar first.
 
     Args:
         mark: part of a name in lower case.
@@ -49,13 +47,13 @@ def files_beside(model: Path, mark: str, *, is_first: bool = False) -> list[Path
     """
 
     def is_one(name: str) -> bool:
-        found = name.startswith(mark) if is_first else mark in name
-        return found and name.endswith(".gguf")
+        has_mark = name.startswith(mark) if is_first else mark in name
+        return has_mark and name.endswith(".gguf")
 
     def likeness(path: Path) -> tuple[int, str]:
         plain = path.name.lower().replace(mark, "").strip("-_.")
-        alike = commonprefix((plain, model.name.lower()))  # noqa: RUF071 of characters
-        return -len(alike), path.name
+        common = commonprefix((plain, model.name.lower()))  # noqa: RUF071 of characters
+        return -len(common), path.name
 
     try:
         found = [path for path in model.parent.iterdir() if is_one(path.name.lower())]
@@ -70,17 +68,17 @@ def with_blocks_of(
 ) -> GGUFFile:  # fmt: skip
     """Return a model's file with blocks of another file as its last ones.
 
-    The result can be read as long as both are open. Its metadata is the model's, but for the number
-    of blocks and the entries of the added ones.
+    The result can be read as long as both are open. Its metadata is the model's, except for the
+    number of blocks and the entries of the added ones.
 
     Args:
-        layers: numbers of the blocks in both files: behind those of the model's blocks.
+        layers: numbers of the blocks in both files, following the model's blocks.
         more: further tensors of the other file, by their names in the result.
-        without: names of tensors of the model that belong to its own last blocks.
+        without: names of the model's tensors that belong to its own last blocks.
     """
     arch, n_layer = file.meta.architecture, layers.start
-    behind = range(n_layer, maxsize)
-    kept = {n: t for n, t in file.tensors.items() if n not in without and not _is_in(n, behind)}
+    later = range(n_layer, maxsize)
+    kept = {n: t for n, t in file.tensors.items() if n not in without and not _is_in(n, later)}
     added = {n: t for n, t in other.tensors.items() if _is_in(n, layers)} | dict(more)
     changed: dict[str, int | Sequence[float]] = {
         f"{arch}.block_count": layers.stop,
@@ -97,7 +95,6 @@ def with_blocks_of(
 
 
 def _is_in(name: str, layers: range) -> bool:
-    """Return whether a tensor belongs to one of some blocks."""
     block = split_name(name)
     return block is not None and block[0] in layers
 
@@ -110,7 +107,7 @@ Direction = NDArray[np.float32]
 """Direction that is added to the residual stream, (n_embd,)."""
 
 DTYPES: dict[str, np.dtype[np.floating]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
-"""Types that directions may have in a file, by their GGUF names."""
+"""Types of directions, by their GGUF names."""
 
 NAME = re.compile(r"direction\.(\d{1,5})")
 """Name of a direction's tensor; the group is the number of its layer."""
@@ -119,18 +116,13 @@ NAME = re.compile(r"direction\.(\d{1,5})")
 def read_control_vectors(
     vectors: Sequence[ControlVector], layers: tuple[int, int] | None, n_embd: int, n_layer: int
 ) -> Mapping[int, Direction]:
-    """Return the sum of control vectors: the direction of each layer, by the layer's number.
-
-    Layers without a direction are absent.
+    """Return the sum of control vectors as the direction of each layer that has one, by number.
 
     Args:
-        vectors: control vector files and their scales.
         layers: first and last layer to steer, both included; None for all.
-        n_embd: size of the model's residual stream.
-        n_layer: number of the model's layers.
 
     Raises:
-        ModelFileError: a file is missing, or is no control vector for such a model.
+        ModelFileError: a file is missing, or is not a control vector for such a model.
     """
     total: dict[int, Direction] = {}
     for vector in vectors:
@@ -143,15 +135,10 @@ def read_control_vectors(
 
 
 def _directions(file: GGUFFile, n_embd: int, n_layer: int) -> dict[int, Direction]:
-    """Return the directions of one file, by layer.
-
-    Raises:
-        InvalidGGUF: the file is no control vector for such a model.
-    """
     if file.meta.architecture != "controlvector":
         raise InvalidGGUF(
             file.path,
-            f"it is no control vector but a '{file.meta.architecture}' file",
+            Sentence("it is not a control vector but a '{name}' file", name=file.meta.architecture),
             "Pick a GGUF with the architecture 'controlvector'.",
         )
     found = {}
@@ -163,13 +150,18 @@ def _directions(file: GGUFFile, n_embd: int, n_layer: int) -> dict[int, Directio
         if tensor.shape != (n_embd,) or tensor.type.name not in DTYPES or layer >= n_layer:
             raise InvalidGGUF(
                 file.path,
-                f"its {name} ({tensor.type.name}, {tensor.shape}) does not fit a model of "
-                f"{n_layer} layers with {n_embd} numbers per token",
+                Sentence(
+                    "its {name} ({type}, {shape}) does not fit a model of {n} layers with {width}"
+                    " numbers per token",
+                    name=name, type=tensor.type.name, shape=str(tensor.shape), n=n_layer,
+                    width=n_embd,
+                ),
                 "Control vectors work with the model they were made for.",
-            )
+            )  # fmt: skip
         values = file.raw(tensor).read().view(DTYPES[tensor.type.name]).astype(np.float32)
         if not np.isfinite(values).all():
-            raise InvalidGGUF(file.path, f"its {name} has values that are no numbers")
+            problem = Sentence("its {name} has infinite values or NaN", name=name)
+            raise InvalidGGUF(file.path, problem)
         found[layer] = values.reshape(n_embd)
     if not found:
         raise InvalidGGUF(file.path, "it has no directions")

@@ -1,7 +1,7 @@
 """Parser for the header of one GGUF file, versions 2 and 3.
 
-The file is untrusted. Every count, length, type and offset is checked before it is used, so that
-any bytes at all give a header or an `EngineError`, in time and memory bounded by `HEADER_LIMIT`.
+The file is untrusted. Every count, length, type and offset is checked before use, so that any bytes
+give a header or an `EngineError`, in time and memory bounded by `HEADER_LIMIT`.
 
     "GGUF", version u32, tensor count u64, metadata count u64
     metadata: (key, type u32, value) ...
@@ -19,20 +19,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from engine.errors import InvalidGGUF, UnsupportedQuant
+from engine.errors import InvalidGGUF, Sentence, UnsupportedQuant
 from engine.formats.gguf.metadata import ARRAY, DTYPES, STRING, U64, Metadata, MetadataValue
 from engine.formats.gguf.tensors import TYPES, TensorInfo, check_layout, quote
 
-HEADER_LIMIT: Final = 160 << 20  # bytes; the largest vocabularies known take some 30 MiB
+HEADER_LIMIT: Final = 160 << 20  # bytes; the largest known vocabularies take some 30 MiB
 
-# the most that a header may have of each
+# limits of a header
 MAX_KEYS: Final = 1 << 14
 MAX_TENSORS: Final = 1 << 16
 MAX_ITEMS: Final = 1 << 24  # elements of one array
-MAX_STRINGS: Final = 1 << 22  # texts in all; the largest vocabularies known have 800,000
+MAX_STRINGS: Final = 1 << 22  # texts in total; the largest known vocabularies have 800,000
 MAX_NAME: Final = (1 << 16) - 1  # bytes of a key or a tensor's name
 MAX_DIMS: Final = 4
-DEFAULT_ALIGNMENT: Final = 32  # bytes, where the file states none
+DEFAULT_ALIGNMENT: Final = 32  # bytes
 
 # Smallest size of an entry: an empty name with its length, then the fixed fields.
 MIN_KEY_BYTES: Final = 8 + 4 + 1
@@ -40,12 +40,14 @@ MIN_TENSOR_BYTES: Final = 8 + 4 + 8 + 4 + 8
 
 U32: Final = struct.Struct("<I")
 
+OLD_GGML = Sentence("it has the GGML format of before August 2023")
+
 NOT_GGUF = {
-    b"version https://git-lfs": "it is a Git LFS pointer and not the model itself",
-    b"PK\x03\x04": "it is a PyTorch or zip archive",
-    b"lmgg": "it has the GGML format of before August 2023",
-    b"fmgg": "it has the GGML format of before August 2023",
-    b"tjgg": "it has the GGML format of before August 2023",
+    b"version https://git-lfs": Sentence("it is a Git LFS pointer and not the model itself"),
+    b"PK\x03\x04": Sentence("it is a PyTorch or zip archive"),
+    b"lmgg": OLD_GGML,
+    b"fmgg": OLD_GGML,
+    b"tjgg": OLD_GGML,
 }
 
 
@@ -59,17 +61,11 @@ class Header:
 
 
 class HeaderEndsEarly(InvalidGGUF):
-    """Error of a header that goes on behind the bytes that were given."""
+    """Error of a header that continues after the given bytes."""
 
 
 class Cursor:
-    """A forward reader of a header that never goes past its end.
-
-    Args:
-        path: path of the file, for messages.
-        data: first bytes of the file, at most `HEADER_LIMIT`.
-        file_size: size of the whole file, in bytes.
-    """
+    """A bounded forward reader of a header."""
 
     def __init__(self, path: Path, data: bytearray, file_size: int) -> None:
         self.path = path
@@ -83,15 +79,18 @@ class Cursor:
         """Number of bytes left."""
         return len(self.data) - self.position
 
-    def error(self, problem: str) -> InvalidGGUF:
+    def error(self, problem: Sentence) -> InvalidGGUF:
         """Return an error about this file; `problem` continues the sentence about it."""
         return InvalidGGUF(self.path, problem)
 
     def truncated(self) -> HeaderEndsEarly:
         """Return the error of a header that ends too early or is too long."""
-        problem = "the file is truncated: it ends inside its header"
-        if self.file_size > len(self.data):
-            problem = f"its header is longer than {HEADER_LIMIT >> 20} MiB"
+        problem = Sentence(
+            "its header is longer than {size} MiB"
+            if self.file_size > len(self.data)
+            else "the file is truncated: it ends inside its header",
+            size=HEADER_LIMIT >> 20,
+        )
         return HeaderEndsEarly(self.path, problem)
 
     def skip(self, n: int) -> int:
@@ -102,10 +101,10 @@ class Cursor:
         self.position += n
         return start
 
-    def check_count(self, n: int, what: str, most: int, min_bytes: int) -> None:
-        """Raise an error where `n` entries exceed `most` or cannot fit in the data."""
+    def check_count(self, n: int, most: int, min_bytes: int, problem: Sentence) -> None:
+        """Raise an error if `n` entries exceed `most` or cannot fit in the data."""
         if n > most:
-            raise self.error(f"it claims to have {n} {what}")
+            raise self.error(problem)
         if n * min_bytes > self.remaining:
             raise self.truncated()
 
@@ -119,29 +118,37 @@ class Cursor:
         value: int = U64.unpack_from(self.data, self.skip(8))[0]
         return value
 
-    def name(self, what: str) -> str:
-        """Read a short string, which must be UTF-8.
-
-        Args:
-            what: its name in messages, such as "a metadata key".
-        """
+    def name(self, *, is_key: bool) -> str:
+        """Read a metadata key, or else a tensor's name, which must be UTF-8."""
         n = self.u64()
         if n > MAX_NAME:
-            raise self.error(f"{what} claims to be {n} bytes long")
+            raise self.error(
+                Sentence(
+                    "a metadata key claims to be {n} bytes long"
+                    if is_key
+                    else "a tensor's name claims to be {n} bytes long",
+                    n=n,
+                )
+            )
         start = self.skip(n)
         try:
             return str(self.data[start : start + n], "utf-8")
         except UnicodeDecodeError:
-            raise self.error(f"{what} is not valid UTF-8") from None
+            problem = Sentence(
+                "a metadata key is not valid UTF-8"
+                if is_key
+                else "a tensor's name is not valid UTF-8"
+            )
+            raise self.error(problem) from None
 
     def skip_strings(self, n: int) -> None:
         """Skip `n` strings, at some 5 million a second.
 
-        Nothing is checked inside the loop: a length that leaves the data makes the next read fail.
+        The loop has no checks: after a length that leaves the data the next read fails.
         """
         self.n_strings += n
         if self.n_strings > MAX_STRINGS:
-            raise self.error(f"its metadata claims {self.n_strings} texts")
+            raise self.error(Sentence("its metadata claims {n} texts", n=self.n_strings))
         data, position, unpack_from = self.data, self.position, U64.unpack_from
         try:
             for _ in range(n):
@@ -157,22 +164,23 @@ def parse_header(path: Path, data: bytearray, file_size: int) -> Header:
     """Read and check the header of one file.
 
     Args:
-        data: first bytes of the file, at most `HEADER_LIMIT`; kept, and cut to the metadata.
-        file_size: size of the whole file, in bytes.
+        data: first bytes of the file, at most `HEADER_LIMIT`; truncated to the metadata and kept.
 
     Raises:
-        HeaderEndsEarly: the header goes on behind `data`.
+        HeaderEndsEarly: the header continues after `data`.
         InvalidGGUF: the bytes are malformed, truncated, big-endian or of an unknown version.
         UnsupportedQuant: a tensor's type is unknown.
     """
     cursor = Cursor(path, data, file_size)
     version = _parse_version(cursor)
     n_tensors, n_keys = cursor.u64(), cursor.u64()
-    cursor.check_count(n_keys, "metadata entries", MAX_KEYS, MIN_KEY_BYTES)
+    problem = Sentence("it claims to have {n} metadata entries", n=n_keys)
+    cursor.check_count(n_keys, MAX_KEYS, MIN_KEY_BYTES, problem)
     values = _parse_values(cursor, n_keys)
     meta = Metadata(path, data, values)
     end = cursor.position
-    cursor.check_count(n_tensors, "tensors", MAX_TENSORS, MIN_TENSOR_BYTES)
+    problem = Sentence("it claims to have {n} tensors", n=n_tensors)
+    cursor.check_count(n_tensors, MAX_TENSORS, MIN_TENSOR_BYTES, problem)
     alignment = _alignment(cursor, meta)
     entries = [_parse_tensor(cursor) for _ in range(n_tensors)]
     data_start = -(-cursor.position // alignment) * alignment
@@ -182,14 +190,13 @@ def parse_header(path: Path, data: bytearray, file_size: int) -> Header:
 
 
 def is_header_whole(data: bytes | bytearray, file_size: int) -> bool:
-    """Return whether the first bytes of a file hold all of its header.
+    """Return whether the first bytes of a file contain its whole header.
 
     Args:
-        data: first bytes of the file; more than `HEADER_LIMIT` of them are not looked at.
-        file_size: size of the whole file, in bytes.
+        data: first bytes of the file; at most `HEADER_LIMIT` count.
 
     Raises:
-        InvalidGGUF: no header begins like that.
+        InvalidGGUF: it is not a valid header.
         UnsupportedQuant: a tensor's type is unknown.
     """
     try:
@@ -203,60 +210,68 @@ def _parse_version(cursor: Cursor) -> int:
     magic = bytes(cursor.data[:32])
     if not magic.startswith(b"GGUF"):
         known = (text for start, text in NOT_GGUF.items() if magic.startswith(start))
-        raise cursor.error(next(known, "it does not begin with 'GGUF'"))
+        raise cursor.error(next(known, Sentence("it does not begin with 'GGUF'")))
     cursor.skip(4)
     version = cursor.u32()
     if version and version & 0xFFFF == 0:
-        raise cursor.error("its numbers are big-endian, which only a few servers use")
+        raise cursor.error(Sentence("its numbers are big-endian, which only a few servers use"))
     if version not in (2, 3):
-        raise cursor.error(f"its version is {version}, and only 2 and 3 can be read")
+        problem = Sentence("its version is {n}, and only 2 and 3 can be read", n=version)
+        raise cursor.error(problem)
     return version
 
 
 def _parse_values(cursor: Cursor, n: int) -> dict[str, MetadataValue]:
     values: dict[str, MetadataValue] = {}
     for _ in range(n):
-        key = cursor.name("a metadata key")
+        key = cursor.name(is_key=True)
         if key in values:
-            raise cursor.error(f"its metadata has the key {quote(key)} twice")
+            problem = Sentence("its metadata has the key {key} twice", key=quote(key))
+            raise cursor.error(problem)
         values[key] = _locate_value(cursor, key)
     return values
 
 
 def _locate_value(cursor: Cursor, key: str) -> MetadataValue:
-    """Read a value's type and place, and skip it without decoding it."""
+    # the value is skipped without being decoded
     kind, length = cursor.u32(), None
     if kind == ARRAY:
         kind, length = cursor.u32(), cursor.u64()
         if kind == ARRAY:
-            raise cursor.error(f"the metadata entry {quote(key)} is an array of arrays")
+            problem = "the metadata entry {key} is an array of arrays"
+            raise cursor.error(Sentence(problem, key=quote(key)))
         if length > MAX_ITEMS:
-            raise cursor.error(f"the metadata entry {quote(key)} claims {length} elements")
+            problem = "the metadata entry {key} claims {n} elements"
+            raise cursor.error(Sentence(problem, key=quote(key), n=length))
     value = MetadataValue(kind, cursor.position, length)
     if kind == STRING:
         cursor.skip_strings(1 if length is None else length)
     elif kind in DTYPES:
         cursor.skip(DTYPES[kind].itemsize * (1 if length is None else length))
     else:
-        raise cursor.error(f"the metadata entry {quote(key)} has the unknown type {kind}")
+        problem = "the metadata entry {key} has the unknown type {type}"
+        raise cursor.error(Sentence(problem, key=quote(key), type=kind))
     return value
 
 
 def _alignment(cursor: Cursor, meta: Metadata) -> int:
     alignment = meta.int("general.alignment", DEFAULT_ALIGNMENT)
     if alignment < 1 or alignment & (alignment - 1):
-        raise cursor.error(f"its alignment is {alignment}, which is not a power of two")
+        problem = "its alignment is {n}, which is not a power of two"
+        raise cursor.error(Sentence(problem, n=alignment))
     return alignment
 
 
 def _parse_tensor(cursor: Cursor) -> TensorInfo:
-    """Read one tensor's entry; its offset still counts from the start of the data."""
-    name = cursor.name("a tensor's name")
+    # the offset still counts from the start of the data
+    name = cursor.name(is_key=False)
     n_dims = cursor.u32()
     if not 1 <= n_dims <= MAX_DIMS:
-        raise cursor.error(f"the tensor {quote(name)} has {n_dims} dimensions")
+        problem = "the tensor {name} has {n} dimensions"
+        raise cursor.error(Sentence(problem, name=quote(name), n=n_dims))
     sizes = [cursor.u64() for _ in range(n_dims)]
     number, offset = cursor.u32(), cursor.u64()
     if number not in TYPES:
-        raise UnsupportedQuant(cursor.path, f"type {number}", quote(name))
+        type_name = Sentence("type {number}", number=number)
+        raise UnsupportedQuant(cursor.path, type_name, quote(name))
     return TensorInfo(name, TYPES[number], tuple(reversed(sizes)), part=0, offset=offset)

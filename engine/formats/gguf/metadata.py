@@ -1,8 +1,8 @@
 """The metadata of a GGUF file: its key-value section.
 
-Values stay in the bytes they were read from and are decoded on demand: a vocabulary has hundreds
-of thousands of strings that most readers of a header never need. They are in memory, so they
-outlive the file and cannot change under their reader.
+Values stay in the bytes of the header and are decoded on demand: a vocabulary has hundreds of
+thousands of strings that most readers never need. The bytes are in memory, so they outlive the file
+and cannot change.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
 
-from engine.errors import InvalidGGUF
+from engine.errors import InvalidGGUF, Sentence
 
 U32, BOOL, STRING, ARRAY = 4, 7, 8, 9
 
@@ -50,11 +50,11 @@ U64: Final = Struct("<Q")
 
 
 class MetadataValue(NamedTuple):
-    """Type and place of a metadata value that is not yet decoded.
+    """Type and position of a metadata value that is not decoded yet.
 
     Attributes:
         kind: GGUF's number of the type, or of the elements' type for an array.
-        start: offset of the value's first byte: of a string's length, or an array's first element.
+        start: offset of a string's length, an array's first element, or the value.
         length: number of elements of an array; None for a single value.
     """
 
@@ -74,18 +74,14 @@ class MetadataValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Bytes of a header, and the place of each metadata value in them."""
+    """Bytes of a header, and the position of each metadata value in them."""
 
     path: Path
     data: bytearray
     values: Mapping[str, MetadataValue]
 
     def decode(self, value: MetadataValue, limit: int | None = None) -> Any:
-        """Return a value as a Python object, an array as a list.
-
-        Args:
-            limit: largest number of elements of an array, or bytes of a string, to decode.
-        """
+        """Return a value as a Python object, with at most `limit` elements of an array or bytes."""
         if value.kind == STRING:
             return self._decode_text(value, limit)
         n = 1 if value.length is None else value.length
@@ -114,20 +110,15 @@ class TypedRead(Generic[T]):
     """Callable that reads values of one type, such as `meta.int`.
 
     Raises:
-        InvalidGGUF: the key is missing and there is no default, or its value has another type.
+        InvalidGGUF: the key is missing without a default, or its value has another type.
     """
 
     __slots__ = ("_convert", "_is_array", "_kinds", "_store", "_wanted")
 
     def __init__(
-        self,
-        store: Store,
-        wanted: str,
-        kinds: frozenset[int],
-        convert: Callable[[Any], T],
-        *,
+        self, store: Store, wanted: Sentence, kinds: frozenset[int], convert: Callable[[Any], T], *,
         is_array: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._store = store
         self._wanted = wanted
         self._kinds = kinds
@@ -142,10 +133,14 @@ class TypedRead(Generic[T]):
         value = self._store.values.get(key)
         if value is None:
             if default is MISSING:
-                raise InvalidGGUF(self._store.path, f"its metadata lacks '{key}'")
+                problem = Sentence("its metadata lacks '{key}'", key=key)
+                raise InvalidGGUF(self._store.path, problem)
             return default
         if value.kind not in self._kinds or self._is_array != (value.length is not None):
-            problem = f"'{key}' in its metadata is {value.type_name} instead of {self._wanted}"
+            problem = Sentence(
+                "'{key}' in its metadata is {type} instead of {wanted}",
+                key=key, type=value.type_name, wanted=self._wanted,
+            )  # fmt: skip
             raise InvalidGGUF(self._store.path, problem)
         return self._convert(self._store.decode(value))
 
@@ -154,25 +149,31 @@ class Metadata:
     """Read-only keys and values of a header.
 
     `str`, `int`, `float` and `bool` read one value; `strs`, `ints`, `floats` and `bools` read a
-    list. `meta.int(key)` raises `InvalidGGUF` where the key is missing, `meta.int(key, default)`
-    does not; both raise it where the value has another type. A float may be stored as an integer.
-    Bytes that are not UTF-8 are read as replacement characters.
+    list. `meta.int(key)` raises `InvalidGGUF` if the key is missing, `meta.int(key, default)` does
+    not; both raise it if the value has another type. A float may be stored as an integer. Bytes
+    that are not UTF-8 become replacement characters.
     """
 
     def __init__(self, path: Path, data: bytearray, values: Mapping[str, MetadataValue]) -> None:
         store = Store(path, data, values)
         self._store = store
         numbers, text, flag = INTS | FLOATS, frozenset({STRING}), frozenset({BOOL})
-        self.str = TypedRead[str](store, "a text", text, str)
-        self.int = TypedRead[int](store, "an integer", INTS, int)
-        self.float = TypedRead[float](store, "a number", numbers, float)
-        self.bool = TypedRead[bool](store, "true or false", flag, bool)
-        self.strs = TypedRead[list[str]](store, "a list of texts", text, list, is_array=True)
-        self.ints = TypedRead[list[int]](store, "a list of integers", INTS, list, is_array=True)
-        self.floats = TypedRead[list[float]](
-            store, "a list of numbers", numbers, _floats, is_array=True
+        self.str = TypedRead[str](store, Sentence("a text"), text, str)
+        self.int = TypedRead[int](store, Sentence("an integer"), INTS, int)
+        self.float = TypedRead[float](store, Sentence("a number"), numbers, float)
+        self.bool = TypedRead[bool](store, Sentence("true or false"), flag, bool)
+        self.strs = TypedRead[list[str]](
+            store, Sentence("a list of texts"), text, list, is_array=True
         )
-        self.bools = TypedRead[list[bool]](store, "a list of flags", flag, list, is_array=True)
+        self.ints = TypedRead[list[int]](
+            store, Sentence("a list of integers"), INTS, list, is_array=True
+        )
+        self.floats = TypedRead[list[float]](
+            store, Sentence("a list of numbers"), numbers, _floats, is_array=True
+        )
+        self.bools = TypedRead[list[bool]](
+            store, Sentence("a list of flags"), flag, list, is_array=True
+        )
 
     def __contains__(self, key: object) -> bool:
         return key in self._store.values
@@ -196,7 +197,7 @@ class Metadata:
 
     @property
     def architecture(self) -> str:
-        """Name of the architecture, such as "llama", from `general.architecture`.
+        """Architecture, such as "llama", from `general.architecture`.
 
         Raises:
             InvalidGGUF: the entry is missing or is not a name.
@@ -220,7 +221,8 @@ class Metadata:
             InvalidGGUF: as for `int`; or the list is shorter than `n`; or `n` is absurdly large.
         """
         if not 0 <= n <= MAX_LAYERS:
-            raise InvalidGGUF(self._store.path, f"it claims to have {n} layers")
+            problem = Sentence("it claims to have {n} layers", n=n)
+            raise InvalidGGUF(self._store.path, problem)
         value = self._store.values.get(key)
         if value is None and default is not MISSING:
             return default
@@ -228,7 +230,10 @@ class Metadata:
             return [self.int(key)] * n
         items = self.ints(key)
         if len(items) < n:
-            problem = f"'{key}' in its metadata has {len(items)} entries for {n} layers"
+            problem = Sentence(
+                "'{key}' in its metadata has {n} entries for {layers} layers",
+                key=key, n=len(items), layers=n,
+            )  # fmt: skip
             raise InvalidGGUF(self._store.path, problem)
         return items[:n]
 
@@ -242,12 +247,10 @@ class Metadata:
         return default if value is None else self._store.decode(value, limit)
 
     def changed(self, values: Mapping[str, int | Sequence[float]]) -> Metadata:
-        """Return a copy in which some keys have other numbers or lists of numbers.
-
-        Their types stay as they are; those of new keys are "uint32".
+        """Return a copy with other numbers or lists of numbers; new keys have the type "uint32".
 
         Raises:
-            InvalidGGUF: a number does not fit its type.
+            InvalidGGUF: a number does not fit the present type.
         """
         data, places = bytearray(self.data), dict(self._store.values)
         for key, value in values.items():
@@ -257,20 +260,17 @@ class Metadata:
             try:
                 data += np.asarray(value, DTYPES[kind]).tobytes()
             except OverflowError:
-                raise InvalidGGUF(self._store.path, f"'{key}' cannot be {value}") from None
+                problem = Sentence("'{key}' cannot be {value}", key=key, value=str(value))
+                raise InvalidGGUF(self._store.path, problem) from None
         return Metadata(self._store.path, data, places)
 
     def array_length(self, key: str) -> int | None:
-        """Return the number of elements of an array; None where the key is missing or no array."""
+        """Return the number of elements of an array; None if missing or not an array."""
         value = self._store.values.get(key)
         return None if value is None else value.length
 
     def describe(self, key: str, width: int = 60) -> str:
-        """Return one short line about a value, for people; long arrays are not decoded.
-
-        Raises:
-            KeyError: there is no such key.
-        """
+        """Return one short line about a value; long arrays are not decoded."""
         value = self._store.values[key]
         if value.length is not None:
             some = self._store.decode(value, limit=3)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Self
 
-from engine.errors import InvalidGGUF, MissingShard, ModelFileError
+from engine.errors import InvalidGGUF, MissingShard, ModelFileError, Sentence
 from engine.formats.gguf.header import HEADER_LIMIT, Header, HeaderEndsEarly, parse_header
 from engine.formats.gguf.metadata import Metadata
 from engine.formats.gguf.tensor_bytes import OpenPart, TensorBytes
@@ -24,11 +24,7 @@ MAX_NAMED: Final = 8  # missing parts that a message lists
 
 
 def part_paths(path: Path, meta: Metadata) -> tuple[Path, ...]:
-    """Return all parts of the model that a file belongs to, in order; itself if it is whole.
-
-    Args:
-        path: path of any part.
-        meta: metadata of that part.
+    """Return all parts of a file's model in order, given any part and its metadata.
 
     Raises:
         InvalidGGUF: the names of the other parts cannot be derived from this one.
@@ -39,15 +35,18 @@ def part_paths(path: Path, meta: Metadata) -> tuple[Path, ...]:
         return (path,)
     match = NAME.fullmatch(path.name)
     if match is None or int(match["count"]) != count:
-        problem = (
-            f"it is one of {count} parts, but its name does not end in '-00001-of-{count:05d}.gguf'"
+        problem = Sentence(
+            "it is one of {n} parts, but its name does not end in '{name}'",
+            n=count,
+            name=f"-00001-of-{count:05d}.gguf",
         )
         raise InvalidGGUF(path, problem, "Give all parts the names they were published under.")
     names = [f"{match['prefix']}-{i + 1:05d}-of-{count:05d}.gguf" for i in range(count)]
     paths = tuple(path.with_name(name) for name in names)
     missing = [part.name for part in paths if not part.exists()]
     if missing:
-        more = [f"{len(missing) - MAX_NAMED} more"] if len(missing) > MAX_NAMED else []
+        n_more = len(missing) - MAX_NAMED
+        more: list[str] = [Sentence("{n} more", n=n_more)] if n_more > 0 else []
         raise MissingShard(path, missing[:MAX_NAMED] + more)
     return paths
 
@@ -64,40 +63,42 @@ def check_agreement(paths: Sequence[Path], headers: Sequence[Header]) -> None:
         # the later parts need not name the architecture
         name = header.meta.str("general.architecture", None)
         if name is not None and name != first.architecture:
-            problem = f"its architecture differs from that of {paths[0].name}"
+            problem = Sentence("its architecture differs from that of {name}", name=paths[0].name)
             raise InvalidGGUF(path, problem, "Put the parts of one model together.")
     total = sum(len(header.tensors) for header in headers)
     if first.int("split.tensors.count", total) != total:
-        problem = f"its parts have {total} tensors in all, not the number that it states"
+        problem = Sentence(
+            "its parts have {n} tensors in all, not the number that it states", n=total
+        )
         raise InvalidGGUF(paths[0], problem)
 
 
 def _check_place(path: Path, meta: Metadata, no: int, count: int) -> None:
-    found, of = meta.int("split.no"), meta.int("split.count")
-    if (found, of) != (no, count):
-        problem = f"its content is part {found + 1} of {of}, unlike its name"
+    no_here, count_here = meta.int("split.no"), meta.int("split.count")
+    if (no_here, count_here) != (no, count):
+        problem = Sentence(
+            "its content is part {n} of {total}, unlike its name", n=no_here + 1, total=count_here
+        )
         raise InvalidGGUF(path, problem, "Give all parts the names they were published under.")
 
 
 FIRST_BYTES = 1 << 20
-"""Bytes of a file that are read at first for its header; if it is longer, twice as many."""
+"""Size of the first read for a header; doubled until the header is complete."""
 
 
 class GGUFFile:
     """A model, of one file or several parts, open for reading; made by `open`.
 
-    Use as a context manager. Opening reads the header alone, and `raw` says where a tensor's bytes
-    are; they are read when its `read` or `read_into` is called.
+    Use as a context manager. Opening reads only the header; `raw` locates a tensor's bytes, which
+    are read by its `read` or `read_into`.
 
     Attributes:
         path: path of the first part.
-        paths: paths of all parts.
-        version: version of the GGUF format.
-        meta: metadata of the first part; usable after `close` too.
+        meta: metadata of the first part; usable after `close`.
         tensors: tensors of all parts by name, in file order.
-        companion: path of another file that some of them are from; None for none.
+        companion: path of another file that some tensors come from, or None.
         n_bytes: total size of the files, in bytes.
-        stamps: what tells these files from others that come to lie under their paths.
+        stamps: values that change when the files are replaced.
     """
 
     def __init__(self, parts: list[OpenPart], headers: list[Header]) -> None:
@@ -129,10 +130,10 @@ class GGUFFile:
                 undo.callback(part.close)
                 return part, _read_header(part)
 
-            asked = open_part(path)
-            paths = part_paths(path, asked[1].meta)
-            found = [asked if part == path else open_part(part) for part in paths]
-            parts, headers = [part for part, _ in found], [header for _, header in found]
+            first = open_part(path)
+            paths = part_paths(path, first[1].meta)
+            opened = [first if part == path else open_part(part) for part in paths]
+            parts, headers = [part for part, _ in opened], [header for _, header in opened]
             if len(parts) > 1:
                 check_agreement(paths, headers)
             file = cls(parts, headers)
@@ -143,14 +144,9 @@ class GGUFFile:
         self, kept: Mapping[str, TensorInfo], other: GGUFFile, added: Mapping[str, TensorInfo],
         meta: Metadata,
     ) -> GGUFFile:  # fmt: skip
-        """Return this model with tensors of another file beside some of its own.
+        """Return this model with some of its tensors and some of another file.
 
         The result can be read as long as both are open.
-
-        Args:
-            kept: tensors of this file, by name.
-            added: tensors of the other file, by name.
-            meta: metadata of the result.
         """
         whole = copy(self)
         whole._parts = [*self._parts, *other._parts]
@@ -164,23 +160,18 @@ class GGUFFile:
     def raw(self, tensor: TensorInfo) -> TensorBytes:
         """Return the bytes of a tensor, or of a range of its rows, to be sliced and read.
 
-        Returns:
-            Bytes in the tensor's shape, with the bytes of a row as the last axis.
+        The shape is the tensor's, with the bytes of a row as the last axis.
         """
         shape = (*tensor.shape[:-1], tensor.row_bytes)
         return TensorBytes.of(self._parts[tensor.part], tensor.offset, shape)
 
     def check_unchanged(self) -> None:
-        """Check that nobody has written to the files since they were opened.
-
-        Raises:
-            ModelFileError: somebody has, so that what was read may not fit together.
-        """
+        """Raise ModelFileError if a file was modified since it was opened."""
         for part in self._parts:
             part.check_unchanged()
 
     def close(self) -> None:
-        """Close the files; their bytes cannot be read any more."""
+        """Close the files."""
         for part in self._parts:
             part.close()
 
@@ -192,47 +183,48 @@ class GGUFFile:
 
 
 def _read_header(part: OpenPart) -> Header:
-    """Read and check the header of a file, whose length is known only when it has been read."""
-    limit, wanted = min(part.n_bytes, HEADER_LIMIT), FIRST_BYTES
-    while wanted < limit:
+    # its length is known only after reading it
+    limit, n_bytes = min(part.n_bytes, HEADER_LIMIT), FIRST_BYTES
+    while n_bytes < limit:
         try:
-            return _parse_start(part, wanted)
+            return _parse_start(part, n_bytes)
         except HeaderEndsEarly:
-            wanted *= 2
+            n_bytes *= 2
     return _parse_start(part, limit)
 
 
 def _parse_start(part: OpenPart, n_bytes: int) -> Header:
-    """Read and check a header that lies within the first bytes of a file."""
     data = bytearray(n_bytes)
     part.read_into(memoryview(data), 0)
     return parse_header(part.path, data, part.n_bytes)
 
 
 def _collect(paths: tuple[Path, ...], headers: list[Header]) -> dict[str, TensorInfo]:
-    """Return the tensors of all parts by name, each marked with its part."""
     tensors: dict[str, TensorInfo] = {}
     for i, header in enumerate(headers):
         for tensor in header.tensors:
             if tensor.name in tensors:
                 other = paths[tensors[tensor.name].part].name
-                raise InvalidGGUF(paths[i], f"its tensor {quote(tensor.name)} is in {other} too")
+                problem = Sentence(
+                    "its tensor {name} is in {other} too", name=quote(tensor.name), other=other
+                )
+                raise InvalidGGUF(paths[i], problem)
             tensors[tensor.name] = replace(tensor, part=i) if i else tensor
     return tensors
 
 
 SAMPLES = 32
-"""Number of tensors to sample, evenly spaced in the order of the file."""
+"""Number of sampled tensors, evenly spaced in the order of the file."""
 
 SAMPLE_BYTES = 4096
-"""Bytes to sample of each of these tensors, from its middle."""
+"""Bytes sampled from the middle of each of these tensors."""
 
 
 def model_hash(file: GGUFFile) -> str:
-    """Return a hash of a model's content, whatever its file is called: 64 hexadecimal digits.
+    """Return a hash of a model's content, whatever its file name: 64 hexadecimal digits.
 
-    It covers the header and samples of the weights, as a model that was trained further often has
-    the header of the model it comes from. It takes milliseconds.
+    It covers the header and samples of the weights, because a fine-tuned model often has the header
+    of its base model. Takes milliseconds.
     """
     digest = hashlib.sha256(file.meta.data)
     tensors = list(file.tensors.values())
@@ -248,12 +240,11 @@ def model_hash(file: GGUFFile) -> str:
 
 
 def check_unchanged(file: GGUFFile, stamps: object) -> None:
-    """Check that a file is the one that was opened before, see `GGUFFile.stamps`.
-
-    Raises:
-        ModelFileError: another one lies under its path now.
-    """
+    """Raise ModelFileError if a file is not the one with these stamps."""
     if file.stamps != stamps:
         raise ModelFileError(
-            file.path, f"{file.path.name} has changed since the model was loaded.", "Load it again."
+            file.path,
+            "{file} has changed since the model was loaded.",
+            "Load it again.",
+            file=file.path.name,
         )

@@ -1,4 +1,4 @@
-"""Bytes of a tensor in a file, which can be sliced before any of them is read."""
+"""Bytes of a tensor in a file, to be sliced before anything is read."""
 
 from __future__ import annotations
 
@@ -15,23 +15,19 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from engine.errors import InvalidGGUF, ModelFileError
+from engine.errors import InvalidGGUF, ModelFileError, Sentence
 
 Stamp = tuple[str, int, int]
-"""Path of a file, its size in bytes and the time of its last change in ns."""
+"""Path of a file, its size in bytes and its modification time in ns."""
 
 
 class OpenPart:
-    """A file of a model, open for reading at any place, by several threads.
+    """A file of a model, open for reading at any offset. Thread-safe.
 
-    Reads copy into memory of the caller. If another program cuts the file short, or its drive is
-    gone, a read raises an error, where access to a memory map would end the process (SIGBUS).
-
-    Args:
-        path: path of the file.
+    Reads copy into the caller's memory: if another program truncates the file, or its drive is
+    gone, a read raises an error, while access to a memory map would end the process (SIGBUS).
 
     Attributes:
-        path: path of the file.
         n_bytes: size of the file when it was opened.
 
     Raises:
@@ -42,18 +38,28 @@ class OpenPart:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            # before it is opened: opening a pipe would wait for a writer
+            # before opening it: opening a pipe would wait for a writer
             _check_mode(path, path.stat().st_mode)
             self._file = path.open("rb", 0)
         except FileNotFoundError:
-            message = f"There is no file {path}."
-            raise ModelFileError(path, message, "It may have been moved or deleted.") from None
+            raise ModelFileError(
+                path,
+                "There is no file {path}.",
+                "It may have been moved or deleted.",
+                path=str(path),
+            ) from None
         except PermissionError:
-            message = f"You are not allowed to read {path}."
-            raise ModelFileError(path, message, "Change the file's permissions.") from None
+            raise ModelFileError(
+                path,
+                "You are not allowed to read {path}.",
+                "Change the file's permissions.",
+                path=str(path),
+            ) from None
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise ModelFileError(path, f"{path} cannot be read: {reason}.") from None
+            reason = Sentence(getattr(error, "strerror", None) or str(error))
+            raise ModelFileError(
+                path, "{path} cannot be read: {problem}.", path=str(path), problem=reason
+            ) from None
         self._finalizer = weakref.finalize(self, self._file.close)
         self._lock = threading.Lock()
         self._opened = os.fstat(self._file.fileno())
@@ -64,7 +70,7 @@ class OpenPart:
 
     @property
     def stamp(self) -> Stamp:
-        """Stamp of the file when it was opened, whatever lies under its path by now."""
+        """Stamp of the file when it was opened, even if it was replaced since."""
         return str(self.path), self.n_bytes, self._opened.st_mtime_ns
 
     @property
@@ -78,89 +84,83 @@ class OpenPart:
             raise ValueError(f"{self.path.name} is closed")
         return self._file.fileno()
 
-    def read_into(self, goal: memoryview, offset: int) -> None:
-        """Fill memory with the bytes from `offset` on.
-
-        Args:
-            goal: writable memory of bytes, one after another.
+    def read_into(self, target: memoryview, offset: int) -> None:
+        """Fill contiguous memory with the bytes from `offset` on.
 
         Raises:
             ModelFileError: the file has become shorter, or its drive fails.
             ValueError: the file is closed.
         """
-        while goal:
-            n_bytes = self._read_some(goal, offset)
+        while target:
+            n_bytes = self._read_some(target, offset)
             if n_bytes == 0:
                 raise ModelFileError(
                     self.path,
-                    f"{self.path.name} has become shorter while it was read.",
+                    "{file} has become shorter while it was read.",
                     "Copy or download it again.",
+                    file=self.path.name,
                 )
-            goal, offset = goal[n_bytes:], offset + n_bytes
+            target, offset = target[n_bytes:], offset + n_bytes
 
-    def _read_some(self, goal: memoryview, offset: int) -> int:
-        """Fill some of the memory; return the number of bytes, 0 at the end of the file."""
+    def _read_some(self, target: memoryview, offset: int) -> int:
+        # 0 bytes at the end of the file
         descriptor = self.descriptor
         try:
             if hasattr(os, "preadv"):
-                return os.preadv(descriptor, [goal], offset)
+                return os.preadv(descriptor, [target], offset)
             with self._lock:  # Windows has one position for all threads
                 self._file.seek(offset)
-                return self._file.readinto(goal) or 0
+                return self._file.readinto(target) or 0
         except OSError as error:
             raise ModelFileError(
                 self.path,
-                f"{self.path.name} cannot be read any more: {error.strerror or error}.",
+                "{path} can no longer be read: {problem}.",
                 "Check the drive that it is on, and the connection to it.",
+                path=self.path.name,
+                problem=Sentence(error.strerror or str(error)),
             ) from None
 
     def check_unchanged(self) -> None:
-        """Check that nobody has written to the file since it was opened.
-
-        Raises:
-            ModelFileError: somebody has, so that what was read may not fit together.
-        """
+        """Raise ModelFileError if the file was modified since it was opened."""
         now = os.fstat(self._file.fileno())
         if (now.st_size, now.st_mtime_ns) != (self._opened.st_size, self._opened.st_mtime_ns):
             raise ModelFileError(
                 self.path,
-                f"{self.path.name} was changed while it was read.",
+                "{file} was changed while it was read.",
                 "Load it again once no other program writes to it.",
+                file=self.path.name,
             )
 
     def close(self) -> None:
-        """Close the file; one that nobody uses any more is closed anyway."""
+        """Close the file; an unreferenced one is closed anyway."""
         self._finalizer()
 
 
 def _check_mode(path: Path, mode: int) -> None:
-    """Check that a path is that of a regular file.
-
-    Raises:
-        ModelFileError: it is something else.
-    """
     if stat.S_ISDIR(mode):
-        raise ModelFileError(path, f"{path} is a folder.", "Pick a .gguf file in it.")
+        raise ModelFileError(
+            path, "{path} is a folder.", "Pick a .gguf file in it.", path=str(path)
+        )
     if not stat.S_ISREG(mode):
-        raise ModelFileError(path, f"{path} is not a regular file.", "Pick a .gguf file.")
+        raise ModelFileError(
+            path, "{path} is not a regular file.", "Pick a .gguf file.", path=str(path)
+        )
 
 
 LONG_ROW = 32 << 10
-"""Bytes of a row's part from which it is read by itself; of shorter ones whole rows are read."""
+"""Bytes of a partial row from which it is read separately; for shorter ones whole rows are read."""
 
 SPAN_BYTES = 256 << 10
-"""Bytes of whole rows that are read at a time to take columns out of them; they fit into caches."""
+"""Bytes of whole rows that are read at a time to extract columns; they fit into caches."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorBytes:
     """Bytes of a tensor, or of a part of it, in a file.
 
-    Slicing it as an array reads nothing; `read` and `read_into` do.
+    Slicing it like an array reads nothing; `read` and `read_into` do.
 
     Attributes:
-        part: file that has them.
-        offset: offset of the first byte in the file.
         shape: sizes of the axes, slowest first; the last counts bytes of a row.
         strides: bytes of the file from one index of an axis to the next.
     """
@@ -172,7 +172,7 @@ class TensorBytes:
 
     @classmethod
     def of(cls, part: OpenPart, offset: int, shape: Sequence[int]) -> TensorBytes:
-        """Return the bytes of a whole tensor, one after another from `offset` on."""
+        """Return the bytes of a whole tensor, contiguous from `offset` on."""
         strides = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
         return cls(part, offset, tuple(shape), strides)
 
@@ -190,7 +190,7 @@ class TensorBytes:
         return self.shape[0]
 
     def __getitem__(self, at: int | slice | tuple[int | slice, ...]) -> TensorBytes:
-        """Return a part: an index for an axis drops it, a slice without a step cuts it."""
+        """Return a part: an index drops its axis, a slice without a step cuts it."""
         given = at if isinstance(at, tuple) else (at,)
         if len(given) > self.ndim:
             raise IndexError(f"{len(given)} indices for {self.ndim} axes")
@@ -209,18 +209,14 @@ class TensorBytes:
         return TensorBytes(self.part, offset, tuple(shape), tuple(strides))
 
     def flat(self) -> TensorBytes:
-        """Return the same bytes along one axis.
-
-        Raises:
-            ValueError: they do not follow each other in the file.
-        """
+        """Return the same bytes along one axis; raise ValueError if they are not contiguous."""
         if not self.is_contiguous:
             raise ValueError(f"a part {self.shape} of a tensor has gaps")
         return TensorBytes(self.part, self.offset, (self.nbytes,), (1,))
 
     @property
     def is_even(self) -> bool:
-        """Whether the rows of matrices (n, n_rows, row_bytes) are as far apart as those of one."""
+        """Whether matrices (n, n_rows, row_bytes) are evenly spaced by rows."""
         return len(self) == 1 or self.strides[0] == self.shape[1] * self.strides[1]
 
     def tall(self) -> TensorBytes:
@@ -243,38 +239,28 @@ class TensorBytes:
         return TensorBytes(self.part, self.offset, shape, strides[-3:])
 
     def read(self) -> NDArray[np.uint8]:
-        """Read the bytes into memory of their own.
+        """Read the bytes into new memory; see `read_into`."""
+        target = np.empty(self.shape, np.uint8)
+        self.read_into(target)
+        return target
 
-        Raises:
-            ModelFileError: the file has become shorter, or its drive fails.
-            ValueError: the file is closed.
-        """
-        goal = np.empty(self.shape, np.uint8)
-        self.read_into(goal)
-        return goal
-
-    def read_into(self, goal: NDArray[np.uint8]) -> None:
-        """Read the bytes into an array of the same shape.
-
-        Raises:
-            ModelFileError: the file has become shorter, or its drive fails.
-            ValueError: the file is closed, or the shape is another.
-        """
-        if goal.shape != self.shape:
-            raise ValueError(f"{self.shape} of a tensor does not fit into {goal.shape}")
+    def read_into(self, target: NDArray[np.uint8]) -> None:
+        """Read the bytes into an array of the same shape; for errors see `OpenPart.read_into`."""
+        if target.shape != self.shape:
+            raise ValueError(f"{self.shape} of a tensor does not fit into {target.shape}")
         if not self.nbytes:
             return
-        if goal.flags.c_contiguous and self.is_contiguous:
-            self.part.read_into(goal.reshape(-1).data, self.offset)
+        if target.flags.c_contiguous and self.is_contiguous:
+            self.part.read_into(target.reshape(-1).data, self.offset)
         elif self.ndim == 2 and self.strides[1] == 1 and self.shape[1] < LONG_ROW:
-            self._read_columns(goal)
+            self._read_columns(target)
         else:
             for index in range(len(self)):
-                self[index].read_into(goal[index])
+                self[index].read_into(target[index])
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the bytes follow each other in the file."""
+        """Whether the bytes are contiguous in the file."""
         n_bytes = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size != 1 and stride != n_bytes:
@@ -282,8 +268,8 @@ class TensorBytes:
             n_bytes *= size
         return True
 
-    def _read_columns(self, goal: NDArray[np.uint8]) -> None:
-        """Read some columns of a matrix: whole rows at first, from which they are copied."""
+    def _read_columns(self, target: NDArray[np.uint8]) -> None:
+        # whole rows are read first, and the columns copied from them
         (n_rows, n_columns), stride = self.shape, self.strides[0]
         step = max(1, min(n_rows, SPAN_BYTES // stride))
         span = np.empty((step - 1) * stride + n_columns, np.uint8)
@@ -291,4 +277,4 @@ class TensorBytes:
             n = min(step, n_rows - start)
             some = span[: (n - 1) * stride + n_columns]
             self.part.read_into(some.data, self.offset + start * stride)
-            goal[start : start + n] = as_strided(some, (n, n_columns), (stride, 1))
+            target[start : start + n] = as_strided(some, (n, n_columns), (stride, 1))

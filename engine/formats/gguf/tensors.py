@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file: name, type, shape, and the place of the bytes."""
+"""Tensors of a GGUF file: name, type, shape, and position of the data."""
 
 from __future__ import annotations
 
@@ -12,19 +12,12 @@ from typing import Final
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from engine.errors import InvalidGGUF
+from engine.errors import InvalidGGUF, Sentence
 
 
 @dataclass(frozen=True, slots=True)
 class TypeInfo:
-    """Block layout of one GGML type.
-
-    Attributes:
-        number: number in the file.
-        name: GGML's name, such as "Q4_K".
-        block_size: number of elements of a block, the smallest unit of a row.
-        type_size: size of a block, in bytes.
-    """
+    """Block layout of one GGML type: elements per block, the smallest unit of a row, and bytes."""
 
     number: int
     name: str
@@ -52,11 +45,7 @@ TYPES: Mapping[int, TypeInfo] = MappingProxyType(_collect())
 
 
 def row_bytes(info: TypeInfo, n_elements: int) -> int:
-    """Return the size of a row of `n_elements`, in bytes.
-
-    Raises:
-        ValueError: the row is not a whole number of blocks.
-    """
+    """Return the bytes of a row; raise ValueError if it is not a whole number of blocks."""
     n_blocks, rest = divmod(n_elements, info.block_size)
     if rest:
         raise ValueError(
@@ -66,7 +55,7 @@ def row_bytes(info: TypeInfo, n_elements: int) -> int:
     return n_blocks * info.type_size
 
 
-MAX_OFFSET: Final = 1 << 63  # files end before this, so an offset beyond it is wrong
+MAX_OFFSET: Final = 1 << 63  # files are smaller, so an offset beyond it is wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +63,6 @@ class TensorInfo:
     """A tensor's entry in a header.
 
     Attributes:
-        name: name in the file.
-        type: GGML type of the elements.
         shape: sizes in torch's order, slowest first; the last is the length of a contiguous row.
         part: index of the file among the parts of a split model.
         offset: offset of the first byte in that file.
@@ -110,7 +97,7 @@ class TensorInfo:
     def rows(self, start: int, stop: int, name: str) -> TensorInfo:
         """Return a view on the rows `start:stop` of a matrix, or on elements of a vector.
 
-        With it, one fused tensor is seen as the several tensors that it holds.
+        Splits a fused tensor into its parts.
 
         Raises:
             ValueError: the range leaves the tensor, is empty or cuts a block, or the tensor has
@@ -138,22 +125,24 @@ def split_name(name: str) -> tuple[int, str] | None:
 def check_layout(
     path: Path, entries: Sequence[TensorInfo], data_start: int, alignment: int, file_size: int
 ) -> tuple[TensorInfo, ...]:
-    """Place tensors in their file and check that none overlaps another or leaves the file.
+    """Return tensors with offsets from the start of the file, given those from `data_start`.
 
-    Args:
-        entries: tensors with offsets from `data_start`.
-
-    Returns:
-        The tensors in the same order, with offsets from the file's start.
+    Raises:
+        InvalidGGUF: a tensor overlaps another or leaves the file.
     """
     names: set[str] = set()
     for tensor in entries:
         if tensor.name in names:
-            raise InvalidGGUF(path, f"it has two tensors with the name {quote(tensor.name)}")
+            problem = Sentence("it has two tensors with the name {name}", name=quote(tensor.name))
+            raise InvalidGGUF(path, problem)
         names.add(tensor.name)
         _check_shape(path, tensor)
         if tensor.offset % alignment:
-            problem = f"the data of {quote(tensor.name)} is not aligned to {alignment} bytes"
+            problem = Sentence(
+                "the data of {name} is not aligned to {n} bytes",
+                name=quote(tensor.name),
+                n=alignment,
+            )
             raise InvalidGGUF(path, problem)
     tensors = tuple(replace(tensor, offset=data_start + tensor.offset) for tensor in entries)
     _check_extents(path, tensors, file_size)
@@ -163,12 +152,12 @@ def check_layout(
 def _check_shape(path: Path, tensor: TensorInfo) -> None:
     name = quote(tensor.name)
     if 0 in tensor.shape:
-        raise InvalidGGUF(path, f"the tensor {name} has an empty dimension")
+        raise InvalidGGUF(path, Sentence("the tensor {name} has an empty dimension", name=name))
     if tensor.shape[-1] % tensor.type.block_size:
-        problem = (
-            f"rows of {tensor.shape[-1]} in the tensor {name} do not fill "
-            f"{tensor.type.name} blocks of {tensor.type.block_size}"
-        )
+        problem = Sentence(
+            "rows of {n} in the tensor {name} do not fill {type} blocks of {size}",
+            n=tensor.shape[-1], name=name, type=tensor.type.name, size=tensor.type.block_size,
+        )  # fmt: skip
         raise InvalidGGUF(path, problem)
 
 
@@ -176,17 +165,23 @@ def _check_extents(path: Path, tensors: Sequence[TensorInfo], file_size: int) ->
     end, last = 0, ""
     for tensor in sorted(tensors, key=lambda tensor: tensor.offset):
         if tensor.offset < end:
-            problem = f"the data of {quote(last)} and {quote(tensor.name)} overlap"
+            problem = Sentence(
+                "the data of {name} and {other} overlap", name=quote(last), other=quote(tensor.name)
+            )
             raise InvalidGGUF(path, problem)
         end, last = tensor.offset + tensor.n_bytes, tensor.name
         if end >= MAX_OFFSET:
-            problem = f"the tensor {quote(last)} claims an impossible size or place"
+            problem = Sentence(
+                "the tensor {name} claims an impossible size or position", name=quote(last)
+            )
             raise InvalidGGUF(path, problem)
     if end > file_size:
-        problem = f"the file is truncated: {end - file_size} of {end} bytes are missing"
+        problem = Sentence(
+            "the file is truncated: {n} of {total} bytes are missing", n=end - file_size, total=end
+        )
         raise InvalidGGUF(path, problem)
 
 
 def quote(name: str) -> str:
-    """Return a name from a file for a message: short, and without control characters."""
+    """Return a name from a file for a message: quoted, short, and without control characters."""
     return repr(name if len(name) <= 80 else name[:79] + "…")

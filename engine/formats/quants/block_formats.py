@@ -1,6 +1,6 @@
-"""Lookup tables of codes, cached per device.
+"""Block formats of GGML types, and lookup tables of codes, cached per device.
 
-An entry packs several int8 values into one integer word, so that a single gather yields all of
+A table entry packs several int8 values into one integer word, so that a single gather yields all of
 them. The tables have a few KiB each.
 """
 
@@ -21,13 +21,13 @@ Each scale applies to one of g equal parts of its block; a weight is scale × nu
 """
 
 Q_SUPER = 256
-"""Number of elements of a super-block of the K, IQ and TQ types."""
+"""Elements per super-block of the K, IQ and TQ types."""
 
 
 def read_field(blocks: Tensor, start: int, stop: int, dtype: torch.dtype = torch.uint8) -> Tensor:
     """Return bytes `start` to `stop` of every block, reinterpreted as little-endian `dtype`.
 
-    It copies, because the bytes may start at any address and a reinterpreted tensor may not.
+    They are copied, because a reinterpreted tensor must be aligned.
     """
     part = blocks[:, start:stop].clone(memory_format=torch.contiguous_format)
     return part.view(dtype)
@@ -75,7 +75,7 @@ def weight_reader(read: Callable[[Tensor], Codes]) -> Callable[[Tensor], Tensor]
 def affine(codes: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
     """Return `codes * scale + offset`, with scales and offsets (n_blocks, g).
 
-    Product and sum are rounded one after the other, as in GGML's reference.
+    Product and sum are rounded separately, as in GGML's reference.
     """
     values = _grouped(codes, scale)
     return values.mul_(scale.unsqueeze(-1)).add_(offset.unsqueeze(-1)).flatten(1)
@@ -160,7 +160,7 @@ def _bits(numbers: NDArray[Any]) -> NDArray[Any]:
 
 
 def _packed(rows: NDArray[Any], device: torch.device) -> Tensor:
-    """Pack each row of two, four or eight small integers into one word."""
+    # two, four or eight small integers per word
     values = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.int8))
     return values.view(_WORDS[rows.shape[1]]).reshape(-1).to(device)
 
@@ -256,7 +256,7 @@ def six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Return the scales and offsets of Q4_K and Q5_K, each uint8 (n_blocks, 8).
 
     The twelve bytes hold 6-bit numbers: four scales, four offsets, then the low nibbles of the
-    other four of both, whose top two bits sit above the first ones.
+    other four of both, with their top two bits above the first ones.
     """
     scales, offsets, nibbles = torch.unflatten(blocks[:, 4:16], 1, (3, 4)).unbind(1)
     scale = torch.cat([scales & 0x3F, (nibbles & 0x0F) | (scales >> 6 << 4)], dim=1)
@@ -265,13 +265,13 @@ def six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scales_and_offsets(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scales and offsets in F32, times the block's factors; offsets are to be added."""
+    # in F32, times the block's factors; offsets are to be added
     scale, offset = six_bits(blocks)
     return read_half(blocks, 0) * scale, (read_half(blocks, 2) * offset).neg_()
 
 
 E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice the value of each code, to stay in integers; the scales are halved in turn."""
+"""Twice the value of each code, to stay in integers; the scales are halved."""
 
 
 def mxfp4(blocks: Tensor) -> Tensor:
@@ -295,7 +295,7 @@ def _scales(table: Tensor, codes: Tensor) -> Tensor:
 
 @cache
 def _power_of_two_scales(device: torch.device) -> Tensor:
-    """Return half of 2 ** (code - 127), built from its bits: the two smallest are subnormal."""
+    # half of 2 ** (code - 127), built from its bits: the two smallest are subnormal
     code = torch.arange(256, dtype=torch.int32)
     bits = torch.where(code < 2, 0x00200000 << code.clamp(max=1), (code - 1) << 23)
     return bits.view(torch.float32).to(device)
@@ -303,10 +303,8 @@ def _power_of_two_scales(device: torch.device) -> Tensor:
 
 @cache
 def _e4m3_scales(device: torch.device) -> Tensor:
-    """Return half of each unsigned float with four exponent bits (bias 7) and three of mantissa.
-
-    0x7F is not a number and counts as zero. The top bit is ignored.
-    """
+    # half of each unsigned float with four exponent bits (bias 7) and three of mantissa; the NaN
+    # 0x7F counts as zero, and the top bit is ignored
     code = torch.arange(256, dtype=torch.int32)
     exponent, mantissa = code >> 3 & 0x0F, code & 0x07
     significand = torch.where(exponent == 0, mantissa, mantissa + 8).to(torch.float32)
@@ -315,7 +313,7 @@ def _e4m3_scales(device: torch.device) -> Tensor:
 
 
 def plain(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """Return a reader of blocks that are a single number of `dtype`."""
+    """Return a reader of blocks with a single number of `dtype`."""
 
     def dequantise_blocks(blocks: Tensor) -> Tensor:
         numbers = blocks.clone(memory_format=torch.contiguous_format).view(dtype)
@@ -348,10 +346,7 @@ def q2_0(blocks: Tensor) -> Codes:
 
 
 def _trits(packed: Tensor, n_digits: int) -> Tensor:
-    """Return digits -1, 0, 1 as int8 (n_blocks, n_digits * w), all of one place together.
-
-    Multiplying by a power of three moves a digit to the front, as the bytes wrap. The leading digit
-    is then the third of 0..255 that the byte lies in.
-    """
+    # int8 (n_blocks, n_digits * w), place by place. Multiplying by a power of three moves a digit
+    # to the front, as the bytes wrap; the leading digit is then the byte's third of 0..255.
     moved = torch.stack([packed * 3**place for place in range(n_digits)], dim=1).flatten(1)
     return (moved > 85).view(torch.int8) + (moved > 170).view(torch.int8) - 1

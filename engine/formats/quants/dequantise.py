@@ -1,6 +1,6 @@
 """Dequantises rows of all supported GGML types, and reads IQ formats.
 
-Codes of IQ formats index grids of four or eight magnitudes; signs are stored apart.
+Codes of IQ formats index grids of four or eight magnitudes; signs are stored separately.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,6 +13,7 @@ from gguf.quants import IQ4_NL
 from torch import Tensor
 
 from engine.formats.gguf.tensors import TYPES
+from engine.formats.quants import block_formats
 from engine.formats.quants.block_formats import (
     Q_SUPER,
     Codes,
@@ -22,28 +23,11 @@ from engine.formats.quants.block_formats import (
     grid,
     look_up,
     look_up_pairs,
-    mxfp4,
-    nvfp4,
-    plain,
-    q1_0,
-    q2_0,
-    q2_k,
-    q3_k,
-    q4_0,
-    q4_1,
-    q4_k,
-    q5_0,
-    q5_1,
-    q5_k,
-    q6_k,
-    q8_0,
     read_field,
     read_half,
     scaled,
     shifted_ternary_grid,
     signs,
-    tq1_0,
-    tq2_0,
     unpack_bytes,
     unpack_planes,
     weight_reader,
@@ -126,13 +110,11 @@ def iq4_xs_scales(blocks: Tensor) -> Tensor:
 
 
 def _signed(name: str, codes: Tensor, signs: Tensor) -> Tensor:
-    """Return the magnitudes of grid `name`, with `signs` applied, int8 (n_blocks, 256)."""
     magnitudes = look_up(grid(name, codes.device), codes)
     return magnitudes.mul_(signs)
 
 
 def _eighths(codes: Tensor) -> Tensor:
-    """Return the values of the shifted IQ1 grid, in eighths."""
     return look_up(shifted_ternary_grid(codes.device), codes)
 
 
@@ -141,7 +123,6 @@ def _nonlinear(codes: Tensor) -> Tensor:
 
 
 def _extended(low: Tensor, top: Tensor) -> Tensor:
-    """Return codes of more than eight bits, int16, from their low bytes and top bits."""
     return low.to(torch.int16) | top.to(torch.int16) << 8
 
 
@@ -150,21 +131,21 @@ def _top_nibble(words: Tensor) -> Tensor:
 
 
 def _sign_quads(words: Tensor) -> Tensor:
-    """Return the signs of the four 7-bit sign codes in each 32-bit word, int8 (n_blocks, 256)."""
+    # the signs of the four 7-bit codes in each word, int8 (n_blocks, 256)
     codes = torch.stack([words >> shift & 0x7F for shift in (0, 7, 14, 21)], dim=-1)
     table = even_signs(words.device)
     return look_up(table, codes.flatten(1)).view(-1, Q_SUPER)
 
 
 def _scattered_half(words: Tensor) -> Tensor:
-    """Return the float16 made of the top nibbles of four int16 words, as float32 (n_blocks, 1)."""
+    # the top nibbles of four int16 words
     first, second, third, fourth = words.unbind(1)
     number = (first >> 12 & 0xF) | (second >> 8 & 0xF0) | (third >> 4 & 0xF00) | fourth & -0x1000
     return number.view(torch.float16).to(torch.float32).unsqueeze(1)
 
 
 # Elements to dequantise at a time. On a CPU, intermediate bytes then stay in its caches; elsewhere
-# a step must be long enough to hide its launch, and memory limits it.
+# a step must be long enough to hide its launch, within memory.
 _CPU_CHUNK = 1 << 20
 _DEVICE_CHUNK = 1 << 25
 
@@ -174,12 +155,9 @@ class Quant:
     """A GGML type that can be dequantised.
 
     Attributes:
-        name: GGML's name.
-        block_size: number of elements of a block.
-        type_size: bytes of a block.
         dequantise_blocks: reader uint8 (n_blocks, type_size) -> float32 (n_blocks, block_size).
         codes_of: reader of the blocks as scales and whole numbers of at most 16 values, for types
-            that kernels read only after this conversion; else None.
+            that kernels only read after this conversion; else None.
     """
 
     name: str
@@ -190,27 +168,27 @@ class Quant:
 
 
 _READERS: dict[int, Callable[[Tensor], Tensor]] = {
-    Kind.F32: plain(torch.float32),
-    Kind.F16: plain(torch.float16),
-    Kind.BF16: plain(torch.bfloat16),
-    Kind.F64: plain(torch.float64),
-    Kind.I8: plain(torch.int8),
-    Kind.I16: plain(torch.int16),
-    Kind.I32: plain(torch.int32),
-    Kind.I64: plain(torch.int64),
-    Kind.Q4_0: q4_0,
-    Kind.Q4_1: q4_1,
-    Kind.Q5_0: q5_0,
-    Kind.Q5_1: q5_1,
-    Kind.Q8_0: q8_0,
-    Kind.Q2_K: q2_k,
-    Kind.Q3_K: q3_k,
-    Kind.Q4_K: q4_k,
-    Kind.Q5_K: q5_k,
-    Kind.Q6_K: q6_k,
+    Kind.F32: block_formats.plain(torch.float32),
+    Kind.F16: block_formats.plain(torch.float16),
+    Kind.BF16: block_formats.plain(torch.bfloat16),
+    Kind.F64: block_formats.plain(torch.float64),
+    Kind.I8: block_formats.plain(torch.int8),
+    Kind.I16: block_formats.plain(torch.int16),
+    Kind.I32: block_formats.plain(torch.int32),
+    Kind.I64: block_formats.plain(torch.int64),
+    Kind.Q4_0: block_formats.q4_0,
+    Kind.Q4_1: block_formats.q4_1,
+    Kind.Q5_0: block_formats.q5_0,
+    Kind.Q5_1: block_formats.q5_1,
+    Kind.Q8_0: block_formats.q8_0,
+    Kind.Q2_K: block_formats.q2_k,
+    Kind.Q3_K: block_formats.q3_k,
+    Kind.Q4_K: block_formats.q4_k,
+    Kind.Q5_K: block_formats.q5_k,
+    Kind.Q6_K: block_formats.q6_k,
     Kind.IQ4_NL: iq4_nl,
     Kind.IQ4_XS: iq4_xs,
-    Kind.MXFP4: mxfp4,
+    Kind.MXFP4: block_formats.mxfp4,
 }
 
 _CODED: dict[int, Callable[[Tensor], Codes]] = {
@@ -221,11 +199,11 @@ _CODED: dict[int, Callable[[Tensor], Codes]] = {
     Kind.IQ3_S: iq3_s,
     Kind.IQ1_S: iq1_s,
     Kind.IQ1_M: iq1_m,
-    Kind.TQ1_0: tq1_0,
-    Kind.TQ2_0: tq2_0,
-    Kind.NVFP4: nvfp4,
-    41: q1_0,
-    42: q2_0,
+    Kind.TQ1_0: block_formats.tq1_0,
+    Kind.TQ2_0: block_formats.tq2_0,
+    Kind.NVFP4: block_formats.nvfp4,
+    41: block_formats.q1_0,
+    42: block_formats.q2_0,
 }
 
 
@@ -242,16 +220,13 @@ QUANTS: Mapping[int, Quant] = MappingProxyType(
 
 
 def dequantise(raw: Tensor, type_number: int, out: Tensor | None = None) -> Tensor:
-    """Return stored rows as numbers, on the device of `raw`.
+    """Return stored rows as float32 (..., elements), or in `out`, on the device of `raw`.
 
     Args:
         raw: rows of whole blocks, uint8 (..., row bytes).
         type_number: GGML type, a key of `QUANTS`.
         out: contiguous tensor (..., elements) of any float type to fill and return. Reusing one
-            saves the page faults of a new one, which cost more than the arithmetic.
-
-    Returns:
-        Numbers, float32 (..., elements), or `out`; they share no memory with `raw`.
+            avoids the page faults of a new one, which cost more than the arithmetic.
 
     Raises:
         ValueError: the type is unknown, `raw` is not bytes, a block is cut, or `out` does not fit.
@@ -285,7 +260,7 @@ def _chunk(quant: Quant, device: torch.device) -> int:
 
 
 def _fill(out: Tensor, quant: Quant, blocks: Tensor) -> None:
-    """Dequantise blocks into `out` chunk by chunk, with bounded extra memory."""
+    # chunk by chunk, with bounded extra memory
     chunk = _chunk(quant, blocks.device)
     for part, result in zip(torch.split(blocks, chunk), torch.split(out, chunk), strict=True):
         result.copy_(quant.dequantise_blocks(part))

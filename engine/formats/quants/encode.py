@@ -1,8 +1,8 @@
 """Quantises numbers to GGML blocks, bit-equal to the gguf package, for the types of the KV cache.
 
 A block of either type is an F16 scale d, then 32 whole numbers q. In Q8_0 they are signed bytes,
-x = d q; in Q4_0 nibbles, x = d (q - 8), where byte j holds element j in its low half and element
-j + 16 in its high half.
+x = d q; in Q4_0 nibbles, x = d (q - 8), with element j in the low half of byte j and element j + 16
+in the high half.
 """
 
 from __future__ import annotations
@@ -21,14 +21,11 @@ from engine.formats.quants.layout import BLOCK, CODED, SCALE_BYTES, Layout
 
 
 def quantise(x: Tensor, type_number: int) -> Tensor:
-    """Return numbers as stored rows; `dequantise` undoes it, up to rounding.
+    """Return numbers as stored rows, uint8 (..., row bytes), the inverse of `dequantise`.
 
     Args:
         x: rows of whole blocks, float32 (..., elements).
         type_number: GGML type, a key of `WRITERS`.
-
-    Returns:
-        Bytes of the rows, uint8 (..., row bytes).
 
     Raises:
         ValueError: the type cannot be written, `x` is not F32, or a block is cut.
@@ -48,9 +45,8 @@ def quantise(x: Tensor, type_number: int) -> Tensor:
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
-    """Return float32 (n_blocks, 32) as uint8 (n_blocks, 34)."""
     largest = blocks.abs().amax(1, keepdim=True)
-    # a tensor of 127s, as CUDA turns a division by a number into a product with 1 / 127
+    # a tensor of 127s, because CUDA turns a division by a number into a product with 1 / 127
     scale = largest / torch.full_like(largest, 127)
     scaled = blocks * _inverse(scale)
     size = scaled.abs()
@@ -61,7 +57,6 @@ def _q8_0(blocks: Tensor) -> Tensor:
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
-    """Return float32 (n_blocks, 32) as uint8 (n_blocks, 18)."""
     at = blocks.abs().argmax(1, keepdim=True)
     scale = blocks.gather(1, at) / -8
     codes = (blocks * _inverse(scale) + 8.5).to(torch.uint8).clamp_(max=15)
@@ -74,7 +69,6 @@ def _inverse(scale: Tensor) -> Tensor:
 
 
 def _f16_bytes(scale: Tensor) -> Tensor:
-    """Return float32 (n_blocks, 1) as uint8 (n_blocks, 2)."""
     return scale.to(torch.float16).view(torch.uint8)
 
 
@@ -85,11 +79,11 @@ WRITERS: Mapping[int, Callable[[Tensor], Tensor]] = MappingProxyType(
 
 
 CHUNK = 1 << 18
-"""Number of weights to convert at a time, so that intermediate results stay in a core's cache."""
+"""Weights converted at a time, so that intermediate results stay in a core's cache."""
 
 
 def coded_rows(raw: Tensor, type_number: int) -> Tensor:
-    """Return rows of a file as codes and scales, in the form that `pack` reads.
+    """Return rows of a file as codes and scales, the input of `pack`.
 
     Args:
         raw: rows of whole blocks, uint8 (n_rows, row bytes), on the CPU.
@@ -103,10 +97,10 @@ def coded_rows(raw: Tensor, type_number: int) -> Tensor:
     n_scale = BLOCK // layout.sub * SCALE_BYTES[layout.scale]
     out = torch.empty(len(blocks), quant.block_size // BLOCK, BLOCK + n_scale, dtype=torch.uint8)
     n = CHUNK // quant.block_size
-    for part, goal in zip(torch.split(blocks, n), torch.split(out, n), strict=True):
+    for part, target in zip(torch.split(blocks, n), torch.split(out, n), strict=True):
         codes, scales = codes_and_scales(part, quant, layout)
-        goal[..., :BLOCK] = torch.unflatten(codes, 1, (-1, BLOCK))
-        goal[..., BLOCK:] = torch.unflatten(scales, 1, (-1, n_scale))
+        target[..., :BLOCK] = torch.unflatten(codes, 1, (-1, BLOCK))
+        target[..., BLOCK:] = torch.unflatten(scales, 1, (-1, n_scale))
     return out.view(len(raw), -1)
 
 
@@ -121,7 +115,6 @@ def codes_and_scales(blocks: Tensor, quant: Quant, layout: Layout) -> tuple[Tens
 
 
 def _codes(numbers: Tensor, layout: Layout) -> Tensor:
-    """Return the code of each number in the planes: int8 -> uint8."""
     if not layout.table:
         return (numbers + layout.zero).view(torch.uint8)
     pairs = numbers.contiguous().view(torch.int16).to(torch.int32) & 0xFFFF
@@ -131,7 +124,7 @@ def _codes(numbers: Tensor, layout: Layout) -> Tensor:
 
 @cache
 def _code_pairs(table: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return a table of the codes of two adjacent numbers, by their 16 bits."""
+    # the codes of two adjacent numbers, by their 16 bits
     codes = torch.zeros(256, dtype=torch.int32)
     for code, number in reversed(list(enumerate(table))):
         codes[number & 0xFF] = code

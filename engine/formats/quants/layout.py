@@ -1,13 +1,13 @@
 """The packed-plane format of quantised matrices: tiles of 16 rows, block parts in planes.
 
 A vector register holds four bytes of each of 16 rows, so that one instruction multiplies all of
-them with the same four activations and no sum over a register is ever needed. Columns come in
-blocks of 32. A tile has four planes, each with its blocks in order:
+them with the same four activations and no horizontal sum is ever needed. Columns come in blocks of
+32. A tile has four planes, each with its blocks in order:
 
 - `low`: low bits of the weights. A block has eight lines, line i with columns 4i … 4i+3 of each
   row, a byte each. Of 4-bit lines, line i and line i + 4 share 64 bytes (low and high half of each
   byte); of 2-bit lines, lines 4i … 4i+3 do (from the lowest bits up).
-- `high`: one or two more bits above those of `low`; one bit of all eight lines shares 64 bytes
+- `high`: one or two more bits above those in `low`; one bit of all eight lines shares 64 bytes
   (line i in bit i), two bits of four lines, in order from the lowest bits up.
 - `scales`: scales of the sub-blocks of 16 rows: all rows of the first sub-block, then of the next;
   then their minima in the same order.
@@ -17,10 +17,10 @@ blocks of 32. A tile has four planes, each with its blocks in order:
 A cut between ranks may fall on any block: the first factor then counts for fewer than eight of
 them. A tile ends on a multiple of 64 bytes.
 
-On a GPU, a tile has one plane after the other (`Layout.offsets`). On a CPU it has one group of up
-to eight blocks after the other, those that share a factor or would, so that all of it is read from
-front to back, as prefetchers want it (`Layout.places`): the group's part of `supers`, its part of
-`scales`, then of each block the part of `low` and that of `high`.
+On a GPU, a tile has one plane after the other (`Layout.offsets`). On a CPU it consists of groups of
+up to eight blocks that share a factor or would, so that it is read from front to back, as
+prefetchers expect (`Layout.places`): the group's part of `supers`, its part of `scales`, then for
+each block the part of `low` and the part of `high`.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from typing import Any, Literal, NamedTuple
 from gguf.constants import GGMLQuantizationType as Kind
 
 TILE = 16
-"""Number of rows of a tile."""
+"""Rows of a tile."""
 
 BLOCK = 32
-"""Number of columns of a block."""
+"""Columns of a block."""
 
 SUPER = 8
-"""Number of blocks of a group; they share a factor in K-quants."""
+"""Blocks of a group; they share a factor in K-quants."""
 
 LINE_BYTES = 64
 """Bytes of a line: four columns of 16 rows."""
 
 ScaleKind = Literal["f16", "f16_min", "e8m0", "f32", "super", "super_min", "super_nibbles"]
-"""Content of the plane `scales` for each row and sub-block, see `Layout.scale`."""
+"""Content of the plane `scales`, see `Layout.scale`."""
 
 SCALE_BYTES: dict[ScaleKind, int] = {
     "f16": 2, "f16_min": 4, "e8m0": 1, "f32": 4, "super": 1, "super_min": 2, "super_nibbles": 1,
@@ -53,14 +53,7 @@ SCALE_BYTES: dict[ScaleKind, int] = {
 
 
 class BlockPlaces(NamedTuple):
-    """Addresses of a block of 16 rows on a CPU: numbers, or a kernel's values.
-
-    Attributes:
-        low: low bits of the codes.
-        high: high bits of the codes.
-        scales: scales, and minima where there are any.
-        supers: F16 factors of the scales.
-    """
+    """Addresses of a block of 16 rows on a CPU, by plane: numbers, or a kernel's values."""
 
     low: Any
     high: Any
@@ -73,16 +66,16 @@ class Layout:
     """The planes of one type; a weight is `scale × (table[q] or q - zero) - minimum`.
 
     Attributes:
-        low: number of bits of q in the plane `low`: 2, 4 or 8.
-        high: number of further bits in the plane `high`: 0, 1 or 2.
+        low: bits of q in the plane `low`: 2, 4 or 8.
+        high: further bits in the plane `high`: 0, 1 or 2.
         zero: value of q that stands for 0.
         table: 16 values that q indexes, signed bytes; empty if q is a number itself.
         scale: content of the plane `scales` for each row and sub-block: "f16": F16; "f16_min": F16
             scales of the rows, then F16 minima, to be added; "e8m0": powers of two; "f32": F32;
-            and with an F16 factor for 256 columns: "super": bytes, signed where `signed_scale`;
+            and with an F16 factor for 256 columns: "super": bytes, signed if `signed_scale`;
             "super_min": bytes of scales, then of minima; "super_nibbles": both in one byte, the
             minimum in the high half.
-        sub: number of columns of a sub-block, 32 or 16.
+        sub: columns of a sub-block, 32 or 16.
         signed_scale: whether bytes of scales are signed.
     """
 
@@ -132,8 +125,8 @@ class Layout:
         The size in bytes is the same on a CPU.
 
         Args:
-            n_blocks: number of blocks of a row.
-            skip: number of blocks of the first 256 columns that are missing.
+            n_blocks: blocks per row.
+            skip: missing blocks of the first 256 columns.
         """
         high = n_blocks * self.low_bytes
         scales = high + n_blocks * self.high_bytes
@@ -145,14 +138,10 @@ class Layout:
     def places(self, tile: Any, group: Any, first: Any, last: Any, block: Any) -> BlockPlaces:
         """Return the addresses of a block's parts in a tile on a CPU.
 
-        Arguments are numbers, or a kernel's values in their place.
+        Arguments are numbers, or a kernel's values.
 
         Args:
-            tile: address of the tile.
-            group: number of the block's group.
-            first: first block of the group.
-            last: block behind the group's last one.
-            block: number of the block.
+            last: end of the group, exclusive.
         """
         codes_bytes = self.low_bytes + self.high_bytes
         supers = tile + group * self.super_bytes + first * (codes_bytes + self.scale_bytes)
@@ -172,7 +161,7 @@ FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 def _eight(*values: int) -> tuple[int, ...]:
-    """Return a table for 3-bit codes: unused entries are 0."""
+    # for 3-bit codes: unused entries are 0
     return values + (0,) * (16 - len(values))
 
 
@@ -196,8 +185,8 @@ CODED: Mapping[int, Layout] = {
     Q1_0: Layout(2, zero=1),
     Q2_0: Layout(2, zero=1),
 }
-"""Layouts of types with few distinct values, stored in grids, digits or otherwise. Before packing,
-`engine.formats.quants.encode` finds the code of each value."""
+"""Layouts of types with few distinct values, stored in grids, digits or otherwise;
+`engine.formats.quants.encode` finds the code of each value before packing."""
 
 LAYOUTS: Mapping[int, Layout] = {
     Kind.Q4_0: Layout(4, zero=8),
@@ -219,11 +208,10 @@ LAYOUTS: Mapping[int, Layout] = {
 
 
 BF16_CHUNK = 1 << 21
-"""Number of weights that the CPU dequantises to BF16 at a time, for prompts."""
+"""Weights that the CPU dequantises to BF16 at a time, for prompts."""
 
 DEVICE_CHUNK = 1 << 24
-"""Number of weights of per-head matrices that a GPU dequantises to BF16 at a time, for prompts."""
-
+"""Weights of per-head matrices that a GPU dequantises to BF16 at a time, for prompts."""
 
 INT16_BLOCK_BYTES = 2 * TILE * BLOCK
 """Bytes of 32 columns of a tile of int16, see `cpu.kernels.products.int16_panels`."""
@@ -232,16 +220,16 @@ INT16_FACTOR_BYTES = 4 * TILE
 """Bytes of a tile's factors of a group of columns."""
 
 INT16_PANEL_BYTES = 2 * BLOCK + 4
-"""Bytes of 32 activations in a panel of words, with what belongs to them."""
+"""Bytes of 32 activations in an int16 panel, with their factor."""
 
 
 def word_tile_bytes(n_blocks: int) -> int:
-    """Return the bytes of a tile of words with so many blocks of 32 columns."""
+    """Return the bytes of a tile of int16 with `n_blocks` blocks of 32 columns."""
     return -(-n_blocks // SUPER) * INT16_FACTOR_BYTES + n_blocks * INT16_BLOCK_BYTES
 
 
 def panel_block_bytes(x_bytes: int = 1) -> int:
-    """Return the bytes of 32 activations in a panel, with what belongs to them.
+    """Return the bytes of 32 activations in a panel, with their scale and sums.
 
     Args:
         x_bytes: bytes of an activation, see `engine.backends.cpu.kernels.products.panels`.
@@ -255,9 +243,7 @@ class Extent:
 
     Attributes:
         first: index of the first block in a row of the file.
-        n_blocks: number of blocks.
-        lead: number of columns of the first block before the interval.
-        n_columns: number of columns of the interval.
+        lead: columns of the first block before the interval.
     """
 
     first: int
@@ -296,6 +282,6 @@ def n_tiles(n_rows: int) -> int:
 
 
 def file_blocks(block_size: int, extent: Extent) -> tuple[int, int]:
-    """Return the first and the end of the file's blocks that cover an extent in a row."""
+    """Return the range of the file's blocks that cover an extent in a row."""
     start = extent.first * BLOCK + extent.lead
     return start // block_size, -(-(start + extent.n_columns) // block_size)

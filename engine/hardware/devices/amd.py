@@ -1,9 +1,9 @@
-"""Reads names, memory, load and temperature of AMD's GPUs from the files of Linux's amdgpu driver.
+"""Reads names, memory, load and temperature of AMD GPUs from the files of Linux's amdgpu driver.
 
 The files are described in the kernel's documentation, "GPU Power/Thermal Controls and Monitoring"
 and "Misc AMDGPU driver information", and in ROCm's libhsakmt (`topology.c`). AMD's library amdsmi
-is not used: it tells little more, and PyTorch's source warns of loading it beside the copy that it
-brings along (ROCm/amdsmi, issue 72).
+is not used: it adds little, and PyTorch's source warns against loading a second copy next to the
+bundled one (ROCm/amdsmi, issue 72).
 
 HIP numbers GPUs as the driver numbers its compute nodes. Tandem has not been run on an AMD GPU yet.
 """
@@ -17,11 +17,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import DeviceError
+from engine.errors import DeviceError, Sentence
 from engine.hardware.devices.types import DeviceSnapshot, Memory
 
 SYSFS = Path("/sys")
-"""Folder of the kernel's files on devices."""
 
 KFD = Path("/dev/kfd")
 """Device file of the compute driver, which a process must open to use any GPU."""
@@ -29,20 +28,17 @@ KFD = Path("/dev/kfd")
 NAME_FILES = (
     Path("/usr/share/libdrm/amdgpu.ids"), Path("/opt/amdgpu/share/libdrm/amdgpu.ids"),
 )  # fmt: skip
-"""Tables of product names by PCI device and revision; part of libdrm."""
+"""libdrm's tables of product names by PCI device and revision."""
 
 
 @dataclass(frozen=True, slots=True)
 class AmdGpu:
-    """A GPU of AMD's.
+    """An AMD GPU.
 
     Attributes:
-        name: product name.
-        arch: its instruction set, such as "gfx1100".
-        uuid: "GPU-" and 16 digits, as ROCm names it; "" where the card has no number of its own.
+        uuid: "GPU-" and 16 digits, as ROCm names it; "" for cards without a serial number.
         pci_bus: PCI bus id, such as "00000000:03:00.0".
-        kfd_id: number of the GPU in the compute driver.
-        folder: the driver's files on it.
+        kfd_id: number in the compute driver.
     """
 
     name: str
@@ -54,7 +50,7 @@ class AmdGpu:
 
 
 def amd_gpus() -> list[AmdGpu]:
-    """Return the GPUs that this process may use, in HIP's order; none but on Linux."""
+    """Return the GPUs that this process may use, in HIP's order; only on Linux."""
     nodes = SYSFS / "class/kfd/kfd/topology/nodes"
     try:
         numbers = sorted(int(node.name) for node in nodes.iterdir() if node.name.isdigit())
@@ -65,42 +61,47 @@ def amd_gpus() -> list[AmdGpu]:
 
 
 def amd_driver() -> str:
-    """Return the version of the amdgpu driver, or of the kernel that it is a part of."""
+    """Return the version of the amdgpu driver, or of the kernel that contains it."""
     return _text(SYSFS / "module/amdgpu/version") or f"Linux {platform.release()}"
 
 
 def access_problem() -> str:
-    """Return why this process may not compute on AMD's GPUs, as a sentence; "" if it may."""
+    """Return why this process may not compute on AMD GPUs, as a sentence; "" if it may."""
     if not KFD.exists():
-        return f"The amdgpu driver offers no {KFD}, which computing on AMD's GPUs needs."
+        return Sentence(
+            "The amdgpu driver offers no {path}, which computing on AMD GPUs needs.", path=str(KFD)
+        )
     if not os.access(KFD, os.R_OK | os.W_OK):
-        return f"This user may not open {KFD}; add the user to the groups render and video."
+        return Sentence(
+            "This user may not open {path}; add the user to the groups render and video.",
+            path=str(KFD),
+        )
     return ""
 
 
 def amd_memory(gpu: AmdGpu) -> Memory:
-    """Return the memory of a GPU; that of an APU is the part set aside for graphics.
+    """Return the memory of a GPU; for an APU, the part reserved for graphics.
 
     Raises:
-        DeviceError: the driver does not tell.
+        DeviceError: the driver does not report it.
     """
     total, used = (_number(gpu.folder / f"mem_info_vram_{kind}") for kind in ("total", "used"))
     if total is None or used is None:
-        raise DeviceError("The amdgpu driver does not tell the memory of the GPU.")
+        raise DeviceError("The amdgpu driver does not report the memory of the GPU.")
     return Memory(total, used, max(0, total - used))
 
 
 def read_amd(device: str, gpu: AmdGpu, own: Collection[int] = ()) -> DeviceSnapshot:
-    """Return the state of `gpu` now, under the id `device`; never raises.
+    """Return the present state of `gpu` under the id `device`, without raising.
 
     Args:
-        own: numbers of this program's processes.
+        own: process ids of this program.
     """
     now = time.monotonic()
     try:
         memory = amd_memory(gpu)
     except DeviceError as error:
-        return DeviceSnapshot(device, now, 0, 0, 0, problem=str(error))
+        return DeviceSnapshot(device, now, 0, 0, 0, problem=error.message)
     temperature_mc, clock_hz = _sensor(gpu, "temp1_input"), _sensor(gpu, "freq1_input")
     power_uw = _sensor(gpu, "power1_average")
     if power_uw is None:  # a card has either file
@@ -108,11 +109,7 @@ def read_amd(device: str, gpu: AmdGpu, own: Collection[int] = ()) -> DeviceSnaps
     limit_uw, memory_clock_hz = _sensor(gpu, "power1_cap"), _sensor(gpu, "freq2_input")
     load = _number(gpu.folder / "gpu_busy_percent")
     return DeviceSnapshot(
-        device,
-        now,
-        memory.used_bytes,
-        memory.total_bytes,
-        memory.free_bytes,
+        device, now, memory.used_bytes, memory.total_bytes, memory.free_bytes,
         load_percent=None if load is None else float(load),
         temperature_c=None if temperature_mc is None else temperature_mc / 1000,
         power_w=None if power_uw is None else power_uw / 1e6,
@@ -121,14 +118,11 @@ def read_amd(device: str, gpu: AmdGpu, own: Collection[int] = ()) -> DeviceSnaps
         power_limit_w=None if limit_uw is None else limit_uw / 1e6,
         memory_clock_mhz=None if memory_clock_hz is None else memory_clock_hz // 1_000_000,
         others_bytes=_others_bytes(gpu, own),
-    )
+    )  # fmt: skip
 
 
 def _others_bytes(gpu: AmdGpu, own: Collection[int]) -> int | None:
-    """Return the bytes that other programs have for computing; None where nobody is told.
-
-    The kernel lists all processes that compute, but shows other users' figures to root alone.
-    """
+    # the kernel lists all processes that compute, but shows other users' numbers only to root
     folder = SYSFS / "class/kfd/kfd/proc"
     try:
         pids = [entry.name for entry in folder.iterdir() if entry.name.isdigit()]
@@ -140,7 +134,7 @@ def _others_bytes(gpu: AmdGpu, own: Collection[int]) -> int | None:
 
 
 def _gpu_of(node: Path) -> AmdGpu | None:
-    """Return the GPU of a compute node; None for a CPU, or where this process may not read it."""
+    # None for a CPU, or if this process may not read it
     properties = dict(
         line.split(maxsplit=1) for line in _text(node / "properties").splitlines() if " " in line
     )
@@ -158,17 +152,13 @@ def _gpu_of(node: Path) -> AmdGpu | None:
     folder = SYSFS / f"bus/pci/devices/{number('domain'):04x}:{address}"
     arch, own = f"gfx{major}{minor:x}{step:x}", number("unique_id")
     return AmdGpu(
-        name=_name(folder) or f"AMD GPU {arch}",
-        arch=arch,
-        uuid=f"GPU-{own:016x}" if own else "",
-        pci_bus=f"{number('domain'):08x}:{address}".upper(),
-        kfd_id=_number(node / "gpu_id") or 0,
+        name=_name(folder) or f"AMD GPU {arch}", arch=arch, uuid=f"GPU-{own:016x}" if own else "",
+        pci_bus=f"{number('domain'):08x}:{address}".upper(), kfd_id=_number(node / "gpu_id") or 0,
         folder=folder,
-    )
+    )  # fmt: skip
 
 
 def _name(folder: Path) -> str:
-    """Return the product name of the GPU with this folder of files, or ""."""
     if name := _text(folder / "product_name"):
         return name
     wanted = [_text(folder / part).removeprefix("0x").lower() for part in ("device", "revision")]
@@ -182,7 +172,6 @@ def _name(folder: Path) -> str:
 
 
 def _sensor(gpu: AmdGpu, name: str) -> int | None:
-    """Return what a sensor of the GPU says; None where there is no such sensor."""
     return next((_number(path) for path in sorted(gpu.folder.glob(f"hwmon/hwmon*/{name}"))), None)
 
 
@@ -192,7 +181,6 @@ def _number(path: Path) -> int | None:
 
 
 def _text(path: Path) -> str:
-    """Return the text of a file, or "" where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

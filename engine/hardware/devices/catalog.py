@@ -1,8 +1,8 @@
-"""Lists the devices of this machine under torch's ids, and parses the names that people write.
+"""Lists the devices of this machine under torch's ids, and parses device names.
 
-The drivers tell of GPUs at once: NVML of NVIDIA's, files of the kernel of AMD's. Where neither
-does, torch is asked (`other_gpus`). The GPUs of the maker that torch was built for come first, with
-torch's numbers; others follow, with the reason why torch cannot use them.
+The drivers list GPUs without delay: NVIDIA's through NVML, AMD's through files of the kernel. If
+neither does, torch lists them (`other_gpus`). The GPUs of the vendor that torch was built for come
+first, with torch's numbers; others follow, with the reason why torch cannot use them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
 
-from engine.errors import DeviceError, DeviceStopped, NoDevice
+from engine.errors import DeviceError, DeviceStopped, NoDevice, Sentence, listed, paragraph
 from engine.hardware.devices.amd import AmdGpu, access_problem, amd_driver, amd_gpus, amd_memory
 from engine.hardware.devices.host import cpu_info
 from engine.hardware.devices.nvml import NO_DRIVER, Gpu, Nvml
@@ -44,29 +44,28 @@ from engine.hardware.devices.visibility import (
 log = logging.getLogger(__name__)
 
 Source = Gpu | AmdGpu | TorchGpu | Adapter
-"""A GPU, as what found it describes it."""
+"""A GPU as described by its source."""
 
 NO_MEMORY = Memory(0, 0, 0)
 
 MIN_BYTES = 4 << 30
-"""Bytes of memory from which on a GPU of another maker than torch's is worth a mention; what a
-processor has built in usually has less."""
+"""Smallest memory of a GPU of another vendor than torch's that is listed; integrated GPUs usually
+have less."""
 
-UNPROVEN_AMD = "Tandem has not been run on AMD GPUs yet."
-"""What is not proven about AMD's GPUs."""
+UNPROVEN_AMD = Sentence("Tandem has not been run on AMD GPUs yet.")
 
 ADD_TO_GROUPS = "sudo usermod -aG render,video $USER"
-"""Command that lets a person use AMD's GPUs from the next login on."""
+"""Command that lets the user access AMD GPUs from the next login on."""
 
 
 def list_devices(*, wait: bool = True) -> list[DeviceInfo]:
     """Return all devices: GPUs by number, then the CPU; without GPUs hidden by the environment.
 
-    The numbers are torch's: PCI order on NVIDIA's, the driver's on AMD's, or that of the variables
-    that show some of them.
+    The numbers are torch's: PCI order for NVIDIA, the driver's for AMD, or that of the variables
+    that select some of them.
 
     Args:
-        wait: whether to wait some seconds for torch, where only it knows the GPUs. Without, they
+        wait: whether to wait some seconds for torch if only it can list the GPUs. Otherwise they
             are missing until it has answered.
     """
     build = find_torch_build()
@@ -78,12 +77,7 @@ def list_devices(*, wait: bool = True) -> list[DeviceInfo]:
 
 
 def find_gpus(nvidia: Sequence[Gpu], build: TorchBuild, *, wait: bool) -> dict[str, Source]:
-    """Return the GPUs of this machine by id, see `list_devices`.
-
-    Args:
-        nvidia: all of NVIDIA's.
-        build: the installed PyTorch.
-    """
+    """Return the GPUs of this machine by id, see `list_devices`."""
     own: list[Source]
     others: list[Source]
     if build.hip:
@@ -107,7 +101,7 @@ def cuda_status() -> str:
 
 
 def hidden_gpus() -> str:
-    """Return which GPUs variables of the environment hide, or name in vain; "" if all are shown."""
+    """Return which GPUs environment variables hide or fail to select; "" if all are shown."""
     is_hip = bool(find_torch_build().hip)
     with open_nvml() as nvml:
         gpus: Sequence[Gpu | AmdGpu] = amd_gpus() if is_hip else nvidia_gpus(nvml)
@@ -116,11 +110,15 @@ def hidden_gpus() -> str:
     hidden = [gpu.name for index, gpu in enumerate(gpus) if index not in shown]
     if problem or not hidden or not shown:  # `cuda_status` says that none is shown
         return problem
-    return f"{hiding_variables(on_hip=is_hip)} and hides {', '.join(hidden)}."
+    return Sentence(
+        "{variables} and hides {names}.",
+        variables=hiding_variables(on_hip=is_hip),
+        names=", ".join(hidden),
+    )
 
 
 def numbered_gpus(nvml: Nvml) -> dict[str, Gpu]:
-    """Return NVIDIA's GPUs that torch shows to this process, by id.
+    """Return the NVIDIA GPUs that torch shows to this process, by id.
 
     Raises:
         DeviceError: the driver does not answer.
@@ -133,7 +131,7 @@ def numbered_gpus(nvml: Nvml) -> dict[str, Gpu]:
 
 @contextmanager
 def open_nvml() -> Iterator[Nvml | None]:
-    """Open a session with NVIDIA's driver; None where there is no driver."""
+    """Open a session with NVIDIA's driver; None without a driver."""
     try:
         nvml = Nvml()
     except DeviceError as error:
@@ -145,7 +143,7 @@ def open_nvml() -> Iterator[Nvml | None]:
 
 
 def nvidia_gpus(nvml: Nvml | None) -> list[Gpu]:
-    """Return all GPUs of NVIDIA's in PCI order; none without a driver that answers."""
+    """Return all NVIDIA GPUs in PCI order; none if the driver does not answer."""
     if nvml is None:
         return []
     try:
@@ -156,7 +154,6 @@ def nvidia_gpus(nvml: Nvml | None) -> list[Gpu]:
 
 
 def _shown(gpus: Sequence[Gpu | AmdGpu]) -> list[int]:
-    """Return the indices of those of `gpus`, all GPUs in PCI order, that CUDA shows."""
     return visible([gpu.uuid for gpu in gpus], os.environ.get(VISIBLE))
 
 
@@ -168,7 +165,7 @@ def _visible_problem(gpus: Sequence[Gpu | AmdGpu], *, is_hip: bool) -> str:
 
 
 def large_amd_gpus() -> list[Source]:
-    """Return AMD's GPUs that models could use if torch were built for them."""
+    """Return the AMD GPUs that models could use with a suitable build of torch."""
     large: list[Source] = []
     for gpu in amd_gpus():
         try:
@@ -182,11 +179,11 @@ def large_amd_gpus() -> list[Source]:
 
 
 def _noted(info: DeviceInfo) -> DeviceInfo:
-    """Return a GPU with the reason if it has stopped working in this process."""
     if info.id not in stopped_gpus():
         return info
     stopped = DeviceStopped(info.id, stopped_gpus()[info.id])
-    return replace(info, usable=False, reason=f"{stopped} {stopped.hint}", note="", remedy="")
+    reason = paragraph(stopped.message, stopped.hint)
+    return replace(info, usable=False, reason=reason, note="", remedy="")
 
 
 def _describe(
@@ -233,15 +230,11 @@ def _describe_amd(build: TorchBuild, device: str, gpu: AmdGpu) -> DeviceInfo:
 def _with_driver(
     device: str, gpu: Gpu | AmdGpu, driver: str, advice: Advice, read_memory: Callable[[], Memory]
 ) -> DeviceInfo:
-    """Return what all drivers tell of a GPU; it is not usable if its memory cannot be read.
-
-    Args:
-        advice: why torch cannot use it, if so.
-    """
+    # not usable if its memory cannot be read
     try:
         memory = read_memory()
     except DeviceError as error:
-        memory, advice = NO_MEMORY, Advice(str(error))
+        memory, advice = NO_MEMORY, Advice(error.message)
     return DeviceInfo(
         id=device, kind="cuda", name=gpu.name, total_bytes=memory.total_bytes,
         free_bytes=memory.free_bytes, uuid=gpu.uuid, pci_bus=gpu.pci_bus, driver=driver,
@@ -250,39 +243,44 @@ def _with_driver(
 
 
 def _why_no_gpu() -> str:
-    """Return why no GPU is listed, as a sentence."""
     is_hip = bool(find_torch_build().hip)
     makers = {adapter.maker for adapter in find_adapters()}
     try:
         with Nvml() as nvml:
             gpus: Sequence[Gpu | AmdGpu] = amd_gpus() if is_hip else nvml.gpus()
-            problem = "An NVIDIA driver is here but no GPU; Tandem runs on the CPU."
+            problem: str = Sentence("An NVIDIA driver is here but no GPU; Tandem runs on the CPU.")
     except DeviceError as error:
-        gpus, problem = amd_gpus() if is_hip else [], str(error)
+        gpus, problem = amd_gpus() if is_hip else [], error.message
     if gpus:
-        hidden = f"{hiding_variables(on_hip=is_hip)} and hides all GPUs."
-        return f"{_visible_problem(gpus, is_hip=is_hip) or hidden} Tandem runs on the CPU."
+        hidden = Sentence(
+            "{variables} and hides all GPUs.", variables=hiding_variables(on_hip=is_hip)
+        )
+        cause = _visible_problem(gpus, is_hip=is_hip) or hidden
+        return paragraph(cause, Sentence("Tandem runs on the CPU."))
     if is_hip:
-        return "No AMD GPU was found that this PyTorch build can use; Tandem runs on the CPU."
+        return Sentence(
+            "No AMD GPU was found that this PyTorch build can use; Tandem runs on the CPU."
+        )
     if problem == NO_DRIVER and makers:
         return _without_driver(makers)
     return problem
 
 
-def _without_driver(makers: Collection[GpuMaker]) -> str:
-    """Return why no GPU can be used where NVIDIA's driver is missing but there are adapters."""
+def _without_driver(makers: Collection[GpuMaker]) -> Sentence:
     if "nvidia" in makers:
-        return (
-            "An NVIDIA GPU is here but no driver for it; install NVIDIA's driver, or give this "
-            "container access to the GPU. Tandem runs on the CPU."
+        return Sentence(
+            "An NVIDIA GPU is here but no driver for it; install NVIDIA's driver, or give this"
+            " container access to the GPU. Tandem runs on the CPU."
         )
     if "amd" in makers:
-        return (
-            "The AMD GPU here has little memory of its own, or no driver for computing; Tandem "
-            "runs on the CPU."
+        return Sentence(
+            "The AMD GPU here has little dedicated memory, or no driver for computing; Tandem runs"
+            " on the CPU."
         )
-    maker = "Apple" if "apple" in makers else "Intel"
-    return f"Tandem can use GPUs of NVIDIA and AMD, but not {maker}'s; it runs on the CPU."
+    return Sentence(
+        "Tandem can use NVIDIA and AMD GPUs, but none of {maker}; it runs on the CPU.",
+        maker="Apple" if "apple" in makers else "Intel",
+    )
 
 
 GPU_ID = re.compile(r"(?:cuda|gpu):([0-9]+)")
@@ -292,20 +290,20 @@ RANK = re.compile(r"#[0-9]+")
 
 
 def parse_devices(devices: str | Sequence[str]) -> list[str]:
-    """Return the ids in "cpu,cuda:0" or a list; a repeated id stays repeated.
+    """Return the ids in "cpu,cuda:0" or a list, with repetitions.
 
-    "gpu:N" means "cuda:N". A GPU may also be named by its UUID, "GPU-…", or by a prefix of it that
-    fits no other GPU; "1/cuda:0" is a device of another machine. Other names are checked for their
-    form alone; `require_devices` checks that they exist.
+    "gpu:N" means "cuda:N". A GPU may also be named by its UUID, "GPU-…", or by an unambiguous
+    prefix of it; "1/cuda:0" is a device of another machine. Other names are only checked for their
+    syntax; `require_devices` checks that they exist.
 
     Raises:
-        NoDevice: an entry has another form or is the UUID of no GPU or of several, or there is no
+        NoDevice: an entry has another syntax, is the UUID of no GPU or of several, or there is no
             entry.
     """
     entries = devices.split(",") if isinstance(devices, str) else devices
     ids = [_parse_device(entry) for entry in entries]
     if not ids:
-        raise NoDevice("", "name at least one, such as cpu or cuda:0")
+        raise NoDevice("", Sentence("name at least one, such as cpu or cuda:0"))
     return ids
 
 
@@ -324,7 +322,9 @@ def _parse_device(entry: str) -> str:
     if name == "cpu":
         return name
     if name.startswith("mig-"):
-        raise NoDevice(entry.strip(), "a part of a GPU cannot be used; name the whole GPU")
+        raise NoDevice(
+            entry.strip(), Sentence("a part of a GPU cannot be used; name the whole GPU")
+        )
     if UUID.fullmatch(name):
         return _by_uuid(entry.strip())
     if FAR.fullmatch(name):
@@ -332,27 +332,27 @@ def _parse_device(entry: str) -> str:
         return far_id(int(machine), _parse_device(device))
     match = GPU_ID.fullmatch(name)
     if match is None:
-        raise NoDevice(entry.strip(), "write cpu, or cuda:0 for the first GPU, or a GPU's UUID")
+        problem = Sentence("write cpu, or cuda:0 for the first GPU, or a GPU's UUID")
+        raise NoDevice(entry.strip(), problem)
     return f"cuda:{int(match.group(1))}"
 
 
 def _by_uuid(beginning: str) -> str:
-    """Return the id of the GPU whose UUID has this prefix, in upper or lower case."""
     known = list_devices()
     found = [d.id for d in known if d.uuid.lower().startswith(beginning.lower())]
     if len(found) > 1:
-        both = " and ".join(found)
-        raise NoDevice(beginning, f"the UUIDs of {both} begin so; write a longer part")
+        problem = "the UUIDs of {names} start with this; write a longer part"
+        raise NoDevice(beginning, Sentence(problem, names=listed(found)))
     if not found:
-        here = ", ".join(f"{d.id} with {d.uuid}" for d in known if d.uuid)
-        raise NoDevice(beginning, f"there is {here}" if here else _why_missing(["cpu"]))
+        here = [Sentence("{device} with {uuid}", device=d.id, uuid=d.uuid) for d in known if d.uuid]
+        raise NoDevice(beginning, _there_is(listed(here)) if here else _why_missing(["cpu"]))
     return found[0]
 
 
 def require_devices(
     ids: Sequence[str], available: Sequence[DeviceInfo] | None = None
 ) -> list[DeviceInfo]:
-    """Return the devices with these ids, in the same order and as often.
+    """Return the devices with these ids, in the same order, repetitions included.
 
     Args:
         available: all devices; None to call `list_devices`.
@@ -368,27 +368,31 @@ def require_devices(
         if device not in known:
             raise NoDevice(device, _why_missing(list(known)))
         if not known[device].usable:
-            raise NoDevice(device, known[device].reason.rstrip("."), known[device].remedy)
+            raise NoDevice(device, known[device].reason, known[device].remedy)
     return [known[device] for device in ids]
 
 
 def _why_missing(known: list[str]) -> str:
-    here = f"there is {', '.join(known)}"
+    here = _there_is(", ".join(known))
     has_gpu = any(device.startswith("cuda") for device in known)
-    return here if has_gpu else cuda_status().rstrip(".") or here
+    return here if has_gpu else cuda_status() or here
+
+
+def _there_is(names: str) -> Sentence:
+    return Sentence("there is {names}", names=names)
 
 
 TorchKind = Literal["cuda13", "cuda12", "rocm", "cpu"]
-"""What a build of PyTorch is for: a major version of CUDA, ROCm, or the processor alone."""
+"""Target of a PyTorch build: a major version of CUDA, ROCm, or only the CPU."""
 
 OF_CUDA: dict[str, TorchKind] = {"13.0": "cuda13", "13.2": "cuda13", "12.6": "cuda12"}
-"""Kinds by version of CUDA. 12.8, of which there is no recent build, is none of them."""
+"""Targets by version of CUDA, without 12.8, of which there is no recent build."""
 
 
 def suitable_torch() -> tuple[TorchKind, ...]:
-    """Return the kinds of PyTorch that use as much as possible of this machine, the best first.
+    """Return the PyTorch targets that use as much as possible of this machine, the best first.
 
-    "cpu" is always the last of them. NVIDIA's GPUs come before AMD's, as one build knows either.
+    "cpu" is always last. NVIDIA comes before AMD, because a build supports only one of them.
     """
     found: list[TorchKind] = []
     with open_nvml() as nvml:

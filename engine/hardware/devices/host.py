@@ -1,4 +1,4 @@
-"""The CPU, the host's memory and the processes of this program, on Linux, macOS and Windows."""
+"""The CPU, host memory and the processes of this program, on Linux, macOS and Windows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 from engine.hardware.devices.types import DeviceInfo, DeviceSnapshot
 
 LOOK_EVERY_S = 3.0
-"""Seconds between two looks for children: that reads a file for each process of the machine."""
+"""Interval of looking for children: that reads a file for each process of the machine."""
 
 
 class OwnProcesses:
@@ -27,11 +27,11 @@ class OwnProcesses:
         self._seconds: dict[psutil.Process, float] = {}
 
     def pids(self) -> frozenset[int]:
-        """Return the numbers of the processes; a child counts within `LOOK_EVERY_S`."""
+        """Return the process ids; a new child is included within `LOOK_EVERY_S`."""
         return frozenset((os.getpid(), *(process.pid for process in self._processes())))
 
     def busy_seconds(self) -> float:
-        """Return the processor time that they have used since the last call."""
+        """Return the CPU time that they have used since the last call, in seconds."""
         now: dict[psutil.Process, float] = {}
         for process in self._processes():
             try:
@@ -47,7 +47,7 @@ class OwnProcesses:
             self._looked_s = time.monotonic()
             try:
                 self._found = (self._self, *self._self.children(recursive=True))
-            except psutil.Error:  # a system that does not tell of parents
+            except psutil.Error:  # a system without parent ids
                 self._found = (self._self,)
         return self._found
 
@@ -55,27 +55,23 @@ class OwnProcesses:
 CPUINFO = Path("/proc/cpuinfo")
 
 CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "soc_thermal")
-"""Linux's drivers of the sensors in CPUs: Intel's, AMD's, and those of boards with Arm cores."""
+"""Linux's drivers of CPU sensors: Intel, AMD and Arm boards."""
 
 PACKAGE = ("Package id 0", "Tctl", "Tdie")
-"""Names of the sensor that stands for the whole CPU; without one it is the first."""
+"""Names of the sensor of the whole CPU; without one the first is used."""
 
 
 def cpu_info() -> DeviceInfo:
     """Return the CPU as a device."""
     memory = psutil.virtual_memory()
     return DeviceInfo(
-        id="cpu",
-        kind="cpu",
-        name=cpu_name(),
-        total_bytes=memory.total,
-        free_bytes=memory.available,
-        n_cores=usable_cores(),
-    )
+        id="cpu", kind="cpu", name=cpu_name(), total_bytes=memory.total,
+        free_bytes=memory.available, n_cores=usable_cores(),
+    )  # fmt: skip
 
 
 def usable_cores() -> int:
-    """Return the number of physical cores, or of processors the process is bound to if fewer."""
+    """Return the number of physical cores, or of the processors in the affinity mask if fewer."""
     n_cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         n_cores = min(n_cores, len(os.sched_getaffinity(0)))
@@ -83,7 +79,7 @@ def usable_cores() -> int:
 
 
 def cpu_name() -> str:
-    """Return the CPU's product name, or its architecture where the system does not tell."""
+    """Return the CPU's product name, or its architecture if unknown."""
     name = ""
     if sys.platform == "linux":
         name = _name_from_cpuinfo()
@@ -128,9 +124,9 @@ def _name_from_registry() -> str:
 class CpuReader:
     """Reader of the host's load and memory; the load is the average since the previous reading.
 
-    psutil's own `cpu_percent` keeps its previous reading per process and thread, so two callers
-    would disturb each other. Temperature and clock are read every `LOOK_EVERY_S` seconds, as they
-    take longer than all the rest.
+    psutil's own `cpu_percent` keeps one previous reading per process and thread, so two callers
+    would disturb each other. Temperature and clock are slow to read, so they are cached for
+    `LOOK_EVERY_S` seconds.
     """
 
     def __init__(self, own: OwnProcesses | None = None) -> None:
@@ -143,27 +139,21 @@ class CpuReader:
         self._clock_mhz: int | None = None
 
     def read(self) -> DeviceSnapshot:
-        """Return the state of the CPU now."""
+        """Return the present state of the CPU."""
         now, memory = time.monotonic(), psutil.virtual_memory()
         if now - self._sensors_s >= LOOK_EVERY_S:
             self._sensors_s = now
             self._temperature_c, self._clock_mhz = _package_temperature(), _mean_clock()
         load, others = self._loads()
         return DeviceSnapshot(
-            device="cpu",
-            time_s=now,
-            used_bytes=memory.total - memory.available,
-            total_bytes=memory.total,
-            free_bytes=memory.available,
-            load_percent=load,
-            temperature_c=self._temperature_c,
-            own_bytes=self._process.memory_info().rss,
-            clock_mhz=self._clock_mhz,
-            others_percent=others,
-        )
+            device="cpu", time_s=now, used_bytes=memory.total - memory.available,
+            total_bytes=memory.total, free_bytes=memory.available, load_percent=load,
+            temperature_c=self._temperature_c, own_bytes=self._process.memory_info().rss,
+            clock_mhz=self._clock_mhz, others_percent=others,
+        )  # fmt: skip
 
     def _loads(self) -> tuple[float | None, float | None]:
-        """Return the load of all programs and of all but this one, in percent; None if unknown."""
+        # of all programs, and without this one, in percent
         busy_s, elapsed_s = _cpu_seconds()
         busy, elapsed = busy_s - self._busy_s, elapsed_s - self._elapsed_s
         if elapsed <= 0:  # the counters tick every 10 ms or so
@@ -178,7 +168,7 @@ def _percent(part: float) -> float:
 
 
 def _package_temperature() -> float | None:
-    """Return the CPU's temperature in °C; None where the system does not tell, as on Windows."""
+    # None where the system does not report it, as on Windows
     ask = getattr(psutil, "sensors_temperatures", None)
     try:
         found = ask() if ask is not None else {}
@@ -193,7 +183,6 @@ def _package_temperature() -> float | None:
 
 
 def _mean_clock() -> int | None:
-    """Return the mean clock of the cores in MHz; None where the system does not tell."""
     try:
         clock = psutil.cpu_freq()
     except (OSError, NotImplementedError, RuntimeError):
@@ -202,7 +191,6 @@ def _mean_clock() -> int | None:
 
 
 def _cpu_seconds() -> tuple[float, float]:
-    """Return the busy and the total seconds of all processors since the machine started."""
     times = psutil.cpu_times()._asdict()
     # the time of guests is already in `user` and `nice`
     total = sum(value for name, value in times.items() if not name.startswith("guest"))

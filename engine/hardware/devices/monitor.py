@@ -1,4 +1,4 @@
-"""Watches memory, load and temperature of the devices over time."""
+"""Monitors memory, load and temperature of the devices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from engine.errors import DeviceError, NoDevice
+from engine.errors import DeviceError, NoDevice, Sentence
 from engine.hardware.devices.amd import AmdGpu, read_amd
 from engine.hardware.devices.catalog import cuda_status, find_gpus, nvidia_gpus
 from engine.hardware.devices.host import CpuReader, OwnProcesses
@@ -18,16 +18,16 @@ from engine.hardware.devices.types import DeviceSnapshot
 log = logging.getLogger(__name__)
 
 OnSnapshots = Callable[[list[DeviceSnapshot]], None]
-"""Receiver of the snapshots of all watched devices."""
+"""Receiver of the snapshots of all monitored devices."""
 
 
 class DeviceMonitor:
-    """Monitor that reads devices on demand, or regularly on a thread of its own.
+    """Monitor that reads devices on demand, or regularly on a thread.
 
     A GPU that stops answering stays in the list, with a problem instead of numbers.
 
     Args:
-        devices: ids in the wanted order, of which a repeated one is read once; None for all.
+        devices: ids in the desired order, without repetitions; None for all.
 
     Raises:
         NoDevice: one of them does not exist here.
@@ -49,8 +49,8 @@ class DeviceMonitor:
         for device in self.devices:
             if device not in here:
                 self.close()
-                why = "" if self._gpus else cuda_status().rstrip(".")
-                raise NoDevice(device, why or f"there is {', '.join(here)}")
+                why = "" if self._gpus else cuda_status()
+                raise NoDevice(device, why or Sentence("there is {names}", names=", ".join(here)))
 
     def __enter__(self) -> DeviceMonitor:
         return self
@@ -59,7 +59,7 @@ class DeviceMonitor:
         self.close()
 
     def snapshot(self) -> list[DeviceSnapshot]:
-        """Return the state of each device now. After `close` only the CPU can be read."""
+        """Return the present state of each device. After `close` only the CPU can be read."""
         return self._snapshot(traffic=False)
 
     def start(self, on_snapshots: OnSnapshots, interval_s: float) -> None:
@@ -74,11 +74,11 @@ class DeviceMonitor:
         self._thread.start()
 
     def pace(self, interval_s: float) -> None:
-        """Read at another interval, from the next reading on."""
+        """Change the interval, from the next reading on."""
         self._interval_s = interval_s
 
     def stop(self) -> None:
-        """End the thread and wait for it. Must not be called from `on_snapshots`."""
+        """Stop the thread and wait for it. Must not be called from `on_snapshots`."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -93,16 +93,15 @@ class DeviceMonitor:
                 self._nvml = None
 
     def _find_gpus(self, *, wait: bool) -> None:
-        """Open a session with NVIDIA's driver, if it is here, and find the GPUs of all makers."""
         try:
             self._nvml = Nvml()
         except DeviceError as error:
-            log.info("no NVIDIA GPU is watched: %s", error)
+            log.info("no NVIDIA GPU is monitored: %s", error)
         nvidia = nvidia_gpus(self._nvml)
         self._gpus = {
             device: gpu
             for device, gpu in find_gpus(nvidia, find_torch_build(), wait=wait).items()
-            if not isinstance(gpu, Adapter)  # nothing tells its state
+            if not isinstance(gpu, Adapter)  # its state is unknown
         }
 
     def _snapshot(self, *, traffic: bool) -> list[DeviceSnapshot]:

@@ -1,8 +1,8 @@
-"""Reads names, memory, load and temperature of the GPUs from NVIDIA's management library, NVML.
+"""Reads names, memory, load and temperature of GPUs from NVIDIA's management library, NVML.
 
 NVML opens no CUDA context, so reading a GPU takes none of its memory. `pynvml` is imported on first
-use. A machine without driver or library is normal; it gives a `DeviceError` that says so. GPUs cut
-into MIG instances count as whole GPUs.
+use. A machine without driver or library is normal and gives a `DeviceError`. MIG instances count as
+whole GPUs.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Any
 
 import psutil
 
-from engine.errors import DeviceError
+from engine.errors import DeviceError, Sentence
 from engine.hardware.devices.types import ClockLimit, DeviceSnapshot, Memory
 
-NO_DRIVER = "No NVIDIA driver was found; Tandem runs on the CPU."
+NO_DRIVER = Sentence("No NVIDIA driver was found; Tandem runs on the CPU.")
 
 CLOCK_LIMITS: Mapping[ClockLimit, int] = {
     "power": 0x04, "heat": 0x20 | 0x40, "supply": 0x80, "setting": 0x02 | 0x100, "hardware": 0x08,
 }  # fmt: skip
-"""Bits of NVML's nvmlClocksEventReasons. An idle GPU (1) and boards in step (0x10) are no limits;
-the hardware's own bit (8) is also set with those of heat and supply, which then tell more."""
+"""Bits of NVML's nvmlClocksEventReasons. An idle GPU (1) and synchronised boards (0x10) are not
+limits; the hardware bit (8) is also set together with the more specific heat and supply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU of this machine; it has either a `handle` or a `problem`, a sentence."""
+    """A GPU of this machine, with either a `handle` or a `problem`, which is a sentence."""
 
     handle: Any
     name: str
@@ -75,12 +75,12 @@ class Nvml:
         return _text(self.ask("nvmlSystemGetDriverVersion"))
 
     def cuda_major(self) -> int | None:
-        """Return the newest major version of CUDA that the driver runs; None if unknown."""
+        """Return the newest major version of CUDA that the driver supports; None if unknown."""
         version = self.ask("nvmlSystemGetCudaDriverVersion_v2")
         return None if version is None else int(version) // 1000
 
     def gpus(self) -> list[Gpu]:
-        """Return all GPUs this process may open, by PCI bus id; those without one come last.
+        """Return all GPUs that this process may open, by PCI bus id; GPUs without one come last.
 
         Raises:
             DeviceError: the driver does not answer.
@@ -93,7 +93,7 @@ class Nvml:
         return sorted((gpu for gpu in found if gpu), key=lambda gpu: (not gpu.pci_bus, gpu.pci_bus))
 
     def memory(self, gpu: Gpu) -> Memory:
-        """Return the memory of a GPU, or of the machine where both share it (GB10, Jetson).
+        """Return the memory of a GPU, or of the machine if both share it (GB10, Jetson).
 
         Raises:
             DeviceError: the GPU does not answer.
@@ -112,27 +112,23 @@ class Nvml:
     def read(
         self, device: str, gpu: Gpu, own: Collection[int] = (), *, traffic: bool = False
     ) -> DeviceSnapshot:
-        """Return the state of `gpu` now, under the id `device`; never raises.
+        """Return the present state of `gpu` under the id `device`, without raising.
 
         Args:
-            own: numbers of this program's processes.
-            traffic: whether to read the traffic over PCIe, for which the driver takes 40 ms.
+            own: process ids of this program.
+            traffic: whether to read the PCIe traffic, which takes the driver 40 ms.
         """
         now = time.monotonic()
         try:
             memory = self.memory(gpu)
         except DeviceError as error:
-            return DeviceSnapshot(device, now, 0, 0, 0, problem=str(error))
+            return DeviceSnapshot(device, now, 0, 0, 0, problem=error.message)
         lib, handle = self._lib, gpu.handle
         load = self.ask("nvmlDeviceGetUtilizationRates", handle)
         power_mw = self.ask("nvmlDeviceGetPowerUsage", handle)
         limit_mw = self.ask("nvmlDeviceGetEnforcedPowerLimit", handle)
         return DeviceSnapshot(
-            device,
-            now,
-            memory.used_bytes,
-            memory.total_bytes,
-            memory.free_bytes,
+            device, now, memory.used_bytes, memory.total_bytes, memory.free_bytes,
             load_percent=None if load is None else float(load.gpu),
             temperature_c=self.ask("nvmlDeviceGetTemperatureV", handle, lib.NVML_TEMPERATURE_GPU),
             power_w=None if power_mw is None else power_mw / 1000,
@@ -146,10 +142,10 @@ class Nvml:
             if traffic
             else None,
             others_bytes=self._others_bytes(handle, own),
-        )
+        )  # fmt: skip
 
     def _open(self, index: int) -> Gpu | None:
-        """Open a GPU; None if this process may not, as in a container (CUDA skips it too)."""
+        # None if this process may not, as in a container (CUDA skips it too)
         try:
             handle = self._lib.nvmlDeviceGetHandleByIndex(index)
         except self._lib.NVMLError as error:
@@ -167,11 +163,8 @@ class Nvml:
         )
 
     def _own_bytes(self, handle: Any) -> int | None:
-        """Return the bytes that this process holds on a GPU; None where the driver does not tell.
-
-        In a container the driver may list processes under ids that mean nothing here; a list
-        without this process then says nothing. Windows gives no sizes.
-        """
+        # In a container the driver may list processes by ids of the host; a list without this
+        # process is then meaningless. Windows gives no sizes.
         processes = self.ask("nvmlDeviceGetComputeRunningProcesses", handle)
         if processes is None:
             return None
@@ -181,7 +174,7 @@ class Nvml:
         return None if None in own else sum(own)
 
     def _others_bytes(self, handle: Any, own: Collection[int]) -> int | None:
-        """Return the bytes that other programs hold, windows and games too; None if unknown."""
+        # windows and games count too
         computing = self.ask("nvmlDeviceGetComputeRunningProcesses", handle)
         if computing is None:
             return None
@@ -195,7 +188,7 @@ class Nvml:
         return None if None in others else sum(others)
 
     def _clock_limits(self, handle: Any) -> tuple[ClockLimit, ...] | None:
-        """Return what keeps the clock down; drivers before 535 know it by an older name."""
+        # drivers before 535 use an older name
         bits = self.ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
         if bits is None:
             bits = self.ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
@@ -211,32 +204,37 @@ class Nvml:
         return None if kb_per_s is None else 1000 * int(kb_per_s)
 
     def ask(self, function: str, *args: Any) -> Any:
-        """Return the driver's answer; None where this GPU or driver has none."""
+        """Return the driver's answer; None if this GPU or driver has none."""
         try:
             return getattr(self._lib, function)(*args)
         except self._lib.NVMLError:
             return None
 
-    def _why_not_open(self, error: Any) -> str:
+    def _why_not_open(self, error: Any) -> Sentence:
         lib = self._lib
         if error.value in (lib.NVML_ERROR_LIBRARY_NOT_FOUND, lib.NVML_ERROR_DRIVER_NOT_LOADED):
             return NO_DRIVER
         if error.value == lib.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
-            return (
-                "The NVIDIA driver was updated while it was running; restart the machine to use "
-                "the GPUs."
+            return Sentence(
+                "The NVIDIA driver was updated while it was running; restart the machine to use"
+                " the GPUs."
             )
-        return f"The NVIDIA driver does not answer ({error}); Tandem runs on the CPU."
+        return Sentence(
+            "The NVIDIA driver does not answer ({problem}); Tandem runs on the CPU.",
+            problem=str(error),
+        )
 
-    def _problem(self, error: Any) -> str:
+    def _problem(self, error: Any) -> Sentence:
         lib = self._lib
         if error.value == lib.NVML_ERROR_GPU_IS_LOST:
-            return "The GPU fell off the bus; restart the machine, and check its power and seat."
+            return Sentence(
+                "The GPU fell off the bus; restart the machine, and check its power and seat."
+            )
         if error.value == lib.NVML_ERROR_RESET_REQUIRED:
-            return "The GPU needs a reset; restart the machine."
-        return f"The NVIDIA driver could not read the GPU ({error})."
+            return Sentence("The GPU needs a reset; restart the machine.")
+        return Sentence("The NVIDIA driver could not read the GPU ({problem}).", problem=str(error))
 
 
 def _text(value: str | bytes | None) -> str:
-    """Return a text of the binding, which older versions give as bytes."""
+    # older versions of the binding return bytes
     return value.decode(errors="replace") if isinstance(value, bytes) else value or ""

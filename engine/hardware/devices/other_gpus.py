@@ -1,9 +1,9 @@
-"""GPUs that no driver library lists: those that PyTorch finds, and the system's display adapters.
+"""GPUs that no driver library lists: PyTorch's, and the system's display adapters.
 
-PyTorch is asked in a child process. That is needed where NVML is missing or broken (some
-containers, WSL and Jetson), and for AMD's GPUs under Windows and WSL. Importing torch takes seconds
-and using a GPU takes memory there, so nobody is asked unless files of a driver show that there may
-be a GPU, and then once per process.
+PyTorch lists GPUs in a child process. That is needed where NVML is missing or broken (some
+containers, WSL and Jetson), and for AMD GPUs on Windows and WSL. Importing torch takes seconds and
+using a GPU takes memory, so it happens at most once per process, and only if files of a driver
+indicate a GPU.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from engine.errors import Sentence
 from engine.hardware.devices.torch_builds import TorchBuild
 from engine.hardware.devices.types import DeviceSnapshot
 from engine.util.programs import NO_WINDOW, child_environment, program_command, tie_child
@@ -27,10 +28,9 @@ from engine.util.programs import NO_WINDOW, child_environment, program_command, 
 log = logging.getLogger(__name__)
 
 COMMAND = program_command("engine.hardware.torch_devices")
-"""Command of the child."""
 
 ANSWER_S = 60.0
-"""Seconds for the child to import torch and open the GPUs."""
+"""Timeout of the child for importing torch and opening the GPUs, in seconds."""
 
 SYSTEM32 = Path(os.environ.get("SYSTEMROOT", r"C:\Windows")) / "System32"
 
@@ -38,20 +38,19 @@ CUDA_FILES = (
     Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu"), Path("/dev/nvgpu"),
     Path("/usr/lib/wsl/lib/libcuda.so.1"), SYSTEM32 / "nvcuda.dll",
 )  # fmt: skip
-"""Files that show that CUDA may work, on Linux, Jetson, WSL and Windows."""
+"""Files that indicate CUDA, on Linux, Jetson, WSL and Windows."""
 
 HIP_FILES = (*map(Path, ("/dev/kfd", "/dev/dxg")), SYSTEM32 / "amdhip64.dll",
              SYSTEM32 / "amdhip64_6.dll", SYSTEM32 / "amdhip64_7.dll")  # fmt: skip
-"""Files that show that HIP may work, on Linux, WSL and Windows."""
+"""Files that indicate HIP, on Linux, WSL and Windows."""
 
 
 @dataclass(frozen=True, slots=True)
 class TorchGpu:
-    """A GPU as PyTorch describes it; texts are "" where it does not tell.
+    """A GPU as PyTorch describes it; unknown texts are "".
 
-    Attributes:
-        free_bytes: free memory when PyTorch was asked.
-        problem: sentence that says why PyTorch could not open it, else "".
+    `free_bytes` is the free memory when it was read; `problem` is a sentence that says why PyTorch
+    could not open it.
     """
 
     name: str
@@ -75,7 +74,7 @@ class _Question(threading.Thread):
         try:
             self.gpus = _gpus_of_child()
         except (OSError, ValueError, TypeError, KeyError, subprocess.SubprocessError) as error:
-            log.warning("PyTorch did not tell its GPUs: %s", error)
+            log.warning("PyTorch did not list its GPUs: %s", error)
             self.gpus = ()
 
 
@@ -84,14 +83,10 @@ _question: _Question | None = None
 
 
 def ask_torch(build: TorchBuild, *, wait: bool) -> tuple[TorchGpu, ...] | None:
-    """Return the GPUs that PyTorch finds, by number; none where no file of a driver is.
+    """Return the GPUs that PyTorch finds, by number; None if not known yet and `wait` is False.
 
     Args:
-        build: the installed PyTorch.
-        wait: whether to wait for the answer, some seconds when asked for the first time.
-
-    Returns:
-        The GPUs; None if the answer is not there yet and `wait` is False.
+        wait: whether to wait for the answer, some seconds at the first call.
     """
     global _question
     files = HIP_FILES if build.hip else CUDA_FILES if build.cuda else ()
@@ -108,21 +103,15 @@ def ask_torch(build: TorchBuild, *, wait: bool) -> tuple[TorchGpu, ...] | None:
 
 
 def read_torch_gpu(device: str, gpu: TorchGpu) -> DeviceSnapshot:
-    """Return what is known of `gpu` now, under the id `device`: that its state is not."""
-    problem = gpu.problem or (
-        "Memory and load are not shown, as no library of the driver tells them; PyTorch can use "
-        "the GPU."
+    """Return a snapshot of `gpu` under the id `device` that explains why its state is unknown."""
+    problem = gpu.problem or Sentence(
+        "Memory and load are not shown, because no driver library reports them; PyTorch can use the"
+        " GPU."
     )
     return DeviceSnapshot(device, time.monotonic(), 0, 0, 0, problem=problem)
 
 
 def _gpus_of_child() -> tuple[TorchGpu, ...]:
-    """Return what a child process finds.
-
-    Raises:
-        OSError, SubprocessError: it does not start, fails or falls silent.
-        ValueError, TypeError, KeyError: it says something else.
-    """
     text = _output_of_child()
     answer: Mapping[str, object] = json.loads(text.splitlines()[-1] if text else "")
     if answer["problem"]:
@@ -134,11 +123,7 @@ def _gpus_of_child() -> tuple[TorchGpu, ...]:
 
 
 def _output_of_child() -> str:
-    """Run the child, which does not outlive this process, and return what it prints.
-
-    Raises:
-        OSError, SubprocessError: see `_gpus_of_child`.
-    """
+    # the child does not outlive this process
     with subprocess.Popen(
         COMMAND, env=child_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, text=True, encoding="utf-8", errors="replace",
@@ -158,13 +143,12 @@ def _output_of_child() -> str:
 GpuMaker = Literal["nvidia", "amd", "intel", "apple"]
 
 MAKERS: Mapping[str, GpuMaker] = {"10de": "nvidia", "1002": "amd", "8086": "intel"}
-"""Makers by PCI vendor."""
+"""Vendors by PCI id."""
 
 PCI = Path("/sys/bus/pci/devices")
-"""Folder of Linux's files on PCI devices."""
 
 DISPLAY_CLASS = "0x03"
-"""Beginning of the PCI class of display controllers."""
+"""Prefix of the PCI class of display controllers."""
 
 REGISTRY = r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc1-08002be10318}"
 """Key under which Windows lists display adapters, in keys such as 0000."""
@@ -172,7 +156,7 @@ REGISTRY = r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc1-080
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A display adapter; Linux tells neither `name` nor `total_bytes`, which are then "" and 0."""
+    """A display adapter; Linux reports neither `name` nor `total_bytes`."""
 
     maker: GpuMaker
     name: str = ""
@@ -180,7 +164,7 @@ class Adapter:
 
 
 def find_adapters() -> list[Adapter]:
-    """Return the display adapters of known makers."""
+    """Return the display adapters of known vendors."""
     if sys.platform == "win32":
         return _adapters_of_windows()
     if sys.platform == "darwin":
@@ -189,12 +173,12 @@ def find_adapters() -> list[Adapter]:
         folders = sorted(PCI.iterdir())
     except OSError:
         return []
-    vendors = [_word(folder / "vendor") for folder in folders if _is_display(folder)]
+    vendors = [
+        _word(folder / "vendor")
+        for folder in folders
+        if _word(folder / "class").startswith(DISPLAY_CLASS)
+    ]
     return [Adapter(MAKERS[v]) for v in (v.removeprefix("0x") for v in vendors) if v in MAKERS]
-
-
-def _is_display(folder: Path) -> bool:
-    return _word(folder / "class").startswith(DISPLAY_CLASS)
 
 
 def _word(path: Path) -> str:
@@ -223,7 +207,6 @@ def _adapters_of_windows() -> list[Adapter]:
 
 
 def _values(winreg: object, key: object) -> dict[str, object]:
-    """Return the values of a registry key that can be read, by name."""
     query = winreg.QueryValueEx  # type: ignore[attr-defined]
     found: dict[str, object] = {}
     for name in ("DriverDesc", "MatchingDeviceId", "HardwareInformation.qwMemorySize"):
@@ -235,10 +218,7 @@ def _values(winreg: object, key: object) -> dict[str, object]:
 
 
 def _adapter_of(values: Mapping[str, object]) -> list[Adapter]:
-    r"""Return the adapter of a registry key with these values, or none.
-
-    MatchingDeviceId has the PCI vendor: "PCI\VEN_10DE&DEV_2684".
-    """
+    # MatchingDeviceId has the PCI vendor: "PCI\VEN_10DE&DEV_2684"
     vendor = str(values.get("MatchingDeviceId", "")).lower().partition("ven_")[2][:4]
     if vendor not in MAKERS:
         return []

@@ -1,6 +1,6 @@
-"""Reads what connects the GPUs: PCIe slots, NVLink, and peer access to memory; without torch.
+"""Reads the connections of GPUs: PCIe slots, NVLink, and peer access to memory; without torch.
 
-An idle GPU often switches its slot to a lower generation, which is what is then reported.
+An idle GPU often switches its slot to a lower generation, which is then reported.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from itertools import combinations, permutations
 from typing import Literal
 
-from engine.errors import DeviceError
+from engine.errors import DeviceError, Sentence
 from engine.hardware.devices.catalog import numbered_gpus
 from engine.hardware.devices.nvml import Gpu, Nvml
 
 log = logging.getLogger(__name__)
 
 LinkKind = Literal["nvlink", "p2p", "host"]
-"""Fastest route between two GPUs: NVLink, peer access over PCIe, or the host's memory."""
+"""Fastest route between two GPUs: NVLink, peer access over PCIe, or host memory."""
 
 ANCESTORS: Mapping[int, str] = {
     0: "the same board", 10: "one PCIe switch", 20: "several PCIe switches",
@@ -27,14 +27,14 @@ ANCESTORS: Mapping[int, str] = {
 """NVML's levels of the closest common ancestor of two GPUs, NVML_TOPOLOGY_…"""
 
 PEER_READ, PEER_WRITE, PEER_NVLINK = 0, 1, 2
-"""NVML_P2P_CAPS_INDEX_…; written out, as the Python binding has a tuple in place of the first."""
+"""NVML_P2P_CAPS_INDEX_…; literal, because the Python binding has a tuple in place of the first."""
 
-PEER_PROBLEMS: Mapping[int, str] = {
-    1: "the chipset does not support it", 2: "these GPUs do not support it",
-    3: "the way between them does not support it", 4: "the driver's settings forbid it",
-    5: "it is not supported",
+PEER_PROBLEMS: Mapping[int, Sentence] = {
+    1: Sentence("the chipset does not support it"), 2: Sentence("these GPUs do not support it"),
+    3: Sentence("the route between them does not support it"),
+    4: Sentence("the driver's settings forbid it"), 5: Sentence("it is not supported"),
 }  # fmt: skip
-"""NVML_P2P_STATUS_… other than OK (0) and UNKNOWN, in words."""
+"""Texts for NVML_P2P_STATUS_… other than OK (0) and UNKNOWN."""
 
 MAX_NVLINKS = 36
 """Largest number of NVLinks of a GPU."""
@@ -42,7 +42,7 @@ MAX_NVLINKS = 36
 
 @dataclass(frozen=True, slots=True)
 class Pcie:
-    """A GPU's PCIe slot: generation and width, now and at most; 0 where that is unknown."""
+    """A GPU's PCIe slot: generation and width, now and at most; 0 if unknown."""
 
     generation: int = 0
     width: int = 0
@@ -55,12 +55,10 @@ class Link:
     """The connection of two GPUs.
 
     Attributes:
-        a, b: ids of the two GPUs.
-        kind: fastest route between them, see `LinkKind`.
-        n_nvlink: number of NVLinks between them, or from one of them to a switch that joins both.
-        nvlink_version: version of these links; 0 where there are none or the driver does not tell.
-        ancestor: closest device that both hang on, in words; "" where the driver does not tell.
-        peer_problem: why they have no access to each other's memory; "" where they have.
+        n_nvlink: NVLinks between them, or from one of them to a common switch.
+        nvlink_version: version of these links; 0 if none or unknown.
+        ancestor: closest common device, in words; "" if unknown.
+        peer_problem: why they have no peer access; "" if they have.
     """
 
     a: str
@@ -74,14 +72,14 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The GPUs that CUDA shows to this process: slot of each by id, and link of each pair."""
+    """The GPUs that CUDA shows to this process: slots by id, and the link of each pair."""
 
     pcie: Mapping[str, Pcie]
     links: tuple[Link, ...]
 
 
 def read_topology() -> Topology:
-    """Return what the driver tells about the GPUs; nothing without a driver."""
+    """Return what the driver reports; empty without a driver."""
     try:
         with Nvml() as nvml:
             gpus = {name: gpu for name, gpu in numbered_gpus(nvml).items() if not gpu.problem}
@@ -95,13 +93,9 @@ def read_topology() -> Topology:
 
 
 def _pcie(nvml: Nvml, gpu: Gpu) -> Pcie:
-    def asked(function: str) -> int:
-        return int(nvml.ask(f"nvmlDeviceGet{function}", gpu.handle) or 0)
-
-    return Pcie(
-        asked("CurrPcieLinkGeneration"), asked("CurrPcieLinkWidth"),
-        asked("MaxPcieLinkGeneration"), asked("MaxPcieLinkWidth"),
-    )  # fmt: skip
+    names = ("Curr{}Generation", "Curr{}Width", "Max{}Generation", "Max{}Width")
+    functions = [f"nvmlDeviceGet{name.format('PcieLink')}" for name in names]
+    return Pcie(*(int(nvml.ask(function, gpu.handle) or 0) for function in functions))
 
 
 def _link(nvml: Nvml, a: str, b: str, gpu_a: Gpu, gpu_b: Gpu) -> Link:
@@ -114,18 +108,16 @@ def _link(nvml: Nvml, a: str, b: str, gpu_a: Gpu, gpu_b: Gpu) -> Link:
 
 
 def _peer_problem(nvml: Nvml, gpu_a: Gpu, gpu_b: Gpu) -> str:
-    """Return why two GPUs cannot read and write each other's memory, or ""."""
     for index in (PEER_READ, PEER_WRITE):
         for one, other in ((gpu_a, gpu_b), (gpu_b, gpu_a)):
             status = nvml.ask("nvmlDeviceGetP2PStatus", one.handle, other.handle, index)
             if status != 0:
-                unknown = "the driver does not tell"
+                unknown = Sentence("the driver does not report it")
                 return unknown if status is None else PEER_PROBLEMS.get(int(status), unknown)
     return ""
 
 
 def _nvlinks(nvml: Nvml, gpu_a: Gpu, gpu_b: Gpu) -> tuple[int, int]:
-    """Return the number of NVLinks from one GPU to the other, and their version."""
     active = [
         link for link in range(MAX_NVLINKS)
         if nvml.ask("nvmlDeviceGetNvLinkState", gpu_a.handle, link)
@@ -150,7 +142,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _same_bus(a: str, b: str) -> bool:
-    """Return whether two PCI bus ids are equal; the domain may have four or eight digits."""
+    # the domain may have four or eight digits
     parts = [bus.upper().partition(":") for bus in (a, b)]
     return parts[0][2] == parts[1][2] and parts[0][0][-4:] == parts[1][0][-4:]
 
@@ -159,8 +151,8 @@ Pair = tuple[str, str]
 """Ids of the sending and the receiving device."""
 
 Place = Literal["device", "peer", "host"]
-"""Memory through which one device sends to another: of the one device that both ranks share, of the
-receiving device ("peer"), or pinned memory of the host."""
+"""Memory through which one device sends to another: of the device that both ranks share, of the
+receiving device ("peer"), or pinned host memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +160,8 @@ class Way:
     """The route by which one GPU sends values to another.
 
     Attributes:
-        stores: memory that kernels may write small messages to; None if no kernel may.
-        copies: memory that copies may bring large messages to.
+        stores: memory that kernels may write small messages to; None if not possible.
+        copies: memory that large messages are copied to.
     """
 
     stores: Place | None = "host"
@@ -185,22 +177,22 @@ class Routes:
     """The routes between all pairs of GPUs.
 
     Attributes:
-        pairs: known routes; all others go through the host's memory.
-        has_nccl: whether NCCL may be used in place of copies.
-        notes: sentences that a person should read.
+        pairs: known routes; all others go through host memory.
+        has_nccl: whether NCCL may replace copies.
+        notes: sentences for the user.
     """
 
     pairs: Mapping[Pair, Way] = field(default_factory=dict)
     has_nccl: bool = False
     notes: tuple[str, ...] = ()
 
-    def between(self, source: str, goal: str) -> Way:
+    def between(self, source: str, target: str) -> Way:
         """Return the route from one device to another."""
-        if source == goal:
+        if source == target:
             return ON_ONE_DEVICE
-        return self.pairs.get((source, goal), BY_HOST)
+        return self.pairs.get((source, target), BY_HOST)
 
     def have_stores(self, devices: Iterable[str]) -> bool:
-        """Return whether kernels on each of the devices may write to each other one."""
+        """Return whether kernels on each of the devices may write to all others."""
         pairs = permutations(devices, 2)
         return all(self.between(*pair).stores is not None for pair in pairs)

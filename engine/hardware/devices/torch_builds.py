@@ -1,17 +1,17 @@
-"""What the installed PyTorch was built for, why it cannot use a GPU, and which build can.
+"""The installed PyTorch build, why it cannot use a GPU, and which build can.
 
-It is read without importing torch, which takes seconds that a list of devices should not wait for.
+Read without importing torch, which would delay a list of devices by seconds.
 
 The table of builds is that of November 2026, from these sources:
 
-- Releases and what their builds have code for: RELEASE.md of pytorch/pytorch, its pull requests
+- Releases and the GPUs that their builds support: RELEASE.md of pytorch/pytorch, its pull requests
   175253 (2.11) and 182849 (2.12), and its issues 178665 (2.12 is the first without CUDA 12.8),
   190355 (2.14) and 190385 (2.15 is the first without CUDA 12.6, so without Maxwell, Pascal and
-  Volta). That PyPI's 2.15 needs CUDA 13.2 is in its metadata.
+  Volta). PyPI's 2.15 needs CUDA 13.2, according to its metadata.
 - Drivers: NVIDIA's "CUDA Compatibility", minor version compatibility: CUDA 13 runs on drivers from
-  580 on, CUDA 12 on those from 525 on. It does not list Windows' drivers apart.
-- AMD: RELEASE.md names ROCm 7.14 for 2.14, on Linux alone. AMD publishes builds for Windows and
-  for more cards at stable.repo.amd.com (TheRock's RELEASES.md), as extras named after the card.
+  580 on, CUDA 12 from 525 on. It has no separate list for Windows.
+- AMD: RELEASE.md names ROCm 7.14 for 2.14, only on Linux. AMD publishes builds for Windows and for
+  more cards at stable.repo.amd.com (TheRock's RELEASES.md), as extras named after the card.
 
 No command was tried on a card.
 """
@@ -26,11 +26,13 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 
+from engine.errors import Sentence
+
 LINE = r"^{name}\b[^=]*=\s*(.+?)\s*$"
 """Pattern of a line of torch/version.py."""
 
 OF_PYTORCH = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(\+(cu[0-9]+|cpu|rocm[0-9.]+))?")
-"""Pattern of the versions of PyTorch's own builds; others may have code for other GPUs."""
+"""Pattern of the versions of PyTorch's own builds; others may support other GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +40,9 @@ class TorchBuild:
     """The installed build of PyTorch.
 
     Args:
-        is_installed: whether torch is installed at all.
-        cuda: version of CUDA such as "12.8"; "unknown" where it cannot be told, "" for none.
-        hip: version of HIP, which is ROCm's, such as "7.2"; "" for none.
-        version: version of torch such as "2.15.0+cu130"; "" where it cannot be told.
+        cuda: CUDA version such as "12.8"; "unknown" if it cannot be read, "" for none.
+        hip: HIP version, which is ROCm's, such as "7.2"; "" for none.
+        version: torch version such as "2.15.0+cu130"; "" if it cannot be read.
     """
 
     is_installed: bool
@@ -62,7 +63,7 @@ class TorchBuild:
 
     @property
     def is_official(self) -> bool:
-        """Whether PyTorch published it, so that it has code for the GPUs that PyTorch names."""
+        """Whether PyTorch published it, so that it supports the documented GPUs."""
         return OF_PYTORCH.fullmatch(self.version) is not None
 
 
@@ -84,7 +85,7 @@ def find_torch_build() -> TorchBuild:
 
 
 def _value(source: str, name: str) -> str | None:
-    """Return a value of torch/version.py, "" for Python's None; None if there is no such line."""
+    # None without such a line, "" for Python's None
     match = re.search(LINE.format(name=name), source, re.MULTILINE)
     if match is None:
         return None
@@ -93,7 +94,6 @@ def _value(source: str, name: str) -> str | None:
 
 
 def _version_source() -> str | None:
-    """Return the text of torch/version.py; None without torch or such a file (frozen apps)."""
     try:
         spec = util.find_spec("torch")
     except (ImportError, ValueError):
@@ -118,19 +118,19 @@ def _build_from_metadata() -> TorchBuild:
 
 
 INDEX = "https://download.pytorch.org/whl/"
-"""Address of PyTorch's own package indexes."""
+"""Address of PyTorch's package indexes."""
 
 AMD_INDEX = "https://stable.repo.amd.com/rocm/whl-next/"
-"""Address of AMD's package index, whose builds are for Linux and Windows."""
+"""Address of AMD's package index, with builds for Linux and Windows."""
 
 ROCM = "rocm7.14"
 """Newest of PyTorch's indexes for ROCm."""
 
 FIRST_DRIVERS: Mapping[int, str] = {13: "580", 12: "525"}
-"""First driver that runs each major version of CUDA."""
+"""First driver for each major version of CUDA."""
 
 ARM = ("aarch64", "arm64")
-"""Names of ARM processors, which builds of their own are for."""
+"""Names of ARM processors, which have separate builds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +138,9 @@ class CudaWheel:
     """One of PyTorch's builds for CUDA.
 
     Attributes:
-        cuda: version of CUDA.
-        requirement: what pip is asked for; releases from 2.11 on that have this build.
-        archs: compute capabilities that it has code for, on x86.
-        arm_archs: the same on ARM under Linux.
+        requirement: pip requirement: releases from 2.11 on with this build.
+        archs: supported compute capabilities on x86.
+        arm_archs: supported compute capabilities on ARM under Linux.
     """
 
     cuda: str
@@ -161,16 +160,16 @@ class CudaWheel:
         return f'pip install --force-reinstall "{self.requirement}" --index-url {index}'
 
     def has_code_for(self, capability: str) -> bool:
-        """Return whether it has code for a compute capability.
+        """Return whether it supports a compute capability.
 
-        Taken for yes where that is unknown, "", or newer than this table.
+        True if that is unknown, "", or newer than this table.
         """
         archs = self.arm_archs if platform.machine().lower() in ARM else self.archs
         return not capability or any(runs_on(arch, capability) for arch in (*archs, *NEWER))
 
 
 NEWER = tuple(f"{major}.0" for major in range(13, 30))
-"""Compute capabilities that came after this table."""
+"""Compute capabilities released after this table."""
 
 X86_13 = ("7.5", "8.0", "8.6", "9.0", "10.0", "12.0")
 ARM_13 = ("8.0", "9.0", "10.0", "11.0", "12.0")
@@ -184,13 +183,13 @@ WHEELS = (
     CudaWheel("12.8", "torch>=2.11,<2.12", X86_13, ("8.0", "9.0", "10.0", "12.0")),
     CudaWheel("13.2", "torch>=2.12", X86_13, ARM_13),
 )  # fmt: skip
-"""PyTorch's builds from 2.11 on, the one to prefer first. 13.2 comes last, as 13.0 runs on the same
-cards and has been tried for longer."""
+"""PyTorch's builds from 2.11 on, in order of preference. 13.2 comes last, as 13.0 runs on the same
+cards and has been in use for longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Why a GPU cannot be used, as a sentence, "" if it can; and the command that helps, or ""."""
+    """Why a GPU cannot be used, as a sentence, and the command that helps; both may be ""."""
 
     reason: str = ""
     remedy: str = ""
@@ -203,11 +202,11 @@ def runs_on(arch: str, capability: str) -> bool:
 
 
 def choose_wheel(capabilities: Sequence[str], driver_cuda: int | None) -> CudaWheel | None:
-    """Return the build to install for some GPUs; None if there is none for all of them.
+    """Return the build to install for some GPUs; None if none supports all of them.
 
     Args:
         capabilities: compute capability of each, such as "8.9"; "" if unknown.
-        driver_cuda: newest major version of CUDA that the driver runs; None if unknown.
+        driver_cuda: newest major version of CUDA that the driver supports; None if unknown.
     """
     return next(
         (
@@ -222,12 +221,10 @@ def choose_wheel(capabilities: Sequence[str], driver_cuda: int | None) -> CudaWh
 def advise_nvidia(
     build: TorchBuild, capability: str, driver_cuda: int | None, others: Sequence[str] = ()
 ) -> Advice:
-    """Return why the installed build cannot use an NVIDIA GPU, and what helps.
+    """Return why the installed build cannot use an NVIDIA GPU, and a remedy.
 
     Args:
-        build: the installed build.
-        capability, driver_cuda: see `choose_wheel`.
-        others: compute capabilities of the other GPUs here, which the new build should use, too.
+        others: compute capabilities of the other GPUs here, which a new build should support, too.
     """
     reason = _nvidia_problem(build, capability, driver_cuda)
     if not reason:
@@ -238,71 +235,81 @@ def advise_nvidia(
         return Advice(reason, wheel.command)
     newer = choose_wheel(one, None)
     if newer is None:
-        return Advice(
-            "No PyTorch from 2.11 on has code for GPUs of compute capability "
-            f"{capability}; Tandem cannot use this one."
+        reason = (
+            "No PyTorch from 2.11 on has code for GPUs of compute capability {capability}; Tandem"
+            " cannot use this one."
         )
+        return Advice(Sentence(reason, capability=capability))
     return Advice(
-        f"The NVIDIA driver is too old for every PyTorch that can use this GPU; update it to "
-        f"{FIRST_DRIVERS[newer.major]} or newer.",
+        Sentence(
+            "The NVIDIA driver is too old for every PyTorch that can use this GPU; update it to"
+            " {version} or newer.",
+            version=FIRST_DRIVERS[newer.major],
+        ),
         "" if build.cuda_major == newer.major else newer.command,
     )
 
 
 def _nvidia_problem(build: TorchBuild, capability: str, driver_cuda: int | None) -> str:
-    """Return why a build cannot use an NVIDIA GPU, or ""."""
     if not build.is_installed:
-        return "An NVIDIA driver is here but PyTorch is not installed; install torch to run models."
+        return Sentence(
+            "An NVIDIA driver is here but PyTorch is not installed; install torch to run models."
+        )
     if build.hip:
-        return (
-            "This PyTorch build is for AMD GPUs (ROCm); install a CUDA build of torch to use this "
-            "GPU instead."
+        return Sentence(
+            "This PyTorch build is for AMD GPUs (ROCm); install a CUDA build of torch to use this"
+            " GPU instead."
         )
     if not build.cuda:
-        return (
-            "An NVIDIA driver is here but this PyTorch build has no CUDA support; "
-            "install a CUDA build of torch to use the GPUs."
+        return Sentence(
+            "An NVIDIA driver is here but this PyTorch build has no CUDA support; install a CUDA"
+            " build of torch to use the GPUs."
         )
-    # a driver runs every CUDA of its major version, even a newer one
+    # a driver supports every CUDA of its major version, even a newer one
     if driver_cuda and build.cuda_major and driver_cuda < build.cuda_major:
         first = FIRST_DRIVERS.get(build.cuda_major)
-        return (
-            f"The NVIDIA driver runs CUDA {driver_cuda} but this PyTorch build needs CUDA "
-            f"{build.cuda}; update the driver{f' to {first} or newer' if first else ''}, or "
-            "install an older build."
-        )
+        return Sentence(
+            "The NVIDIA driver supports CUDA {n} but this PyTorch build needs CUDA {cuda}; update"
+            " the driver to {version} or newer, or install an older build."
+            if first
+            else "The NVIDIA driver supports CUDA {n} but this PyTorch build needs CUDA {cuda};"
+            " update the driver, or install an older build.",
+            n=driver_cuda, cuda=build.cuda, version=first or "",
+        )  # fmt: skip
     installed = next((wheel for wheel in WHEELS if wheel.cuda == build.cuda), None)
     if installed and build.is_official and not installed.has_code_for(capability):
-        return (
-            f"This PyTorch build (CUDA {build.cuda}) has no code for GPUs of compute capability "
-            f"{capability}; install one that has."
+        return Sentence(
+            "This PyTorch build (CUDA {cuda}) has no code for GPUs of compute capability"
+            " {capability}; install one that has.",
+            cuda=build.cuda,
+            capability=capability,
         )
     return ""
 
 
 def advise_amd(build: TorchBuild, arch: str = "") -> Advice:
-    """Return why the installed build cannot use an AMD GPU, and what helps.
-
-    Args:
-        arch: instruction set such as "gfx1100"; "" if unknown.
-    """
+    """Return why the installed build cannot use an AMD GPU, and a remedy for its `arch`."""
     if build.hip:
         return Advice()
-    if not build.is_installed:
-        reason = "An AMD GPU is here but PyTorch is not installed"
-    elif build.cuda:
-        reason = "This PyTorch build is for NVIDIA GPUs (CUDA)"
-    else:
-        reason = "This PyTorch build has no support for GPUs"
-    return Advice(f"{reason}; install a ROCm build of torch to use AMD GPUs.", amd_command(arch))
+    reason = Sentence(
+        "An AMD GPU is here but PyTorch is not installed; install a ROCm build of torch to use AMD"
+        " GPUs."
+        if not build.is_installed
+        else "This PyTorch build is for NVIDIA GPUs (CUDA); install a ROCm build of torch to use"
+        " AMD GPUs."
+        if build.cuda
+        else "This PyTorch build has no support for GPUs; install a ROCm build of torch to use AMD"
+        " GPUs."
+    )
+    return Advice(reason, amd_command(arch))
 
 
 def amd_command(arch: str = "", *, from_amd: bool = False) -> str:
-    """Return the command that installs a build for AMD's GPUs.
+    """Return the command that installs a build for AMD GPUs.
 
     Args:
         arch: instruction set such as "gfx1100"; "" if unknown.
-        from_amd: whether PyTorch's own build has no code for the GPU. It has none for Windows.
+        from_amd: whether PyTorch's own build does not support the GPU; it never does on Windows.
     """
     if sys.platform == "win32" or from_amd:
         extra = f"device-{arch}" if arch else "device-all"

@@ -1,7 +1,7 @@
-"""Value types of devices: fixed facts (`DeviceInfo`) and a state at a moment (`DeviceSnapshot`).
+"""Value types of devices: fixed facts (`DeviceInfo`) and the present state (`DeviceSnapshot`).
 
-Ids of devices on several machines: those of machine N have "N/" before theirs; machine 0's have
-none. So "1/cuda:0" is the first GPU of the second machine.
+With several machines, ids of machine N start with "N/", except for machine 0: "1/cuda:0" is the
+first GPU of the second machine.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Literal
 DeviceKind = Literal["cpu", "cuda"]
 
 ClockLimit = Literal["power", "heat", "supply", "setting", "hardware"]
-"""What keeps a GPU's clock down: its power limit, its temperature, too little from the power
-supply, clocks that somebody has set, or its hardware for a reason that it does not tell."""
+"""Cause of a low clock: power limit, temperature, power supply, clocks set by the user, or the
+hardware without a known reason."""
 
 CPU = "cpu"
 """Id of the CPU; a GPU's is "cuda:N"."""
@@ -34,19 +34,16 @@ class DeviceInfo:
 
     Args:
         id: "cpu", or "cuda:N" with torch's number N.
-        kind: "cpu" or "cuda".
-        name: product name.
-        total_bytes: size of its memory.
-        free_bytes: free memory when it was read; on the CPU, what is available without swapping.
+        free_bytes: free memory when it was read; on the CPU, memory available without swapping.
         uuid: UUID of a GPU, stable over reboots; "" for the CPU.
         pci_bus: PCI bus id of a GPU, such as "00000000:01:00.0"; "" for the CPU.
-        n_cores: number of CPU cores that this process may use; 0 for a GPU.
+        n_cores: CPU cores that this process may use; 0 for a GPU.
         compute_capability: compute capability such as "8.9" of an NVIDIA GPU; "" for others.
         driver: version of the GPU's driver; "" for the CPU.
         usable: whether a model can be put there.
         reason: sentence that says why it is not usable, else "".
         arch: instruction set of an AMD GPU such as "gfx1100"; "" for others.
-        note: sentence on what is not proven about a usable device, else "".
+        note: sentence on untested support of a usable device, else "".
         remedy: command that makes an unusable device usable on this system, else "".
     """
 
@@ -69,25 +66,20 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSnapshot:
-    """The state of one device; numbers are None where the device does not tell.
+    """The state of one device; unknown numbers are None.
 
     Args:
-        device: id of the device, as in `DeviceInfo`.
         time_s: time of the reading, by `time.monotonic()`.
-        used_bytes, total_bytes, free_bytes: its memory.
         load_percent: load, 0 to 100, since the last snapshot (CPU) or in the driver's window (GPU).
-        temperature_c: temperature in °C.
-        power_w: power draw in watts.
-        own_bytes: memory that this process holds there.
+        own_bytes: memory of this process.
         clock_mhz: clock of a GPU's multiprocessors, or mean clock of the CPU's cores.
         problem: sentence that says why the device could not be read, else ""; numbers are then 0 or
             None.
-        power_limit_w: power in watts at which the device slows itself down.
-        memory_clock_mhz: clock of a GPU's memory.
-        clock_limits: what keeps the clock down now; () if nothing does.
-        sent_bytes_s, received_bytes_s: traffic of a GPU over PCIe, in bytes per second; only the
-            regular readings of a monitor have it.
-        others_bytes: memory that programs other than this one and its children hold on a GPU.
+        power_limit_w: power in watts at which the device throttles.
+        clock_limits: causes of a low clock.
+        sent_bytes_s, received_bytes_s: a GPU's PCIe traffic in bytes per second; only in the
+            regular readings of a monitor.
+        others_bytes: memory of programs other than this one and its children on a GPU.
         others_percent: CPU load of those programs, 0 to 100, since the last snapshot.
     """
 
@@ -112,12 +104,12 @@ class DeviceSnapshot:
 
 
 def far_id(machine: int, device: str) -> str:
-    """Return the id of a machine's device, given its id there."""
+    """Return the global id of a machine's device."""
     return f"{machine}/{device}" if machine else device
 
 
 def local_id(device: str) -> str:
-    """Return the id that a device has on its own machine."""
+    """Return a device's id on its machine."""
     return device.rpartition("/")[2]
 
 

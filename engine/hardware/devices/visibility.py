@@ -1,15 +1,14 @@
-"""Which GPUs this process can use: those that variables show, less those that have stopped.
+"""The GPUs that this process can use: selected by variables, without stopped ones.
 
 CUDA's rules: the entries of CUDA_VISIBLE_DEVICES are numbers or prefixes of UUIDs; the first that
-fits no GPU, or more than one, ends the list; naming a GPU twice hides all (CUDA C++ Programming
+matches no GPU, or more than one, ends the list; naming a GPU twice hides all (CUDA C++ Programming
 Guide, "CUDA Environment Variables"). Numbers count in the order that CUDA_DEVICE_ORDER sets.
 
-HIP knows the same kind of list, as HIP_VISIBLE_DEVICES or, without that, CUDA_VISIBLE_DEVICES; it
-counts the GPUs that ROCR_VISIBLE_DEVICES has left, in that one's order (ROCm's documentation, "GPU
-isolation techniques").
+HIP has the same kind of list, in HIP_VISIBLE_DEVICES or else CUDA_VISIBLE_DEVICES; it counts the
+GPUs left by ROCR_VISIBLE_DEVICES, in that order (ROCm's documentation, "GPU isolation techniques").
 
 A GPU stops after a fault in a computation: CUDA's and HIP's state of a GPU, the *context*, belongs
-to the process and survives no such fault.
+to the process and does not survive such a fault.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from engine.errors import DeviceStopped
+from engine.errors import DeviceStopped, Sentence, listed
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 HIP_VISIBLE, ROCR_VISIBLE = "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 PCI_ORDER = "PCI_BUS_ID"
 NONE = ("", "-1", "NoDevFiles")
-"""Entries that people and programs write to hide all GPUs; the last one is SLURM's."""
+"""Entries that hide all GPUs; the last one is SLURM's."""
 
 
 def visible(uuids: Sequence[str], value: str | None) -> list[int]:
@@ -31,7 +30,6 @@ def visible(uuids: Sequence[str], value: str | None) -> list[int]:
 
     Args:
         uuids: UUIDs of all GPUs in PCI order.
-        value: value of the variable; None where it is not set.
     """
     if value is None:
         return list(range(len(uuids)))
@@ -47,17 +45,13 @@ def visible(uuids: Sequence[str], value: str | None) -> list[int]:
 
 
 def hip_visible(uuids: Sequence[str]) -> list[int]:
-    """Return the GPUs that HIP shows to this process, in its order, as indices into `uuids`.
-
-    Args:
-        uuids: UUIDs of all GPUs in the driver's order.
-    """
+    """Return the GPUs that HIP shows to this process, in its order, as indices into `uuids`."""
     left = visible(uuids, os.environ.get(ROCR_VISIBLE))
     return [left[index] for index in visible([uuids[i] for i in left], _hip_value())]
 
 
 def hip_visible_problem(uuids: Sequence[str]) -> str:
-    """Return what is wrong with HIP's variables, as a sentence; see `hip_visible`."""
+    """Return the error in HIP's variables as a sentence, or ""; see `hip_visible`."""
     rocr = os.environ.get(ROCR_VISIBLE)
     left = [uuids[index] for index in visible(uuids, rocr)]
     return visible_problem(uuids, rocr, ROCR_VISIBLE) or visible_problem(
@@ -66,17 +60,22 @@ def hip_visible_problem(uuids: Sequence[str]) -> str:
 
 
 def hiding_variables(*, on_hip: bool) -> str:
-    """Return which variables choose GPUs, such as "CUDA_VISIBLE_DEVICES is '1'"."""
+    """Return the variables that select GPUs, such as "CUDA_VISIBLE_DEVICES is '1'"."""
     names = (ROCR_VISIBLE, _hip_variable()) if on_hip else (VISIBLE,)
-    return " and ".join(f"{name} is '{os.environ[name]}'" for name in names if name in os.environ)
+    found = [
+        Sentence("{name} is '{value}'", name=name, value=os.environ[name])
+        for name in names
+        if name in os.environ
+    ]
+    return listed(found) if found else ""
 
 
 def variables_for(uuids: Mapping[str, str], *, on_hip: bool) -> dict[str, str]:
-    """Return the variables that show these GPUs alone, in this order, to a child process.
+    """Return the variables that show only these GPUs, in this order, to a child process.
 
     Args:
-        uuids: UUID of each GPU by id; "" where it is not known.
-        on_hip: whether torch was built for AMD's GPUs.
+        uuids: UUID of each GPU by id; "" if unknown.
+        on_hip: whether torch was built for AMD GPUs.
     """
     if not on_hip and all(uuids.values()):
         return {VISIBLE: ",".join(uuids.values())}
@@ -84,7 +83,7 @@ def variables_for(uuids: Mapping[str, str], *, on_hip: bool) -> dict[str, str]:
     entries = None if value is None else _entries(value)
     numbers = [int(name.partition(":")[2]) for name in uuids]
     chosen = [str(number) if entries is None else entries[number] for number in numbers]
-    variables = (HIP_VISIBLE, VISIBLE) if on_hip else (VISIBLE,)  # PyTorch wants both alike
+    variables = (HIP_VISIBLE, VISIBLE) if on_hip else (VISIBLE,)  # PyTorch requires equal values
     return dict.fromkeys(variables, ",".join(chosen))
 
 
@@ -97,12 +96,7 @@ def _hip_value() -> str | None:
 
 
 def visible_problem(uuids: Sequence[str], value: str | None, variable: str = VISIBLE) -> str:
-    """Return what is wrong with a list of GPUs, as a sentence; "" if it shows all it names.
-
-    Args:
-        uuids, value: see `visible`.
-        variable: name of the variable that has the list.
-    """
+    """Return the error in a list of GPUs as a sentence; "" if every entry counts."""
     if value is None:
         return ""
     seen: list[int] = []
@@ -111,27 +105,32 @@ def visible_problem(uuids: Sequence[str], value: str | None, variable: str = VIS
         if entry in NONE:
             return ""
         if len(found) != 1:
-            return (
-                f"{variable} is '{value}': {_why_none(uuids, entry, found)}, which ends the list."
-            )
+            return Sentence(
+                "{variable} is '{value}': {why}, which ends the list.",
+                variable=variable, value=value, why=_why_none(uuids, entry, found),
+            )  # fmt: skip
         if found[0] in seen:
-            return f"{variable} is '{value}': it names GPU {found[0]} twice, which hides all GPUs."
+            return Sentence(
+                "{variable} is '{value}': it names GPU {n} twice, which hides all GPUs.",
+                variable=variable, value=value, n=found[0],
+            )  # fmt: skip
         seen += found
     return ""
 
 
 def order_problem(n_gpu: int) -> str:
-    """Return why it is unknown which GPU a number of CUDA_VISIBLE_DEVICES means; "" if it is known.
+    """Return why numbers in CUDA_VISIBLE_DEVICES are ambiguous, as a sentence, or "".
 
-    In any order but that of the PCI bus it depends on CUDA's own ranking of the GPUs by speed.
+    In any order but that of the PCI bus they depend on CUDA's own ranking of the GPUs by speed.
     """
     order = os.environ.get(ORDER, PCI_ORDER)
     if n_gpu < 2 or order == PCI_ORDER or not has_numbers(os.environ.get(VISIBLE)):
         return ""
-    return (
-        f"{VISIBLE} has numbers and {ORDER} is {order}, so only CUDA knows which GPUs are meant; "
-        f"set {ORDER} to {PCI_ORDER}, or name the GPUs by their UUIDs."
-    )
+    return Sentence(
+        "{variable} has numbers and {order} is {value}, so only CUDA can tell which GPUs are meant;"
+        " set {order} to {wanted}, or name the GPUs by their UUIDs.",
+        variable=VISIBLE, order=ORDER, value=order, wanted=PCI_ORDER,
+    )  # fmt: skip
 
 
 def has_numbers(value: str | None) -> bool:
@@ -155,35 +154,38 @@ def _find_gpus(uuids: Sequence[str], entry: str) -> list[int]:
     return [index for index, uuid in enumerate(uuids) if uuid.startswith(entry)]
 
 
-def _why_none(uuids: Sequence[str], entry: str, found: Sequence[int]) -> str:
-    """Return why an entry names no GPU."""
+def _why_none(uuids: Sequence[str], entry: str, found: Sequence[int]) -> Sentence:
     if entry.startswith("MIG-"):
-        return f"'{entry}' is a part of a GPU (MIG), which Tandem cannot use"
+        return Sentence("'{entry}' is a part of a GPU (MIG), which Tandem cannot use", entry=entry)
     if found:
-        return f"{len(found)} GPUs have UUIDs that begin with '{entry}'"
+        return Sentence("{n} GPUs have UUIDs that start with '{entry}'", n=len(found), entry=entry)
     if _is_number(entry):
-        n = len(uuids)
-        return f"there is no GPU {entry}, as {n} {'is' if n == 1 else 'are'} here"
+        return Sentence(
+            "there is no GPU {entry}, as {n} is here"
+            if len(uuids) == 1
+            else "there is no GPU {entry}, as {n} are here",
+            entry=entry,
+            n=len(uuids),
+        )
     if entry.startswith("GPU-"):
-        return f"no GPU here has a UUID that begins with '{entry}'"
-    return f"'{entry}' is neither a number nor a UUID of a GPU"
+        return Sentence("no GPU here has a UUID that starts with '{entry}'", entry=entry)
+    return Sentence("'{entry}' is neither a number nor a UUID of a GPU", entry=entry)
 
 
 _stopped: dict[str, str] = {}
 
 
 def mark_stopped(device: str, why: str) -> None:
-    """Note that a GPU has stopped working, for the rest of this process.
+    """Record that a GPU has stopped working, for the rest of this process.
 
     Args:
-        device: id of the GPU.
-        why: what the driver reports, as the end of a sentence; the first report counts.
+        why: the driver's report as the end of a sentence; the first one counts.
     """
     _stopped.setdefault(device, why)
 
 
 def stopped_gpus() -> Mapping[str, str]:
-    """Return what the driver reported for each GPU that has stopped working, by id."""
+    """Return the driver's report on each GPU that has stopped working, by id."""
     return _stopped
 
 

@@ -1,8 +1,8 @@
-"""Costs of a model's blocks and ends for one rank, kept for each kind of block and each cut.
+"""Costs of a model's blocks and ends for one rank, cached by kind of block and cut.
 
-A model has few kinds of blocks, and the cost of a block's part depends only on the rank's interval
-of it. So each is declared once and then looked up. Ends are the embedding, the output head and
-tensors that all ranks hold.
+A model has few kinds of blocks, and the cost of a part depends only on the rank's interval of it:
+each is declared once and then looked up. Ends are the embedding, the output head and tensors that
+all ranks hold.
 """
 
 from __future__ import annotations
@@ -48,28 +48,18 @@ MIXER, FEED = ("attention", "recurrent"), ("ffn", "experts", "shared")
 """Parts of a block between two all-reduces."""
 
 MAX_COSTS = 1 << 16
-"""Most costs that a kind of block keeps; a long drag of a large model makes a few thousand."""
+"""Largest number of cached costs per kind of block; a long drag makes a few thousand."""
 
 
 class Formats(NamedTuple):
-    """Formats in which a rank holds its weights and its KV cache.
-
-    Attributes:
-        storage: format of the weights, see `DevicePlan.storage`.
-        kv_type: KV type, see `LoadParams.kv_type`.
-    """
+    """Formats of a rank's weights and KV cache; see `DevicePlan.storage`, `LoadParams.kv_type`."""
 
     storage: str
     kv_type: str
 
 
 class Cost(NamedTuple):
-    """Cost of some tensors and their states for one rank.
-
-    Attributes:
-        size: their bytes.
-        load: work of one token.
-    """
+    """Cost of some tensors and their states for one rank: bytes, and the work of one token."""
 
     size: RankSize = RankSize()
     load: RankWorkload = RankWorkload()
@@ -79,7 +69,7 @@ NO_WORK, NO_COST = RankWorkload(), Cost()
 
 
 def join_workloads(loads: Iterable[RankWorkload]) -> RankWorkload:
-    """Return the work of a token that does all of these."""
+    """Return the sum of the work."""
     found = [load for load in loads if load is not NO_WORK]
     if len(found) < 2:
         return found[0] if found else NO_WORK
@@ -90,15 +80,12 @@ def join_workloads(loads: Iterable[RankWorkload]) -> RankWorkload:
             kinds[kind] = Weights(kind, known.read_bytes + n_bytes, known.flop + flop)
     is_routed = any(load.batch_bytes for load in found)
     return RankWorkload(
-        sum(load.read_bytes for load in found),
-        sum(load.flop for load in found),
-        sum(load.kv_bytes for load in found),
-        max(load.window for load in found),
-        sum(load.n_op for load in found),
-        tuple(kinds.values()),
+        sum(load.read_bytes for load in found), sum(load.flop for load in found),
+        sum(load.kv_bytes for load in found), max(load.window for load in found),
+        sum(load.n_op for load in found), tuple(kinds.values()),
         sum(load.kv_flop for load in found),
         sum(load.batch_bytes or load.read_bytes for load in found) if is_routed else 0.0,
-    )
+    )  # fmt: skip
 
 
 def sum_costs(costs: Iterable[Cost]) -> Cost:
@@ -113,22 +100,14 @@ def sum_costs(costs: Iterable[Cost]) -> Cost:
 def cost_of(
     slots: Sequence[Slot], states: Sequence[State], rank: int, formats: Formats, n_used: int = 0
 ) -> Cost:
-    """Return a rank's cost of some tensors and of their layer's states.
-
-    Args:
-        n_used: number of experts that a token is routed to.
-    """
+    """Return a rank's cost of some tensors and their layer's states."""
     parts = tensor_parts(slots, rank, formats.storage)
     load = join_workloads(weight_workload(part, formats.storage, n_used) for part in parts)
     return Cost(RankSize.of(parts, states, rank, *formats), load)
 
 
 def weight_workload(part: TensorPart, storage: str, n_used: int) -> RankWorkload:
-    """Return the work of a token with a rank's part of one tensor.
-
-    Args:
-        n_used: number of experts that a token is routed to.
-    """
+    """Return the work of a token with a rank's part of one tensor."""
     slot, n_bytes = part.slot, sum(part.sizes)
     used = n_used / slot.tensor.shape[0] if isinstance(slot.owner, ExpertLinear) else 1.0
     read = used * n_bytes
@@ -143,18 +122,7 @@ def weight_workload(part: TensorPart, storage: str, n_used: int) -> RankWorkload
 
 
 class Stage:
-    """The parts of a block between two all-reduces.
-
-    Args:
-        kind: the kind of block.
-        parts: names of the parts.
-        is_last: whether it is the block's last stage.
-
-    Attributes:
-        fields: attributes of `BlockSplit` with the cuts that it depends on.
-        cuts_of: returns these cuts of a block, in a tuple if there are several.
-        n_reduce: number of all-reduces in the stage where several ranks compute it.
-    """
+    """The parts of a block between two all-reduces; `cuts_of` returns its cuts of a block."""
 
     def __init__(
         self, kind: BlockKind, parts: tuple[str, ...], n_reduce: int, *, is_last: bool
@@ -178,7 +146,7 @@ class Stage:
         return found
 
     def _joined(self, spans: Mapping[str, Span], formats: Formats) -> Cost:
-        """Return the cost of all its parts; tensors of all members count in the last stage."""
+        # tensors of all members count in the last stage
         costs = [self._kind.cost(MEMBERS, (), formats)] if self._is_last else []
         for part in self._parts:
             mine = tuple(spans[name] for name in FIELDS[part])
@@ -192,12 +160,7 @@ class BlockKind:
 
     Args:
         model: the model as declared under a probe split, bound to the tensors of `source`.
-        layer: number of one of the blocks.
-        dims: sizes by which they are cut.
-        owners: part of the split that each of its tensors follows.
-
-    Attributes:
-        stages: stages of a block, in order.
+        owners: part of the split that each tensor follows.
     """
 
     def __init__(
@@ -209,12 +172,10 @@ class BlockKind:
         self._costs: dict[tuple[str, Spans, Formats], Cost] = {}
         reduces = model.blk[layer].reduces()
         groups = (MIXER, FEED) if len(reduces) > 1 else ((*MIXER, *FEED),)
-        parts = [tuple(part for part in group if self._has(part)) for group in groups]
+        sizes = {part: getattr(dims, SIZES[FIELDS[part][0]]) for part in (*MIXER, *FEED)}
+        parts = [tuple(part for part in group if sizes[part]) for group in groups]
         found = [(mine, n) for mine, n in zip(parts, reduces, strict=True) if mine]
         self.stages = tuple(Stage(self, mine, n, is_last=mine is found[-1][0]) for mine, n in found)
-
-    def _has(self, part: str) -> bool:
-        return bool(getattr(self._dims, SIZES[FIELDS[part][0]]))
 
     def cost(self, owner: str, spans: Spans, formats: Formats) -> Cost:
         """Return a rank's cost with these intervals of a part, or as one of the `MEMBERS`."""
@@ -227,7 +188,6 @@ class BlockKind:
         return found
 
     def _declared(self, owner: str, spans: Spans, formats: Formats) -> Cost:
-        """Declare the block for one rank with these intervals, and return its cost."""
         hp, layer = self._model.hp, self._layer
         mine = dict(zip(FIELDS.get(owner, ()), spans, strict=True))
         split = one_rank(self._dims, mine, is_member=owner == MEMBERS)
@@ -241,7 +201,7 @@ class BlockKind:
 
 
 def attention_workload(block: Block, kv_type: str) -> RankWorkload:
-    """Return rank `SEEN`'s work for a token with keys and values, also with another layer's."""
+    """Return rank `SEEN`'s attention work for a token, also with another layer's KV cache."""
     loads = []
     for module in _modules(block):
         if isinstance(module, Attention | LatentAttention):
@@ -264,20 +224,14 @@ def _modules(module: Module) -> Iterator[Module]:
 
 
 MAX_END_COSTS = 1 << 12
-"""Most costs that are kept; each position of a drag cuts the vocabulary elsewhere."""
-
+"""Largest number of cached costs; each position of a drag cuts the vocabulary elsewhere."""
 
 SHORTENED = "shortened output"
-"""Owner of a head with the rows of those tokens that an MTP block guesses from."""
+"""Owner of a head with only the rows of an MTP block's draft vocabulary."""
 
 
 class EndCost(NamedTuple):
-    """Cost of a rank outside its blocks.
-
-    Attributes:
-        cost: its bytes and sizes.
-        embedding, head: work of a token there.
-    """
+    """Cost of a rank outside its blocks."""
 
     cost: Cost = NO_COST
     embedding: RankWorkload = NO_WORK
@@ -285,12 +239,7 @@ class EndCost(NamedTuple):
 
 
 class Ends:
-    """The tensors of a model that belong to no block.
-
-    Args:
-        model: the model as declared under a probe split.
-        slots: slots of these tensors.
-    """
+    """The tensors of a model that belong to no block."""
 
     def __init__(self, model: CausalLM, slots: Sequence[Slot]) -> None:
         self._n_guessed = model.hp.n_guessed
@@ -315,7 +264,6 @@ class Ends:
         return _all([EndCost(rows), *found])
 
     def _of(self, owner: str, span: Span, formats: Formats) -> EndCost:
-        """Return the cost of the tensors that follow one part, with this interval of it."""
         key = owner, span, formats
         if key not in self._known:
             if len(self._known) >= MAX_END_COSTS:
@@ -325,7 +273,7 @@ class Ends:
         return self._known[key]
 
     def _slot_cost(self, slot: Slot, span: Span, formats: Formats) -> EndCost:
-        """Return the cost of one tensor for a rank with these rows of it, or for a member."""
+        # of one tensor, for a rank with these rows of it, or for a member
         part, placement = 1.0, slot.placement
         if isinstance(placement, Shard):
             start, stop = span
@@ -338,23 +286,19 @@ class Ends:
         cost = cost_of([mine], (), SEEN, formats)
         load, is_head = cost.load, id(slot.owner) in self._heads
         cost = cost._replace(load=NO_WORK)
-        if split_name(slot.tensor.name) is not None:  # of an MTP block, which only guesses
+        if split_name(slot.tensor.name) is not None:  # of an MTP block, which only drafts
             return EndCost(cost)
-        if isinstance(slot.owner, Embedding) or _is_table(slot):
+        is_table = not slot.is_matrix and len(slot.tensor.shape) > 1
+        if isinstance(slot.owner, Embedding) or is_table:
             row = RankWorkload(part * slot.tensor.row_bytes)
             return EndCost(cost, row, load if is_head else NO_WORK)
         return EndCost(cost, NO_WORK, load) if is_head else EndCost(cost, load, NO_WORK)
 
 
 def _owner(slot: Slot, n_guessed: int) -> str | None:
-    """Return the part of a split that a tensor follows, or that its cut is made of."""
     placement = slot.placement
     is_cut = isinstance(placement, Shard) and placement.segments[0].total == n_guessed
     return SHORTENED if is_cut else owner_of(placement.owners())
-
-
-def _is_table(slot: Slot) -> bool:
-    return not slot.is_matrix and len(slot.tensor.shape) > 1
 
 
 def _all(costs: Sequence[EndCost]) -> EndCost:

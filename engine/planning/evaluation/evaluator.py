@@ -1,8 +1,8 @@
-"""Plans at the speed of a drag: the same numbers as `make_plan`, from costs counted before.
+"""Plans at the speed of a drag: the numbers of `make_plan`, from cached costs.
 
 `Evaluator` declares a model once, under a probe split that shows which part of a split each tensor
 follows. An evaluation then cuts the model as the loader would and looks up the cost of each rank's
-intervals; only an interval never seen before is declared anew, for one block.
+intervals; only new intervals are declared, for one block.
 """
 
 from __future__ import annotations
@@ -45,18 +45,12 @@ if TYPE_CHECKING:
     StageCuts = tuple[Stage, Ranges | tuple[Ranges, ...], bool]
 
 MAX_CONTEXTS = 256
-"""Most context lengths for which the model's sizes are kept."""
+"""Largest number of context lengths with cached sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Predicted bytes and work of a split.
-
-    Attributes:
-        plan: bytes of each rank.
-        load: workload of one token on each rank.
-        split: cut of every block.
-    """
+    """Predicted bytes and work of a split."""
 
     plan: Plan
     load: ModelWorkload
@@ -64,11 +58,7 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluator of the splits of one file.
-
-    Attributes:
-        file: file of the model.
-    """
+    """Evaluator of the splits of one file."""
 
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
@@ -82,7 +72,7 @@ class Evaluator:
     ) -> Evaluation:
         """Predict bytes and work per rank.
 
-        An MTP block that has no room is left out, unless it is asked for.
+        An optional MTP block is left out if it does not fit.
 
         Args:
             free_bytes: free memory by device; decides whether weights are dequantised. None: they
@@ -101,14 +91,13 @@ class Evaluator:
         return self._evaluated(params.without_mtp, free_bytes)
 
     def _evaluated(self, params: LoadParams, free_bytes: Mapping[str, int] | None) -> Evaluation:
-        """Predict bytes and work per rank, with an MTP block if there is one to be used."""
         cls, hp = self._sizes_for(params)
-        wanted = requested_shares(
+        requested = requested_shares(
             params, hp.n_trunk, tied=hp.tied, tensors=self._names, recurrent=hp.recurrent,
             n_mtp=hp.n_mtp,
         )  # fmt: skip
         model = self._model(cls, hp)
-        split = cut_model(wanted.table, model.dims, hp.n_vocab, tied=hp.tied)
+        split = cut_model(requested.table, model.dims, hp.n_vocab, tied=hp.tied)
         model.check_kv_type(params.kv_type)
         tally = _Tally(model, split)
         costs: dict[tuple[str, ...], list[_RankCosts]] = {}
@@ -120,34 +109,29 @@ class Evaluator:
             ]
             return [of_rank.size() for of_rank in costs[storages]]
 
-        plan = choose_plan(params, hp, wanted.devices, wanted.shares, sizes, free_bytes)
+        plan = choose_plan(params, hp, requested.devices, requested.shares, sizes, free_bytes)
         chosen = costs[tuple(device.storage for device in plan.devices)]
         return Evaluation(with_held_types(plan, model.caches), tally.load(chosen, hp), split)
 
     def dims(self, params: LoadParams) -> Sequence[BlockDims]:
-        """Return the sizes by which each block that every token goes through is cut.
-
-        Raises:
-            ModelFileError: see `evaluate`.
-        """
+        """Return the sizes by which each block of the trunk is cut."""
         cls, hp = self._sizes_for(params)
         return self._model(cls, hp).dims[: hp.n_trunk]
 
     def _sizes_for(self, params: LoadParams) -> tuple[type[CausalLM], HParams]:
-        """Return the model's class, and its sizes with the requested context."""
-        asked = params.draft, params.draft_vocab, frozenset(params.all_devices), copies_head(params)
-        if asked not in self._read:
-            self._read[asked] = read_sizes(self.file, params)
-        cls, hp = self._read[asked]
-        key = params.n_ctx, asked
-        if key not in self._sizes:
+        key = params.draft, params.draft_vocab, frozenset(params.all_devices), copies_head(params)
+        if key not in self._read:
+            self._read[key] = read_sizes(self.file, params)
+        cls, hp = self._read[key]
+        sizes_key = params.n_ctx, key
+        if sizes_key not in self._sizes:
             if len(self._sizes) >= MAX_CONTEXTS:
                 self._sizes.clear()
-            self._sizes[key] = with_context(cls, hp, params)
-        return cls, self._sizes[key]
+            self._sizes[sizes_key] = with_context(cls, hp, params)
+        return cls, self._sizes[sizes_key]
 
     def _model(self, cls: type[CausalLM], hp: HParams) -> _Model:
-        """Return the declared model; its context matters only for long-context RoPE frequencies."""
+        # the context matters only for long-context RoPE frequencies
         key = hp.n_ctx > hp.rope.n_ctx_orig, hp.n_mtp, hp.n_guessed, hp.copies_head
         if key not in self._models:
             self._models[key] = _Model(self.file, cls, hp)
@@ -155,14 +139,10 @@ class Evaluator:
 
 
 class _Model:
-    """The declared model, which evaluations share.
+    """The declared model, shared by evaluations.
 
     Attributes:
-        dims: sizes by which each block is cut.
-        kinds: kind of each block.
-        last_full_layer: see `CausalLM`.
-        guessing: stages of the blocks that only guess, which are no part of a token's work.
-        ends: tensors that belong to no block.
+        guessing: stages of the MTP blocks, which are not part of a token's work.
         caches: one declaration of keys and values of each shape.
     """
 
@@ -180,43 +160,31 @@ class _Model:
             owners = tuple(owner_of(slot.placement.owners()) for slot in mine)
             tensors = tuple((s.attribute, s.tensor.type.number, s.tensor.shape) for s in mine)
             seen = windows_of(block.states())
-            same = (type(block), _alike(dims), owners, tensors, seen, *_layer_sizes(hp, layer))
+            lists = hp.head_dim_k, hp.head_dim_v, hp.n_expert_used, hp.swa
+            sizes = (values[layer] for values in lists)
+            same = (type(block), _unshared(dims), owners, tensors, seen, *sizes)
             if same not in known:
                 known[same] = BlockKind(model, source, layer, dims, owners)
             self.kinds.append(known[same])
         self.guessing = {stage for kind in self.kinds[hp.n_trunk :] for stage in kind.stages}
         self.ends = Ends(model, [slot for slot in slots if id(slot.owner) not in in_blocks])
         caches = [state for state in model.states() if isinstance(state, KVState)]
-        unlike = {(s.head_dim_k, s.head_dim_v, s.v_in_k): s for s in reversed(caches)}
-        self.caches = tuple(reversed(unlike.values()))
+        shapes = {(s.head_dim_k, s.head_dim_v, s.v_in_k): s for s in reversed(caches)}
+        self.caches = tuple(reversed(shapes.values()))
 
     def check_kv_type(self, kv_type: str) -> None:
-        """Check that keys and values are whole quantisation blocks of a KV type.
-
-        Raises:
-            EngineError: they are not.
-        """
         for state in self.caches:
             state.check_type(kv_type)
 
 
-def _alike(dims: BlockDims) -> BlockDims:
-    """Return the sizes of a block, the same for all blocks that use another one's KV cache."""
+def _unshared(dims: BlockDims) -> BlockDims:
+    # the same for all blocks that use another one's KV cache
     return dims if dims.kv_of is None else replace(dims, kv_of=0)
-
-
-def _layer_sizes(hp: HParams, layer: int) -> tuple[object, ...]:
-    return hp.head_dim_k[layer], hp.head_dim_v[layer], hp.n_expert_used[layer], hp.swa[layer]
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """Equal stages with equal cuts, in neighbouring blocks of one group of ranks.
-
-    Attributes:
-        count: number of them.
-        is_ending: see `BlockWorkload`.
-    """
+    """`count` equal stages with equal cuts, in neighbouring blocks of one group of ranks."""
 
     group: tuple[int, ...]
     stage: Stage
@@ -225,7 +193,7 @@ class _Item:
     is_ending: bool
 
     def spans(self, rank: int) -> Spans:
-        """Return a rank's intervals; empty ones are all `NOTHING`."""
+        # empty ones are all `NOTHING`
         found = [cut.spans[rank] for cut in self.cuts]
         return tuple(span if span[1] > span[0] else NOTHING for span in found)
 
@@ -254,7 +222,6 @@ class _Tally:
             self._items.append(_Item(group, stage, cuts, n, is_ending))
 
     def costs(self, rank: int, formats: Formats) -> _RankCosts:
-        """Return the costs of one rank."""
         found = [
             (item.count, item.stage.cost(item.spans(rank), formats) if rank in item.group else None)
             for item in self._items
@@ -262,11 +229,6 @@ class _Tally:
         return _RankCosts(found, self._ends.cost(self._split, rank, formats))
 
     def load(self, ranks: Sequence[_RankCosts], hp: HParams) -> ModelWorkload:
-        """Return the workload of one token of the whole model.
-
-        Args:
-            ranks: costs of each rank, in rank order.
-        """
         blocks = []
         for index, item in enumerate(self._items):
             if item.stage in self._guessing:
@@ -277,32 +239,22 @@ class _Tally:
         rows = {r: cost.ends.embedding for r, cost in enumerate(ranks)}
         head = {r: cost.ends.head for r, cost in enumerate(ranks)}
         return ModelWorkload(
-            tuple(blocks),
-            {rank: rows[rank] for rank in self._split.embedding.owners()},
-            {rank: head[rank] for rank in self._split.output.owners()},
-            hp.n_embd,
-            hp.n_vocab,
-        )
+            tuple(blocks), {rank: rows[rank] for rank in self._split.embedding.owners()},
+            {rank: head[rank] for rank in self._split.output.owners()}, hp.n_embd, hp.n_vocab,
+        )  # fmt: skip
 
 
 class _RankCosts:
-    """Costs of one rank under a split.
-
-    Args:
-        items: for each cut of each stage how often it occurs, and its cost, None if nothing.
-        ends: cost of the model's ends.
-    """
+    """Costs of one rank under a split: for each cut of each stage its count and its cost."""
 
     def __init__(self, items: Sequence[tuple[int, Cost | None]], ends: EndCost) -> None:
         self._items = items
         self.ends = ends
 
     def load(self, index: int) -> RankWorkload:
-        """Return the workload of one token in one of the stages."""
         cost = self._items[index][1]
         return NO_WORK if cost is None else cost.load
 
     def size(self) -> RankSize:
-        """Return the rank's sizes."""
         found = [(n, cost.size) for n, cost in self._items if cost is not None]
         return RankSize.total([(1, self.ends.cost.size), *found])

@@ -1,6 +1,6 @@
 """The longest context that fits, remedies where a model does not fit, and shares by memory.
 
-All proposals have been evaluated and fit.
+Every proposal was evaluated and fits.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence, listed
 from engine.hardware.devices.types import CPU
 from engine.load_params import KVTypes, kv_types
 from engine.model.forward.state import KV_INFO
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from engine.planning.plan import Plan
 
 COMFORT = 0.75
-"""Part of a device's free memory that a model may take with a context that nobody has chosen: the
-rest is for other programs, which come and go."""
+"""Part of a device's free memory for a model with an automatic context; the rest is for other
+programs."""
 
 CONTEXT_STEP = 256
 """Step of proposed contexts, in tokens."""
 
 MAX_CONTEXT = 1 << 17
-"""Longest context proposed for a model that does not say what it was trained for, in tokens."""
+"""Longest proposed context of a model without a training context, in tokens."""
 
 SMALLER_KV_TYPES = ("q8_0", "q8_0/q4_0", "q4_0")
 """KV types to propose, the largest first; keys have outliers that Q4_0 rounds more (arXiv
 2402.02750)."""
 
 N_TRIES = 12
-"""Number of times that shares are corrected before a split counts as impossible."""
+"""Corrections of the shares before a split counts as impossible."""
 
 MARGIN = 0.99
-"""Part of a device's memory that shares may fill: they are met only to a unit."""
+"""Part of a device's memory that shares may fill: they are only met to the nearest unit."""
 
 Split = tuple[float, ...]
 RemedyKind = Literal[
@@ -51,7 +51,6 @@ class Room:
 
     Attributes:
         device: id, such as "cpu" or "cuda:0"; the device may be simulated.
-        free_bytes: bytes free before anything is loaded.
         bytes_per_s: its memory bandwidth, by which devices are ordered.
     """
 
@@ -62,13 +61,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """A change that makes a model fit.
-
-    Attributes:
-        kind: setting that it changes.
-        sentence: sentence that tells the user what to do.
-        params: parameters with the change.
-    """
+    """A change that makes a model fit."""
 
     kind: RemedyKind
     sentence: str
@@ -80,18 +73,13 @@ class Fit:
 
     Args:
         plan: returns the plan of some parameters, given free memory by device.
-        rooms: devices of the machine.
         n_ctx_train: context that the model was trained for, in tokens; 0 if unknown.
-        n_layer: number of the model's blocks.
     """
 
     def __init__(
-        self,
-        plan: Callable[[LoadParams, Mapping[str, int]], Plan],
-        rooms: Sequence[Room],
-        n_ctx_train: int,
-        n_layer: int,
-    ) -> None:
+        self, plan: Callable[[LoadParams, Mapping[str, int]], Plan], rooms: Sequence[Room],
+        n_ctx_train: int, n_layer: int,
+    ) -> None:  # fmt: skip
         self._evaluate = plan
         self._rooms = {room.device: room for room in rooms}
         self._free = {room.device: room.free_bytes for room in rooms}
@@ -108,7 +96,7 @@ class Fit:
         return cls(plan, rooms, n_ctx_train, n_layer)
 
     def shortages(self, params: LoadParams) -> dict[str, int]:
-        """Return the bytes that devices lack, by device; empty where everything fits.
+        """Return the bytes that devices lack, by device; empty if everything fits.
 
         Raises:
             EngineError: the split cannot be made.
@@ -119,7 +107,7 @@ class Fit:
         return self._evaluate(params, self._free)
 
     def fits(self, params: LoadParams) -> bool:
-        """Return whether the split can be made and everything has room."""
+        """Return whether the split can be made and everything fits."""
         try:
             return not self.shortages(params)
         except EngineError:
@@ -128,7 +116,7 @@ class Fit:
     def largest_context(self, params: LoadParams) -> int:
         """Return the longest context that fits with this split, in tokens; 0 if none does.
 
-        It is at most the context that the model was trained for.
+        It is at most the model's training context.
 
         Raises:
             EngineError: the split cannot be made.
@@ -141,7 +129,7 @@ class Fit:
         return steps * CONTEXT_STEP
 
     def remedies(self, params: LoadParams) -> list[Remedy]:
-        """Return changes that make `params` fit, the cheapest first; empty where they fit.
+        """Return changes that make `params` fit, the cheapest first; empty if they already fit.
 
         Raises:
             EngineError: the split cannot be made.
@@ -156,89 +144,85 @@ class Fit:
         return [remedy for way in ways if (remedy := way(params)) is not None]
 
     def _other_split(self, params: LoadParams) -> Remedy | None:
-        """Return the remedy of other shares over the same devices; None if there are none."""
         found = self.balanced(params)
         if found is None:
             return None
         even = (1.0,) * len(found.devices)
         shares = ",".join(f"{share:g}" for share in found.split or even)
-        return Remedy("split", f"Split it {shares}; then every device has room.", found)
+        sentence = Sentence("Split it {shares}; then every device has room.", shares=shares)
+        return Remedy("split", sentence, found)
 
     def _more_devices(self, params: LoadParams) -> Remedy | None:
-        """Return the remedy of further GPUs, as few as suffice; None if they do not."""
-        unused = [d for d in self._by_speed() if d not in params.devices and d != CPU]
+        # as few further GPUs as suffice
+        by_speed = sorted(self._rooms, key=lambda device: -self._rooms[device].bytes_per_s)
+        unused = [d for d in by_speed if d not in params.devices and d != CPU]
         for n in range(1, len(unused) + 1):
             found = self.balanced(replace(params, devices=params.devices + tuple(unused[:n])))
             if found is not None:
-                return Remedy("devices", f"Use {_listed(unused[:n])} as well.", found)
+                sentence = Sentence("Use {devices} as well.", devices=listed(unused[:n]))
+                return Remedy("devices", sentence, found)
         return None
 
     def _fewer_requests(self, params: LoadParams) -> Remedy | None:
-        """Return the remedy of room for fewer requests at once; None if that does not suffice."""
         n = _last(params.parallel - 1, lambda n: self.fits(replace(params, parallel=n)))
         if not n:
             return None
-        noun = "request" if n == 1 else "requests"
-        sentence = f"Leave room for {n} {noun} of the whole context length at once."
+        sentence = Sentence(
+            "Leave room for {n} request of the whole context length."
+            if n == 1
+            else "Leave room for {n} parallel requests of the whole context length.",
+            n=n,
+        )
         return Remedy("parallel", sentence, replace(params, parallel=n))
 
     def _smaller_kv_type(self, params: LoadParams) -> Remedy | None:
-        """Return the remedy of a KV cache of fewer bits; None if that does not suffice."""
         before = kv_types(params.kv_type)
         for kv_type in SMALLER_KV_TYPES:
             wanted = zip(before, kv_types(kv_type), strict=True)
             smaller = KVTypes(*(min(pair, key=_kv_bits) for pair in wanted))
             found = replace(params, kv_type=str(smaller))
             if smaller != before and self.fits(found):
-                return Remedy("kv_type", f"Use a {smaller} KV cache.", found)
+                sentence = Sentence("Use a {kv_type} KV cache.", kv_type=str(smaller))
+                return Remedy("kv_type", sentence, found)
         return None
 
     def _shorter_context(self, params: LoadParams) -> Remedy | None:
-        """Return the remedy of the longest context that fits; None if none does."""
         n_ctx = self.largest_context(params)
         if not n_ctx:
             return None
-        sentence = f"Use a context of {n_ctx:,} tokens, the longest that fits."
+        sentence = Sentence("Use a context of {n:,} tokens, the longest that fits.", n=n_ctx)
         return Remedy("context", sentence, replace(params, n_ctx=n_ctx))
 
     def _experts_on_cpu(self, params: LoadParams) -> Remedy | None:
-        """Return the remedy of experts on the CPU; None if that does not suffice."""
         found = self._fewest(params, params.n_cpu_moe, _with_moe)
         if found is None:
             return None
-        sentence = f"Put the experts of {found.n_cpu_moe} blocks on the CPU."
+        sentence = Sentence("Put the experts of {n} blocks on the CPU.", n=found.n_cpu_moe)
         return Remedy("experts", sentence, found)
 
     def _kv_on_host(self, params: LoadParams) -> Remedy | None:
-        """Return the remedy of a KV cache in host memory; None if that does not suffice."""
         found = replace(params, kv_on_host=True)
         if params.kv_on_host or CPU not in self._free or not self.fits(found):
             return None
-        return Remedy("kv_on_host", "Keep the KV cache in host memory.", found)
+        return Remedy("kv_on_host", Sentence("Keep the KV cache in host memory."), found)
 
     def _blocks_on_cpu(self, params: LoadParams) -> Remedy | None:
-        """Return the remedy of blocks on the CPU; None if that does not suffice."""
         found = self._fewest(params, params.n_cpu_blocks, _with_blocks)
         if found is None:
             return None
-        return Remedy("blocks", f"Put {found.n_cpu_blocks} blocks on the CPU.", found)
+        sentence = Sentence("Put {n} blocks on the CPU.", n=found.n_cpu_blocks)
+        return Remedy("blocks", sentence, found)
 
     def _cpu_alone(self, params: LoadParams) -> Remedy | None:
-        """Return the remedy of the whole model on the CPU; None if it does not fit there."""
         found = replace(params, devices=(CPU,), split=None)
         if set(params.devices) == {CPU} or CPU not in self._free or not self.fits(found):
             return None
-        return Remedy("devices", "Use the CPU alone.", found)
+        return Remedy("devices", Sentence("Use the CPU alone."), found)
 
     def _fewest(
         self, params: LoadParams, least: int, with_n: Callable[[LoadParams, int], LoadParams]
     ) -> LoadParams | None:
-        """Return `params` with as few blocks, or experts of blocks, on the CPU as make it fit.
-
-        Args:
-            least: number of those on the CPU already.
-            with_n: returns the parameters with n of them.
-        """
+        """Return `params` with the fewest blocks, or experts of blocks, on the CPU that fit."""
         if CPU not in self._free or set(params.devices) == {CPU}:
             return None
 
@@ -254,13 +238,11 @@ class Fit:
         return found if least + more <= self._n_layer and self.fits(found) else None
 
     def balanced(self, params: LoadParams, *, in_turn: bool = False) -> LoadParams | None:
-        """Return `params` with shares that fit; None if there are none.
-
-        They follow the devices' speed as far as memory allows.
+        """Return `params` with shares that fit, in proportion to speed if possible; None if none.
 
         Args:
-            in_turn: whether devices compute one after the other, so that the fastest gets as much
-                as it can hold.
+            in_turn: whether devices compute one after the other, so that the fastest should hold
+                as much as it can.
         """
         speeds = [self._speed(device) for device in params.devices]
         split = tuple(speed / sum(speeds) for speed in speeds)
@@ -281,7 +263,7 @@ class Fit:
         return None
 
     def _filled(self, params: LoadParams, usable: Mapping[str, int]) -> Split:
-        """Return shares that fill fast devices first; empty where the split cannot be made."""
+        """Return shares that fill fast devices first; empty if the split cannot be made."""
         try:
             needed = self._plan(params).bytes_by_device()
         except EngineError:
@@ -299,7 +281,7 @@ class Fit:
         return self._rooms[device].bytes_per_s if device in self._rooms else 1.0
 
     def _in_round_numbers(self, params: LoadParams) -> LoadParams:
-        """Round the shares to the fewest digits that still fit; drop them when even."""
+        # the fewest digits that still fit, and no shares if even
         shares = params.split or ()
         if len(set(shares)) == 1:
             return replace(params, split=None)
@@ -307,14 +289,12 @@ class Fit:
         return next((p for p in rounded if self._is_near(p, shares) and self.fits(p)), params)
 
     def _is_near(self, params: LoadParams, shares: Split) -> bool:
-        """Return whether no share is off by a tenth."""
-        split = params.split or ()
-        return all(abs(a - b) <= b / 10 for a, b in zip(split, shares, strict=True))
+        return all(abs(a - b) <= b / 10 for a, b in zip(params.split or (), shares, strict=True))
 
     def with_cpu(self, params: LoadParams, gpus: tuple[str, ...]) -> LoadParams:
-        """Return `params` with as much on GPUs as they can hold, and the rest on the CPU.
+        """Return `params` with as much as fits on GPUs, by their memory, and the rest on the CPU.
 
-        The GPUs' shares follow their memory. All is on the CPU where GPUs do not help.
+        Everything is on the CPU if GPUs do not help.
         """
         alone = replace(params, devices=(CPU,), split=None)
         if not gpus:
@@ -327,10 +307,6 @@ class Fit:
         if found is not None:
             return found
         return alone if CPU in self._free else on_gpus
-
-    def _by_speed(self) -> list[str]:
-        """Return all devices, the fastest first."""
-        return sorted(self._rooms, key=lambda device: -self._rooms[device].bytes_per_s)
 
 
 def _at(params: LoadParams, n_ctx: int) -> LoadParams:
@@ -346,10 +322,7 @@ def _with_blocks(params: LoadParams, n: int) -> LoadParams:
 
 
 def _last(n: int, is_so: Callable[[int], bool]) -> int:
-    """Return the largest number from 1 to `n` for which `is_so` holds; 0 if there is none.
-
-    It must hold up to some number and for none beyond.
-    """
+    """Return the largest number from 1 to `n` for which the monotonic `is_so` holds, or 0."""
     low, high = 0, n + 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -368,14 +341,7 @@ def _kv_bits(kind: str) -> float:
 def _corrected(
     split: Split, devices: Sequence[str], needed: Mapping[str, int], usable: Mapping[str, int]
 ) -> Split:
-    """Return shares with less for full devices and more for those with room; empty if none has any.
-
-    All that a device needs is taken to grow with its share, so repeated steps come near an answer.
-
-    Args:
-        needed: bytes that each device needs with the present shares.
-        usable: bytes that it may use.
-    """
+    """Return shares moved from full devices to those with room; empty if all are full."""
     load = {d: needed.get(d, 0) / max(1, MARGIN * usable.get(d, 0)) for d in devices}
     kept = [share / max(1.0, load[d]) for share, d in zip(split, devices, strict=True)]
     room = [
@@ -385,7 +351,3 @@ def _corrected(
     if not sum(room):
         return ()
     return tuple(k + free * r / sum(room) for k, r in zip(kept, room, strict=True))
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -1,8 +1,8 @@
-"""Positions of the handle between two neighbouring ranks, and the shares that they really give.
+"""Positions of the handle between two neighbouring ranks, and the effective shares there.
 
-A model is cut in units, so its ranks get shares near the requested ones. A handle therefore snaps:
-each of its positions is a split that can be requested, with the share that results. Positions are
-evaluated when they are looked at, each once.
+A model is cut in units, so ranks get shares near the requested ones. A handle therefore snaps: each
+position is a split that can be requested, with its effective share. Positions are evaluated lazily,
+once each.
 """
 
 from __future__ import annotations
@@ -20,19 +20,13 @@ if TYPE_CHECKING:
     from engine.planning.plan import Plan
 
 MAX_STEPS = 400
-"""Most positions of a handle; more could not be told apart on a screen."""
+"""Largest number of positions of a handle: finer steps are invisible on a screen."""
 
 Split = tuple[float, ...]
 
 
 class Position(NamedTuple):
-    """One position of a handle.
-
-    Attributes:
-        split: shares to request.
-        asked: requested share of all ranks up to the handle, 0 to 1.
-        effective: share that these ranks really get, 0 to 1.
-    """
+    """A position of a handle: shares to request, and requested and effective share up to there."""
 
     split: Split
     asked: float
@@ -40,13 +34,7 @@ class Position(NamedTuple):
 
 
 class Positions:
-    """The positions of one handle, from all for its right neighbour to all for its left one.
-
-    Args:
-        splits: shares to request at each of them.
-        handle: number of the rank on its left.
-        plan: returns the plan of a split.
-    """
+    """The positions of one handle, from all for its right neighbour to all for its left one."""
 
     def __init__(self, splits: Sequence[Split], handle: int, plan: Callable[[Split], Plan]) -> None:
         self._splits = splits
@@ -70,10 +58,10 @@ class Positions:
         return found
 
     def nearest(self, boundary: float) -> int:
-        """Return the index of the position whose effective share is nearest to `boundary`, 0 to 1.
+        """Return the index of the position with its effective share nearest to `boundary`, 0 to 1.
 
-        One nearer than half a step will do. Shares grow with positions, so few are evaluated,
-        beginning where the last answer suggests.
+        The first within half a step is returned. Shares grow with positions, so few are
+        evaluated, starting from the offset of the previous call.
         """
         last = len(self) - 1
         low = high = self._asked_at(boundary - self._gap)
@@ -95,7 +83,6 @@ class Positions:
         return best
 
     def _asked_at(self, boundary: float) -> int:
-        """Return the index of the position that requests about this share."""
         left = slice(self._handle + 1)
         first, last = sum(self._splits[0][left]), sum(self._splits[-1][left])
         if last <= first:
@@ -123,11 +110,7 @@ class Positions:
 def positions_of(
     params: LoadParams, handle: int, dims: Sequence[BlockDims], plan: Callable[[LoadParams], Plan]
 ) -> Positions:
-    """Return the positions of the handle between ranks `handle` and `handle` + 1; others stay.
-
-    Args:
-        dims: sizes by which the blocks are cut.
-        plan: returns the plan of some parameters.
+    """Return the positions of the handle between ranks `handle` and `handle` + 1.
 
     Raises:
         SplitError: the present split is invalid.
@@ -139,14 +122,14 @@ def positions_of(
 
 
 def _by_block(shares: Split, handle: int, dims: Sequence[BlockDims]) -> list[Split]:
-    """Return a split for each number of blocks on the left, with block counts as shares."""
+    # a split for each number of blocks on the left, with block counts as shares
     cut = Apportioner(len(shares)).cut(shares, max(1, len(dims)))
     counts = [cut.size(rank) for rank in range(len(shares))]
     return _moved([n / sum(counts) for n in counts], handle, counts[handle] + counts[handle + 1])
 
 
 def _by_unit(shares: Split, handle: int, dims: Sequence[BlockDims]) -> list[Split]:
-    """Return about two splits for each unit of the part that is cut most finely."""
+    # about two splits for each unit of the part with the most units
     units = (
         sum(block.n_head for block in dims),
         sum(block.n_state_head // block.state_unit for block in dims),
@@ -160,7 +143,6 @@ def _by_unit(shares: Split, handle: int, dims: Sequence[BlockDims]) -> list[Spli
 
 
 def _moved(shares: Sequence[float], handle: int, n: int) -> list[Split]:
-    """Return the splits at n equal steps of the handle, from one end to the other."""
     left, right = shares[:handle], shares[handle + 2 :]
     both = shares[handle] + shares[handle + 1]
     n = max(n, 1) if both else 0

@@ -1,13 +1,12 @@
-"""The work of one token on each rank: bytes read, operations, and all-reduces with other ranks.
+"""The work of one token on each rank: bytes read, operations and all-reduces.
 
-Made from a file's header and a split; `engine.planning.speed.speed_model` turns it into seconds.
+Derived from a file's header and a split; `engine.planning.speed.speed_model` turns it into seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -15,15 +14,15 @@ from engine.model.sharding.shares import Ranges
 from engine.model.sharding.split import BlockDims, BlockSplit, ModelSplit
 
 DEQUANTISED = "packed"
-"""Kind of weights that are dequantised on each use. Other kinds are named by their GGML type, such
-as "Q4_K", and "F32" if they were dequantised at load."""
+"""Kind of weights that are dequantised on each use. Other kinds are GGML types such as "Q4_K";
+"F32" stands for weights dequantised at load."""
 
 
 class Weights(NamedTuple):
     """Work of one token with weights of one kind.
 
     Attributes:
-        kind: format in which they are held: a GGML type, or `DEQUANTISED`.
+        kind: format in memory: a GGML type, or `DEQUANTISED`.
         read_bytes, flop: their parts of `RankWorkload.read_bytes` and `RankWorkload.flop`.
     """
 
@@ -37,16 +36,15 @@ class RankWorkload:
     """Work of one token on one rank, in one block or at one end of the model.
 
     Attributes:
-        read_bytes: bytes of weights that are read, as the rank holds them: of routed experts only
-            those that the token is routed to, of an embedding one row.
-        flop: multiplications and additions with weights.
-        kv_bytes: bytes of keys and values that are read for each position that the token sees.
-        window: largest number of positions that it sees; 0 for all.
-        n_op: number of matrices that the token is multiplied with: each costs time however small.
-        kinds: `read_bytes` and `flop` by the format of weights; the rest counts as F32.
-        kv_flop: multiplications and additions with keys and values for each of these positions.
-        batch_bytes: bytes of weights that a batch of many tokens reads, those of all routed
-            experts; 0 where that is `read_bytes`.
+        read_bytes: bytes of weights read, in the rank's format: of routed experts only the chosen
+            ones, of an embedding one row.
+        kv_bytes: bytes of keys and values per attended position.
+        window: size of the attention window; 0 for none.
+        n_op: number of matrix products, each with an overhead.
+        kinds: `read_bytes` and `flop` by kind of weights; the rest counts as F32.
+        kv_flop: multiplications and additions with keys and values per attended position.
+        batch_bytes: bytes of weights that a large batch reads, including all routed experts; 0 if
+            equal to `read_bytes`.
     """
 
     read_bytes: float = 0.0
@@ -63,18 +61,15 @@ class RankWorkload:
 class BlockWorkload:
     """Work of one token in equal blocks of one group of ranks, or in the same part of each.
 
-    Ranks wait for each other at the end, so what lies between two all-reduces (a mixer, then an
-    FFN) is a part of its own. Parts of neighbouring blocks with the same group may stand in any
-    order: equal ones are counted together.
+    Ranks wait for each other at the end, so the work between two all-reduces (a mixer, then an FFN)
+    is one part. Neighbouring parts of the same group are unordered: equal ones count together.
 
     Attributes:
-        count: number of blocks.
-        group: the ranks that compute each of them together.
-        ranks: work of each rank of the group in one of them.
-        n_reduce: number of all-reduces over the group in one of them: one of the hidden state, and
-            of few architectures another one of a few numbers.
-        is_ending: whether they come behind all that is remembered of a token, so that of a
-            prompt's tokens only those go through them whose logits are wanted.
+        group: ranks that compute each of them together.
+        n_reduce: all-reduces over the group in one of them: one of the hidden state, and in a few
+            architectures another one of a few numbers.
+        is_ending: whether they follow the last layer with a state, so that only those tokens of a
+            prompt pass through them of which logits are needed.
     """
 
     count: int
@@ -86,26 +81,13 @@ class BlockWorkload:
 
 @dataclass(frozen=True, slots=True)
 class ModelWorkload:
-    """Work of one token in a whole model.
-
-    Attributes:
-        blocks: work in the blocks, in order.
-        embedding, head: work of the ranks that hold rows of them.
-        n_embd: number of elements of the hidden state, which all-reduces and moves transfer.
-        n_vocab: number of logits that the head's ranks compute together.
-    """
+    """Work of one token in a whole model."""
 
     blocks: tuple[BlockWorkload, ...]
     embedding: Mapping[int, RankWorkload]
     head: Mapping[int, RankWorkload]
     n_embd: int
     n_vocab: int
-
-    @property
-    def n_move(self) -> int:
-        """Number of times that the hidden state moves to other ranks."""
-        groups = [block.group for block in self.blocks]
-        return sum(not set(after) <= set(before) for before, after in pairwise(groups))
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -146,17 +128,16 @@ MEMBERS, EMBEDDING, OUTPUT = "members", "embedding", "output"
 """Owners of tensors that all ranks of a block hold, and of those at the model's two ends."""
 
 OWNERS = (*FIELDS, MEMBERS, EMBEDDING, OUTPUT)
-"""Parts that the ranks of a probe stand for, in rank order."""
+"""Parts of the model represented by the ranks of a probe, in rank order."""
 
 NOTHING: Span = (0, 0)
-"""The empty interval."""
 
 SEEN = 1
-"""The rank of `one_rank` whose costs are counted."""
+"""The rank of `one_rank` that is evaluated."""
 
 
 def probe_split(dims: Sequence[BlockDims], n_vocab: int, *, tied: bool) -> ModelSplit:
-    """Return the probe: every part whole on a rank of its own."""
+    """Return the probe: each part of a block whole on a separate rank."""
     blocks = []
     for block in dims:
         cuts = {
@@ -172,12 +153,12 @@ def probe_split(dims: Sequence[BlockDims], n_vocab: int, *, tied: bool) -> Model
 
 def _whole(owner: str, total: int) -> Ranges:
     rank = OWNERS.index(owner)
-    behind = len(OWNERS) - rank - 1
-    return Ranges((NOTHING,) * rank + ((0, total),) + ((total, total),) * behind, total)
+    after = len(OWNERS) - rank - 1
+    return Ranges((NOTHING,) * rank + ((0, total),) + ((total, total),) * after, total)
 
 
 def owner_of(ranks: Sequence[int]) -> str | None:
-    """Return the part that a tensor's owners in a probe stand for; None where nobody owns it."""
+    """Return the part for a tensor's owners in a probe; None without owners."""
     if not ranks:
         return None
     (rank,) = ranks
@@ -185,12 +166,7 @@ def owner_of(ranks: Sequence[int]) -> str | None:
 
 
 def one_rank(dims: BlockDims, spans: Mapping[str, Span], *, is_member: bool) -> BlockSplit:
-    """Return the split of a block whose rank `SEEN` has these spans, and rank 0 all before them.
-
-    Args:
-        spans: intervals by the name of the cut; missing ones are empty.
-        is_member: whether the rank takes part in the block.
-    """
+    """Return the split of a block with these spans on rank `SEEN` and all before on rank 0."""
     cuts = {}
     for field, size in SIZES.items():
         start, stop = spans.get(field, NOTHING)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence
 from engine.load_params import SPLIT_MODES, LoadParams
 from engine.planning.search.model_space import ModelSpace
 from engine.planning.search.results import GOALS, Goal
@@ -18,26 +18,25 @@ if TYPE_CHECKING:
     from engine.planning.speed.forecast import Forecaster
 
 LOAD_BYTES_PER_S = 5e8
-"""Bytes/s at which a file that was read before reaches devices, or one split becomes another."""
+"""Bytes/s at which a cached file reaches devices, or one split becomes another."""
 
 N_PROMPT, MIN_PROMPT = 256, 128
 N_GEN, MIN_GEN = 32, 16
 """Prompt and generated tokens of a trial; the smaller numbers if it would exceed `LONG_S`."""
 
 REPETITIONS = 2
-"""Number of times that a trial measures prompt and answer."""
 
 N_WARM_UP = 4
-"""Tokens that a trial generates first, which do not count."""
+"""Tokens that a trial generates before the measurement."""
 
 LONG_S = 4.0
-"""Seconds of a trial beyond which it is made shorter."""
+"""Seconds of a trial beyond which it is shortened."""
 
 MIN_S, MAX_S = 20.0, 600.0
 """Bounds of the default budget, in seconds."""
 
 SPARE = 1.25
-"""Ratio of the default budget to the expected duration: machines are not always as fast."""
+"""Ratio of the default budget to the expected duration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class TrialSize:
         return REPETITIONS * self.n_prompt / prefill_ts + n_decoded / decode_ts
 
     def fitting(self, prefill_ts: float, decode_ts: float) -> TrialSize:
-        """Return this size, or a smaller one where a trial takes long at these speeds."""
+        """Return this size, or a smaller one if a trial would take long."""
         if self.seconds(prefill_ts, decode_ts) <= LONG_S:
             return self
         return TrialSize(min(self.n_prompt, MIN_PROMPT), min(self.n_gen, MIN_GEN))
@@ -61,15 +60,7 @@ class TrialSize:
 
 @dataclass(frozen=True, slots=True)
 class TuneEstimate:
-    """Expected extent of a search, which the user sees before it starts.
-
-    Attributes:
-        n_trials: expected number of trials; fewer where the budget ends the search.
-        trial_s: expected time of one trial, in seconds.
-        budget_s: longest duration, in seconds; the trial under way may exceed it.
-        n_choices: number of combinations of devices and mode to choose from.
-        size: tokens of a trial.
-    """
+    """Expected extent of a search, shown before it starts; `budget_s` limits it."""
 
     n_trials: int
     trial_s: float
@@ -83,44 +74,30 @@ class TuneEstimate:
         return min(self.budget_s, self.n_trials * self.trial_s)
 
     @property
-    def sentence(self) -> str:
+    def sentence(self) -> Sentence:
         """Sentence for the user."""
-        return (
-            f"About {self.n_trials} trials of {self.trial_s:.1f} s, at most {self.budget_s:.0f} s."
-        )
+        return Sentence(
+            "About {n} trials of {trial_s:.1f} s, at most {budget_s:.0f} s.",
+            n=self.n_trials, trial_s=self.trial_s, budget_s=self.budget_s,
+        )  # fmt: skip
 
 
 class TunePlan:
     """A search that is about to start: its splits and its expected extent.
 
     Args:
-        params: parameters that all trials share; its devices are those to choose from.
-        goal: name of the goal in `GOALS`.
+        params: parameters that all trials share; its devices are the choice.
         budget_s: longest duration in seconds; None is the expected one, within bounds.
-        free_bytes: bytes that the model may take, by device; None is what is free.
-        modes: split modes to choose from.
-
-    Attributes:
-        goal: request that shall be fast.
-        params: parameters that all trials share.
-        n_ctx: context of the trials, in tokens.
-        space: the splits that can be tried.
-        estimate: expected extent.
 
     Raises:
         EngineError: nothing fits, or a device does not exist here.
     """
 
     def __init__(
-        self,
-        planner: Planner,
-        params: LoadParams,
-        forecaster: Forecaster,
-        goal: str = "chat",
-        budget_s: float | None = None,
-        free_bytes: Mapping[str, int] | None = None,
+        self, planner: Planner, params: LoadParams, forecaster: Forecaster, goal: str = "chat",
+        budget_s: float | None = None, free_bytes: Mapping[str, int] | None = None,
         modes: Sequence[str] = SPLIT_MODES,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.goal: Goal = goal_named(goal)
         if budget_s is not None and not 0 < budget_s <= 86400:  # false for NaN, too
             raise EngineError("The time for a search must be from 1 to 86400 seconds.")
@@ -135,7 +112,7 @@ class TunePlan:
         families = self.space.families()
         if not families:
             raise EngineError(
-                "No split of this model fits into what is free on these devices.",
+                "No split of this model fits into the free memory of these devices.",
                 "Choose a smaller context, or more devices.",
             )
         speeds = self.space.expected(families[0])
@@ -157,7 +134,9 @@ def goal_named(name: str) -> Goal:
         EngineError: there is no such goal.
     """
     if name not in GOALS:
-        raise EngineError(f"There is no goal '{name}'.", f"Use {' or '.join(GOALS)}.")
+        raise EngineError(
+            "There is no goal '{name}'.", "Use {names}.", name=name, names=" or ".join(GOALS)
+        )
     return GOALS[name]
 
 
@@ -166,13 +145,11 @@ class Alternative:
     """A split with its predicted speed.
 
     Attributes:
-        params: parameters to load it with.
-        speeds: predicted tokens per second of prompt and answer.
-        seconds: predicted time of the whole request.
-        n_sum: number of all-reduces of a token, over all groups.
-        sum_s: time of the slowest of these, in seconds.
-        link_s: time of a token that goes to links, in seconds.
-        limit: sentence that says what limits decoding.
+        n_sum: all-reduces per token, over all groups.
+        sum_s: seconds of the slowest of them.
+        link_s: seconds of a token spent on links.
+        limit: sentence that names the bottleneck of decoding.
+        why: the same as the end of another sentence.
     """
 
     params: LoadParams
@@ -182,3 +159,4 @@ class Alternative:
     sum_s: float
     link_s: float
     limit: str
+    why: str = ""

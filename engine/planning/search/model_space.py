@@ -1,7 +1,6 @@
-"""The splits of one model that a measured search may try on one machine: no torch.
+"""The splits of one model that a measured search may try on one machine, without torch.
 
-Sets of devices, modes and legal positions that fit into free memory, with the predicted speed of
-each.
+Sets of devices, modes and positions that fit into free memory, with their predicted speeds.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from itertools import combinations, pairwise
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence
 from engine.hardware.devices.catalog import require_devices
 from engine.load_params import SPLIT_MODES, LoadParams
 from engine.planning.search.results import Goal, Region, Speeds
@@ -25,38 +24,33 @@ if TYPE_CHECKING:
     from engine.planning.speed.forecast import Forecaster
 
 MAX_IN_ALL_SETS = 5
-"""Most devices of which all sets are tried; of more, the fastest and the largest of each size."""
+"""Most devices of which all sets are tried; with more, the fastest and largest of each size."""
 
 MAX_IN_ALL_GROUPS = 4
-"""Most ranks that are grouped in all ways; more only in equal parts, or as the mode does it."""
+"""Most ranks that are grouped in all ways; with more, only equally or as the mode does it."""
 
 MAX_OPTIMISED = 12
-"""Most families whose best shares are predicted before anything is measured."""
+"""Most families with shares optimised by prediction before the first measurement."""
 
 MAX_BALANCED = 4
-"""Most times that shares are balanced before anything is measured."""
+"""Most rebalancing steps before the first measurement."""
 
 N_REGION = 40
-"""Number of positions that are checked for room, for a picture."""
+"""Positions that are checked for memory, for the chart."""
 
-NOT_FITTING = "It does not fit into free memory."
-
+NOT_FITTING = Sentence("It does not fit into free memory.")
 
 GOLDEN = (5**0.5 - 1) / 2
-"""Part of a bracket that is left after a step of the search."""
 
 
 def minimise(cost: Callable[[int], float], n: int, start: int, step: int, least: int) -> int:
-    """Return the position from 0 to n - 1 with the lowest cost that was found.
+    """Return the position from 0 to n - 1 with the lowest cost found.
 
-    From `start` the search goes downhill with growing steps until it has a bracket, and divides
-    that until its parts are no longer than `least`. It asks for costs again, so these should be
-    kept.
+    From `start` the search goes downhill in growing steps until it has a bracket, which it divides
+    until the parts are at most `least` long. It evaluates positions repeatedly: cache the costs.
 
     Args:
-        cost: returns the cost of a position; infinite where that is not possible.
-        n: number of positions.
-        step: first step.
+        cost: returns the cost of a position; infinite if that is impossible.
         least: length of a bracket's parts at which the search ends.
     """
     low, best, high = _bracket(cost, n, start, step)
@@ -76,21 +70,21 @@ def minimise(cost: Callable[[int], float], n: int, start: int, step: int, least:
 
 
 def _bracket(cost: Callable[[int], float], n: int, start: int, step: int) -> tuple[int, int, int]:
-    """Return three positions in order of which the middle one is best, or an end of the line."""
+    """Return three ordered positions of which the middle one is best, or an end of the range."""
     low, best, high = max(0, start - step), start, min(n - 1, start + step)
     if min(cost(low), cost(high)) >= cost(best):
         return low, best, high
     sign = -1 if cost(low) < cost(high) else 1
-    behind, best = best, low if sign < 0 else high
+    before, best = best, low if sign < 0 else high
     for ahead in _ahead(best, sign * step, n):
         if cost(ahead) >= cost(best):
-            return (ahead, best, behind) if sign < 0 else (behind, best, ahead)
-        behind, best = best, ahead
-    return (best, best, behind) if sign < 0 else (behind, best, best)
+            return (ahead, best, before) if sign < 0 else (before, best, ahead)
+        before, best = best, ahead
+    return (best, best, before) if sign < 0 else (before, best, best)
 
 
 def _ahead(position: int, step: int, n: int) -> Iterator[int]:
-    """Yield positions further and further on, up to the end."""
+    # in growing steps, up to the end
     end = n - 1 if step > 0 else 0
     size = float(step)
     while position != end:
@@ -109,15 +103,7 @@ Split = tuple[float, ...]
 
 
 class Candidate(NamedTuple):
-    """A split that may be tried.
-
-    Attributes:
-        params: parameters to load it with.
-        key: equal for candidates that cut the model alike.
-        shares: share that each rank really gets, 0 to 1.
-        predicted: predicted speeds; None where nothing is known.
-        reason: sentence that says what is expected to limit it.
-    """
+    """A split that may be tried; `key` is equal for candidates with the same cut."""
 
     params: LoadParams
     key: Hashable
@@ -132,9 +118,8 @@ class Family:
 
     Attributes:
         params: parameters of all of them, without shares.
-        start: shares that are expected to be the best.
-        predicted_s: predicted time of the goal's request there, in seconds.
-        can_balance: whether taking work from ranks that are busy longest may help.
+        start: shares predicted to be the best.
+        can_balance: whether moving work off the busiest ranks may help.
     """
 
     params: LoadParams
@@ -149,12 +134,12 @@ class Family:
 
 
 def balanced(split: Split, busy_s: Sequence[float]) -> Split | None:
-    """Return the split with which all ranks would be busy equally long.
+    """Return the split with which all ranks would be busy equally long, or None if unknown.
 
-    A rank's time is taken to grow with its share.
+    Assumes that a rank's time is proportional to its share.
 
     Args:
-        busy_s: seconds that each rank is busy now; where one is not known, None is returned.
+        busy_s: seconds that each rank is busy now; 0 if not measured.
     """
     if len(busy_s) != len(split) or min(busy_s) <= 0 or min(split) <= 0:
         return None
@@ -172,16 +157,16 @@ class Handle:
         return len(self._positions)
 
     def split(self, index: int) -> Split:
-        """Return the shares to ask for at a position."""
+        """Return the shares to request at a position."""
         return self._positions[index].split
 
     def nearest(self, split: Split) -> int:
         """Return the index of the position nearest to a split; they are evenly spaced in shares."""
         first, last = self._positions[0].asked, self._positions[len(self) - 1].asked
-        asked = sum(split[: self._number + 1]) / sum(split)
+        requested = sum(split[: self._number + 1]) / sum(split)
         if last <= first:
             return 0
-        index = round((asked - first) / (last - first) * (len(self) - 1))
+        index = round((requested - first) / (last - first) * (len(self) - 1))
         return min(max(index, 0), len(self) - 1)
 
 
@@ -189,26 +174,16 @@ class ModelSpace:
     """The splits of one model that a search may try.
 
     Args:
-        base: parameters that all trials share; its devices are those to choose from, its own
-            split is ignored.
-        goal: request whose time is compared.
-        forecaster: predicts speeds.
-        free_bytes: bytes that the model may take, by device; None is what is free.
-        modes: split modes to choose from.
+        base: parameters that all trials share; its devices are the choice, its split is ignored.
 
     Raises:
         NoDevice: a device does not exist here, or cannot be used.
     """
 
     def __init__(
-        self,
-        planner: Planner,
-        base: LoadParams,
-        goal: Goal,
-        forecaster: Forecaster,
-        free_bytes: Mapping[str, int] | None = None,
-        modes: Sequence[str] = SPLIT_MODES,
-    ) -> None:
+        self, planner: Planner, base: LoadParams, goal: Goal, forecaster: Forecaster,
+        free_bytes: Mapping[str, int] | None = None, modes: Sequence[str] = SPLIT_MODES,
+    ) -> None:  # fmt: skip
         self._planner, self._goal, self._forecaster = planner, goal, forecaster
         self._free = forecaster.free_bytes if free_bytes is None else free_bytes
         self._base, self._modes = replace(base, split=None, groups=None), modes
@@ -235,14 +210,15 @@ class ModelSpace:
     def expected(self, family: Family) -> Speeds:
         """Return the predicted speeds of a family at its start."""
         found = self.candidate(family, family.start)
-        assert found is not None, "a family begins where it fits"
+        assert found is not None, "a family starts where it fits"
         assert found.predicted is not None, "all devices are known"
         return found.predicted
 
     def regions(self) -> tuple[Region, ...]:
         """Return the ranges of shares over two devices that do not fit."""
         found: list[Region] = []
-        for family in self._two_ranked():
+        two_ranked = (params for params in self._sets_and_modes() if len(params.devices) == 2)
+        for family in two_ranked:
             handle = self._planner.positions(replace(family, split=(1.0, 1.0)), 0)
             indices = sorted({round(i * (len(handle) - 1) / N_REGION) for i in range(N_REGION + 1)})
             full = [not self._fits(replace(family, split=handle[i].split)) for i in indices]
@@ -250,9 +226,6 @@ class ModelSpace:
                 start, stop = (handle[indices[i]].effective for i in (first, last))
                 found.append(Region(family.devices, family.split_mode, start, stop, NOT_FITTING))
         return tuple(found)
-
-    def _two_ranked(self) -> Iterator[LoadParams]:
-        return (params for params in self._sets_and_modes() if len(params.devices) == 2)
 
     def _made_families(self) -> list[Family]:
         found = [
@@ -267,7 +240,6 @@ class ModelSpace:
         return sorted(best + found[MAX_OPTIMISED:], key=lambda family: family.predicted_s)
 
     def _sets_and_modes(self) -> Iterator[LoadParams]:
-        """Yield each set of devices in each mode, once."""
         seen: set[LoadParams] = set()
         for devices in self._sets():
             one = replace(self._base, devices=devices)
@@ -281,7 +253,7 @@ class ModelSpace:
     def _sets(self) -> Iterator[tuple[str, ...]]:
         devices = self._base.devices
         if any(target.startswith("#") for _, target in self._base.overrides):
-            yield devices  # ranks that overrides name must stay what they are
+            yield devices  # overrides name ranks by number
             return
         chosen = dict.fromkeys(self._sets_of(range(len(devices))))
         yield from dict.fromkeys(tuple(devices[rank] for rank in ranks) for ranks in chosen)
@@ -300,7 +272,6 @@ class ModelSpace:
                 yield tuple(sorted(order[:n]))
 
     def _started(self, params: LoadParams) -> Family | None:
-        """Return a family that starts at the best of some usual splits; None if none fits."""
         starts = self._starts(params)
         costs = {split: self._predicted_s(params, split) for split in starts}
         best = min(costs, key=lambda split: costs[split])
@@ -309,7 +280,6 @@ class ModelSpace:
         return Family(params, best, costs[best], can_balance=params.split_mode == "tensor")
 
     def _starts(self, params: LoadParams) -> list[Split]:
-        """Return the usual splits: by speed, by memory, even; for two devices also every tenth."""
         n = len(params.devices)
         if n == 1:
             return [(1.0,)]
@@ -323,7 +293,6 @@ class ModelSpace:
         return [tuple(share / sum(split) for share in split) for split in found]
 
     def _alone_s(self, device: str) -> float:
-        """Return the predicted time of one device alone in seconds, even if it has no room."""
         if device not in self._alone:
             params = replace(self._base, devices=(device,), split_mode="tensor")
             found = self._speeds(params, self._planner.evaluate(params, self._free))
@@ -331,7 +300,6 @@ class ModelSpace:
         return self._alone[device]
 
     def _optimised(self, family: Family) -> Family:
-        """Return the family with the split that is predicted to be the best as its start."""
         split = self._balanced(family) if family.can_balance else family.start
         for number in range(family.n_ranks - 1):
             handle = self.handle(family, split, number)
@@ -348,7 +316,6 @@ class ModelSpace:
         return replace(family, start=split, predicted_s=self._predicted_s(family.params, split))
 
     def _balanced(self, family: Family) -> Split:
-        """Return the split at which ranks should be busy equally long, if that is faster."""
         split = family.start
         for _ in range(MAX_BALANCED):
             better = balanced(split, self._busy[_with(family.params, split)])
@@ -373,7 +340,7 @@ class ModelSpace:
     def _evaluated(self, params: LoadParams) -> Candidate | None:
         try:
             evaluation = self._planner.evaluate(params, self._free)
-        except EngineError:  # this model cannot be split like that
+        except EngineError:  # this model cannot be split that way
             return None
         plan = evaluation.plan
         shares = tuple(device.effective for device in plan.devices)
@@ -384,7 +351,6 @@ class ModelSpace:
         return Candidate(params, key, shares, speeds, reason)
 
     def _speeds(self, params: LoadParams, evaluation: Evaluation) -> tuple[Speeds, str]:
-        """Return the predicted speeds, and a sentence that says what limits decoding."""
         found = self._forecaster.forecast(evaluation, params, self._planner.info.quant)
         assert found is not None, "all devices are known"
         self._busy[params] = tuple(
@@ -403,12 +369,11 @@ class ModelSpace:
 
 
 def _with(params: LoadParams, split: Split) -> LoadParams:
-    """Return `params` with these shares; a single device has none."""
     return replace(params, split=split if len(split) > 1 else None)
 
 
 def group_sizes(n_ranks: int) -> list[tuple[int, ...] | None]:
-    """Return how n ranks can be grouped; groupings equal to another mode are left out."""
+    """Return the groupings of n ranks, without those equal to another mode."""
     if n_ranks < 3:
         return []
     if n_ranks > MAX_IN_ALL_GROUPS:
@@ -419,7 +384,7 @@ def group_sizes(n_ranks: int) -> list[tuple[int, ...] | None]:
 
 
 def _without_twins(families: Sequence[Family], devices: Mapping[str, DeviceInfo]) -> list[Family]:
-    """Return the families with only one of those that equal devices make equally fast."""
+    """Return the families without duplicates on equal devices."""
     found: dict[object, Family] = {}
     for family in families:
         params = family.params

@@ -8,29 +8,30 @@ from math import inf
 from statistics import median
 from types import MappingProxyType
 
+from engine.errors import Sentence, listed, paragraph
 from engine.hardware.fallbacks import Fallback
 from engine.load_params import LoadParams
-from engine.planning.speed.facts import device_name, rank_name
+from engine.planning.speed.facts import device_name, percent, rank_name
 
-WAYS = {
-    "ngram": "from the text",
-    "mtp": "by the model's own block (MTP)",
-    "model": "by the draft model",
+SOURCES = {
+    "ngram": Sentence("from the text"),
+    "mtp": Sentence("by the model's own block (MTP)"),
+    "model": Sentence("by the draft model"),
 }
-"""Ways of guessing, as sentences name them; "off" is that without."""
+"""Sources of draft tokens, as sentences name them."""
 
 MIN_GAIN = 1.03
-"""Gain from which on guesses are said to pay: speeds of single answers vary by some percent."""
+"""Smallest gain of draft tokens that is reported as one: single answers vary by a few percent."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftTrial:
-    """Tokens per second of answers with one way of guessing.
+    """Tokens per second of answers with one source of draft tokens.
 
     Attributes:
-        way: "off" without guesses, or "ngram", "mtp" or "model".
+        way: "off" without draft tokens, or "ngram", "mtp" or "model".
         prose_ts: speed of new text.
-        quoting_ts: speed of text that stands in the prompt, such as code that is edited.
+        quoting_ts: speed of text that repeats the prompt, such as edited code.
     """
 
     way: str
@@ -39,7 +40,7 @@ class DraftTrial:
 
 
 def reason_for_drafts(trials: Sequence[DraftTrial]) -> str:
-    """Return which guesses pay, as a sentence; "" if nothing was compared."""
+    """Return which source of draft tokens pays off, in sentences; "" if nothing was compared."""
     plain = next((trial for trial in trials if trial.way == "off"), None)
     if plain is None or len(trials) < 2:
         return ""
@@ -49,28 +50,23 @@ def reason_for_drafts(trials: Sequence[DraftTrial]) -> str:
         if trial is not plain
     }
     best = max(gains, key=lambda way: sum(gains[way]))
-    told = " ".join(
-        f"With those {WAYS[way]}, new text is {prose:.2f} times as fast and repeated text"
-        f" {quoting:.2f} times."
+    speeds = [
+        Sentence(
+            "With draft tokens {way}, new text is {prose:.2f} times as fast and repeated text"
+            " {quoting:.2f} times.",
+            way=SOURCES[way], prose=prose, quoting=quoting,
+        )
         for way, (prose, quoting) in gains.items()
-    )
+    ]  # fmt: skip
     if max(gains[best]) < MIN_GAIN:
-        return f"Guessed tokens do not pay here. {told}"
-    end = f" The best are those {WAYS[best]}." if len(gains) > 1 else ""
-    return f"Guessed tokens pay here. {told}{end}"
+        return paragraph(Sentence("Speculative decoding does not pay off here."), *speeds)
+    winner = Sentence("The best are those {way}.", way=SOURCES[best]) if len(gains) > 1 else ""
+    return paragraph(Sentence("Speculative decoding pays off here."), *speeds, winner)
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A typical request, which the best split answers in the least time.
-
-    Splits are compared by its seconds, so that prompts and answers are weighed as they are used.
-
-    Attributes:
-        name: name by which the user chooses it.
-        n_prompt: number of prompt tokens, computed at once.
-        n_gen: number of generated tokens.
-    """
+    """A typical request; splits are compared by its time, which weighs prefill and decode."""
 
     name: str
     n_prompt: int
@@ -87,7 +83,7 @@ GOALS: Mapping[str, Goal] = MappingProxyType(
     {"chat": Goal("chat", 256, 256), "prompts": Goal("prompts", 4096, 128)}
 )
 """The goals by name. A chat's prompt is about as long as its answer, since earlier messages stay in
-the cache; "prompts" are long documents with a short answer."""
+the KV cache; "prompts" stands for long documents with a short answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +100,9 @@ class Sample:
 
     Attributes:
         prefill_ts, decode_ts: tokens per second of each repetition.
-        busy_s: seconds of a token in which each rank computes; empty where not measured.
-        waited_s: seconds of a token in which each rank waits for others; empty where not measured.
-        fallbacks: what made GPUs slower than they could be.
+        busy_s: seconds per token in which each rank computes; empty if not measured.
+        waited_s: seconds per token in which each rank waits for others; empty if not measured.
+        fallbacks: reasons for lower speed on GPUs.
     """
 
     prefill_ts: tuple[float, ...]
@@ -118,26 +114,21 @@ class Sample:
     def joined(self, other: Sample) -> Sample:
         """Return a sample with the repetitions of both, and the ranks' times of the later one."""
         return Sample(
-            self.prefill_ts + other.prefill_ts,
-            self.decode_ts + other.decode_ts,
-            other.busy_s or self.busy_s,
-            other.waited_s or self.waited_s,
+            self.prefill_ts + other.prefill_ts, self.decode_ts + other.decode_ts,
+            other.busy_s or self.busy_s, other.waited_s or self.waited_s,
             tuple(dict.fromkeys(self.fallbacks + other.fallbacks)),
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One split that was tried.
+    """A measured split.
 
     Attributes:
-        params: parameters that it was loaded with.
-        shares: share that each rank really got, 0 to 1.
-        sample: measured speeds; None where it could not run.
-        predicted: predicted speeds; None where there were none.
-        predicted_reason: sentence that says what was expected to limit it.
-        problem: reason why it could not run, which is no error: the search goes around it.
-        is_final: whether `sample` is from the end, when the best few were measured in turn.
+        shares: effective share of each rank, 0 to 1.
+        sample: measured speeds; None if it could not run.
+        problem: reason why it could not run; the search skips it.
+        is_final: whether `sample` is from the final round, in which the best few alternate.
     """
 
     params: LoadParams
@@ -155,26 +146,26 @@ class Trial:
 
     @property
     def prefill_ts(self) -> float:
-        """Median tokens per second of prefill; 0 where the split could not run."""
+        """Median tokens per second of prefill; 0 if the split could not run."""
         return median(self.sample.prefill_ts) if self.sample else 0.0
 
     @property
     def decode_ts(self) -> float:
-        """Median tokens per second of decode; 0 where the split could not run."""
+        """Median tokens per second of decode; 0 if the split could not run."""
         return median(self.sample.decode_ts) if self.sample else 0.0
 
     @property
     def prefill_spread(self) -> float:
-        """Half the range of prefill speeds over the repetitions, as a part of their median."""
+        """Half the range of prefill speeds, relative to their median."""
         return _spread(self.sample.prefill_ts) if self.sample else 0.0
 
     @property
     def decode_spread(self) -> float:
-        """Half the range of decode speeds over the repetitions, as a part of their median."""
+        """Half the range of decode speeds, relative to their median."""
         return _spread(self.sample.decode_ts) if self.sample else 0.0
 
     def seconds(self, goal: Goal) -> float:
-        """Return the time of the goal's request; infinite where the split could not run."""
+        """Return the time of the goal's request; infinite if the split could not run."""
         return goal.seconds(self.prefill_ts, self.decode_ts)
 
     def uncertainty(self, goal: Goal) -> float:
@@ -192,11 +183,7 @@ def _spread(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Splits over two devices that do not fit: the first one's share from `start` to `stop`.
-
-    Attributes:
-        problem: sentence that says why they cannot be used.
-    """
+    """Splits over two devices that do not fit: the first one's share from `start` to `stop`."""
 
     devices: tuple[str, ...]
     split_mode: str
@@ -210,20 +197,15 @@ class TuneResult:
     """The result of a search.
 
     Attributes:
-        model_name: name that the model's file gives.
         model_hash: hash of the model, see `engine.formats.gguf.reader`.
-        n_ctx: context of the trials, in tokens.
         device_set: key of the devices, see `engine.planning.speed.forecast.device_set`.
-        goal: request that was to be fast.
-        trials: all trials in order; a repeated one stands once.
-        regions: splits that the search left out for lack of memory, to be drawn.
+        trials: all trials in order; a repeated one is listed once.
+        regions: splits that were skipped for lack of memory, for the chart.
         best: index into `trials`; None if none could run.
-        reason: one or two sentences that say why it won.
-        seconds: duration of the search.
-        is_complete: whether the search ended by itself, not by time or cancellation.
-        when: its end in UTC, as in ISO 8601.
-        others: (device, load in percent) of devices that other programs used when it began.
-        drafts: speeds of the best split with each way of guessing; none if they were not measured.
+        is_complete: False if time ran out or the search was cancelled.
+        when: end of the search in UTC, as in ISO 8601.
+        others: (device, load in percent) of devices that other programs used at the start.
+        drafts: speeds of the best split with each source of draft tokens; empty if not measured.
     """
 
     model_name: str
@@ -243,8 +225,8 @@ class TuneResult:
 
     @property
     def note(self) -> str:
-        """Sentences on how far the speeds can be compared; "" if there is nothing to say."""
-        return " ".join(filter(None, (_note_on_rounds(self), _note_on_others(self.others))))
+        """Sentences on the comparability of the speeds; may be empty."""
+        return paragraph(_note_on_rounds(self), _note_on_others(self.others))
 
     @property
     def winner(self) -> Trial | None:
@@ -253,25 +235,29 @@ class TuneResult:
 
 
 def _note_on_rounds(result: TuneResult) -> str:
-    """Return why a trial that looks faster than the winner is not it."""
+    # a trial that looks faster than the winner needs an explanation
     winner = result.winner
     if winner is None or len(_compared(result.trials)) == len(_ran(result.trials)):
         return ""
     if all(trial.decode_ts <= winner.decode_ts for trial in result.trials):
         return ""
-    return (
-        "Only splits that were measured in turns at the end are compared: speeds of one run"
-        " vary with what else the machine does."
+    return Sentence(
+        "Only splits that were measured in turns at the end are compared: speeds of one run vary"
+        " with what else the machine does."
     )
 
 
 def _note_on_others(others: Sequence[tuple[str, float]]) -> str:
     if not others:
         return ""
-    used = " and ".join(f"{device_name(device)} ({load:.0f} %)" for device, load in others)
-    return (
-        f"Other programs used {used} when the search began, so these speeds may be lower than"
-        " they could be."
+    used = [
+        Sentence("{device} ({percent:.0f} %)", device=device_name(device), percent=load)
+        for device, load in others
+    ]
+    return Sentence(
+        "Other programs used {devices} when the search began, so these speeds may be lower than"
+        " they could be.",
+        devices=listed(used),
     )
 
 
@@ -280,9 +266,9 @@ MIN_DIFFERENCE = 0.02
 
 
 def best_of(trials: Sequence[Trial], goal: Goal) -> int | None:
-    """Return the index of the best trial: the fastest, or one as fast with fewer devices.
+    """Return the index of the best trial: the fastest, or an equally fast one with fewer devices.
 
-    Where several were measured in turn, it is one of these: a machine changes over time.
+    If several were measured in turn, it is one of these, because a machine's speed drifts.
     """
     compared = _compared(trials)
     ran = [at for at, trial in enumerate(trials) if trial in compared]
@@ -295,7 +281,6 @@ def best_of(trials: Sequence[Trial], goal: Goal) -> int | None:
 
 
 def _compared(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials measured in turn, if there are several, else all that ran."""
     ran = _ran(trials)
     final = [trial for trial in ran if trial.is_final]
     return final if len(final) > 1 else ran
@@ -306,15 +291,17 @@ def _ran(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def difference(trial: Trial, goal: Goal) -> float:
-    """Return the relative difference in time from which on another trial counts as slower."""
+    """Return the relative difference in time from which another trial counts as slower."""
     return max(MIN_DIFFERENCE, trial.uncertainty(goal))
 
 
 def reason_for_best(trials: Sequence[Trial], goal: Goal) -> str:
-    """Return why the best trial is the best, in one or two sentences."""
+    """Return why the best trial won, in one or two sentences."""
     best = best_of(trials, goal)
     if best is None:
-        return "No split could be run: the devices have too little memory for this context."
+        return Sentence(
+            "No split could be run: the devices have too little memory for this context."
+        )
     winner, trials = trials[best], _compared(trials)
     if len(winner.devices) == 1:
         return _one_won(winner, trials, goal)
@@ -322,34 +309,63 @@ def reason_for_best(trials: Sequence[Trial], goal: Goal) -> str:
 
 
 def _one_won(winner: Trial, trials: Sequence[Trial], goal: Goal) -> str:
-    won = f"{_upper(names(winner.devices))} alone gives {_rate(winner)}"
+    values = {"devices": names(winner.devices, begins=True), **_rates(winner)}
     split = _quickest([t for t in trials if len(t.devices) > 1], goal)
     if split is None:
-        others = [t for t in trials if t.devices != winner.devices]
-        if not others:
-            return f"{won}; nothing else could be run."
-        return f"{won}, more than any other device."
-    lost = f"the best split, over {names(split.devices)}, gives {_rate(split)}"
+        return Sentence(
+            "{devices} alone gives {rate} tok/s ({prompts} tok/s for prompts), more than any other"
+            " device."
+            if any(t.devices != winner.devices for t in trials)
+            else "{devices} alone gives {rate} tok/s ({prompts} tok/s for prompts); nothing else"
+            " could be run.",
+            **values,
+        )
+    values |= {"others": names(split.devices), **_rates(split, "other_")}
     if split.seconds(goal) <= winner.seconds(goal) * (1 + difference(winner, goal)):
-        return f"{won}, {lost}: no real difference, so the fewer devices are used."
-    return f"{won}, {lost}. {_why_slow(split)}".strip()
+        return Sentence(
+            "{devices} alone gives {rate} tok/s ({prompts} tok/s for prompts), the best split, over"
+            " {others}, gives {other_rate} tok/s ({other_prompts} tok/s for prompts): no real"
+            " difference, so the fewer devices are used.",
+            **values,
+        )
+    lost = Sentence(
+        "{devices} alone gives {rate} tok/s ({prompts} tok/s for prompts), the best split, over"
+        " {others}, gives {other_rate} tok/s ({other_prompts} tok/s for prompts).",
+        **values,
+    )
+    return paragraph(lost, _why_slow(split))
 
 
 def _several_won(winner: Trial, trials: Sequence[Trial], goal: Goal) -> str:
-    where = f"{names(winner.devices)} at {_percents(winner.shares)}"
-    won = f"Splitting over {where} gives {_rate(winner)}"
+    values = {
+        "devices": names(winner.devices),
+        "shares": " + ".join(map(percent, winner.shares)),
+        **_rates(winner),
+    }
     single = _quickest([t for t in trials if len(t.devices) == 1], goal)
     if single is None:
         other = _quickest([t for t in trials if t is not winner], goal)
-        alone = "no device holds the model alone"
-        if other is None:
-            return f"{won}; {alone}."
-        return f"{won}, the next best split {_rate(other)}; {alone}."
+        return Sentence(
+            "Splitting over {devices} at {shares} gives {rate} tok/s ({prompts} tok/s for prompts);"
+            " no device holds the model alone."
+            if other is None
+            else "Splitting over {devices} at {shares} gives {rate} tok/s ({prompts} tok/s for"
+            " prompts), the next best split {other_rate} tok/s ({other_prompts} tok/s for prompts);"
+            " no device holds the model alone.",
+            **values,
+            **({} if other is None else _rates(other, "other_")),
+        )
+    won = Sentence(
+        "Splitting over {devices} at {shares} gives {rate} tok/s ({prompts} tok/s for prompts);"
+        " {others} alone gives {other_rate} tok/s ({other_prompts} tok/s for prompts).",
+        **values, others=names(single.devices), **_rates(single, "other_"),
+    )  # fmt: skip
     gain = single.seconds(goal) / winner.seconds(goal)
-    return (
-        f"{won}; {names(single.devices)} alone gives {_rate(single)}. Together they need "
-        f"{100 / gain:.0f} % of its time, because each reads and computes only its part."
+    together = Sentence(
+        "Together they need {part} of its time, because each reads and computes only its part.",
+        part=percent(1 / gain),
     )
+    return paragraph(won, together)
 
 
 def _quickest(trials: Sequence[Trial], goal: Goal) -> Trial | None:
@@ -357,7 +373,7 @@ def _quickest(trials: Sequence[Trial], goal: Goal) -> Trial | None:
 
 
 def _why_slow(trial: Trial) -> str:
-    """Return which rank waited most, as measured, else what was expected to limit the split."""
+    # the rank that others waited for most, if measured; otherwise the predicted bottleneck
     sample = trial.sample
     if sample is None or not sample.waited_s or not trial.decode_ts:
         return trial.predicted_reason
@@ -366,32 +382,27 @@ def _why_slow(trial: Trial) -> str:
     if part < 0.1:
         return trial.predicted_reason
     devices = trial.params.all_devices
-    alike = [rank for rank, device in enumerate(devices) if device == devices[longest]]
-    one = rank_name(devices[longest], longest, alike)
-    return f"There {one} waits for others {_percent(min(1.0, part))} of the time."
+    ranks = [rank for rank, device in enumerate(devices) if device == devices[longest]]
+    return Sentence(
+        "There {devices} waits for others {part} of the time.",
+        devices=rank_name(devices[longest], longest, ranks),
+        part=percent(min(1.0, part)),
+    )
 
 
-def names(devices: Sequence[str]) -> str:
-    """Return what the user calls some devices: "GPU 0 and the CPU", "2 ranks on the CPU"."""
+def names(devices: Sequence[str], *, begins: bool = False) -> str:
+    """Return devices for sentences: "GPU 0 and the CPU"; `begins`: "The CPU"."""
     counted = {device: list(devices).count(device) for device in devices}
-    found = [
-        device_name(device) if n == 1 else f"{n} ranks on {device_name(device)}"
-        for device, n in counted.items()
-    ]
-    return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} and {found[-1]}"
+    return listed(
+        [
+            device_name(device, begins=begins and not at)
+            if n == 1
+            else Sentence("{n} ranks on {device}", n=n, device=device_name(device))
+            for at, (device, n) in enumerate(counted.items())
+        ]
+    )
 
 
-def _upper(text: str) -> str:
-    return text[0].upper() + text[1:]
-
-
-def _rate(trial: Trial) -> str:
-    return f"{trial.decode_ts:.1f} tok/s ({trial.prefill_ts:.0f} tok/s for prompts)"
-
-
-def _percents(shares: Sequence[float]) -> str:
-    return " + ".join(map(_percent, shares))
-
-
-def _percent(part: float) -> str:
-    return f"{100 * part:.0f} %"
+def _rates(trial: Trial, prefix: str = "") -> dict[str, str | int | float]:
+    rates = {"rate": round(trial.decode_ts, 1), "prompts": round(trial.prefill_ts)}
+    return {prefix + name: rate for name, rate in rates.items()}

@@ -1,11 +1,11 @@
-"""The search for the fastest split by measuring few of them; knows neither models nor devices.
+"""The search for the fastest split by measuring a few; independent of models and devices.
 
-First each set of devices and mode is tried where a prediction puts its best split, the most
-promising first; hopeless ones are left out. Then the best of these are refined: a share between two
-devices by golden-section search (Kiefer, Proc. AMS 4, 1953) within a bracket around the prediction,
-more devices by balancing the times in which their ranks were busy and by moving one handle after
-the other (compass search: Kolda, Lewis and Torczon, SIAM Review 45, 2003). At last the best few are
-measured again in turn, since a machine is busier at one time than at another; only that counts.
+First each set of devices and mode is tried at its predicted best split, the most promising first;
+hopeless ones are skipped. Then the best of these are refined: a share between two devices by
+golden-section search (Kiefer, Proc. AMS 4, 1953) within a bracket around the prediction, more
+devices by balancing the busy times of their ranks and by moving one handle after the other (compass
+search: Kolda, Lewis and Torczon, SIAM Review 45, 2003). Finally the best few are measured again in
+turn, because a machine's load drifts; only that counts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from engine.planning.search.model_space import (
 from engine.planning.search.results import Goal, Sample, Trial, difference
 
 HOPELESS = 1.5
-"""Multiple of the best time so far beyond which a split is expected to be hopeless: not tried."""
+"""Multiple of the best time so far beyond which a split is not tried, by its prediction."""
 
 NEAR = 1.3
 """Multiple of the best time up to which a split is refined."""
@@ -48,17 +48,11 @@ MAX_BALANCED = 2
 
 
 class Infeasible(Exception):
-    """Error of a split that cannot run here; the search goes around it."""
+    """Error of a split that cannot run here; the search skips it."""
 
 
 class TrialBudget:
-    """The time that a search may take, and how much is left.
-
-    Args:
-        budget_s: time of the whole search, in seconds.
-        trial_s: expected time of one trial in seconds, used until some were measured.
-        now: function that returns a clock's seconds.
-    """
+    """The time budget of a search; `trial_s` is expected for a trial until some were measured."""
 
     def __init__(
         self, budget_s: float, trial_s: float, now: Callable[[], float] = time.perf_counter
@@ -74,11 +68,11 @@ class TrialBudget:
 
     @property
     def trial_s(self) -> float:
-        """Typical time of a trial in seconds, without the first one, which also loads the model."""
+        """Typical seconds per trial, without the first one, which also loads the model."""
         return median(self._took[1:]) if len(self._took) > 1 else self._expected_s
 
     def has_time_for(self, n_trials: int) -> bool:
-        """Return whether so many more trials end within the budget."""
+        """Return whether this many more trials fit into the budget."""
         return self.spent_s + n_trials * self.trial_s <= self._budget_s
 
     def at_most(self, n_trials: int) -> int:
@@ -86,37 +80,29 @@ class TrialBudget:
         return min(n_trials, int(self._budget_s / self.trial_s / 3))
 
     def count(self, begun_s: float) -> None:
-        """Count a trial that began when `begun_s` seconds were spent and ends now."""
+        """Record a trial that started at `begun_s` and ends now."""
         self._took.append(self.spent_s - begun_s)
 
 
 class _EnoughError(Exception):
-    """Signal that no time is left for another trial."""
+    """No time is left for another trial."""
 
 
 class SplitSearch:
     """A search for the fastest split of a space.
 
     Args:
-        space: the splits that can be tried.
-        goal: request whose time is compared.
         measure: measures a split; raises `Infeasible` or `Cancelled`.
-        budget: the time that it may take.
         on_trial: receives each trial when it is done, and again when it is repeated.
 
     Attributes:
-        trials: all trials so far, in order.
-        is_complete: whether the search ended by itself, not by time or cancellation.
+        is_complete: False if time ran out or the search was cancelled.
     """
 
     def __init__(
-        self,
-        space: ModelSpace,
-        goal: Goal,
-        measure: Callable[[Candidate], Sample],
-        budget: TrialBudget,
-        on_trial: Callable[[Trial], None] = lambda _: None,
-    ) -> None:
+        self, space: ModelSpace, goal: Goal, measure: Callable[[Candidate], Sample],
+        budget: TrialBudget, on_trial: Callable[[Trial], None] = lambda _: None,
+    ) -> None:  # fmt: skip
         self._space, self._goal, self._measure = space, goal, measure
         self._budget, self._on_trial = budget, on_trial
         self._candidates: list[Candidate] = []
@@ -126,7 +112,7 @@ class SplitSearch:
         self.is_complete = False
 
     def run(self) -> None:
-        """Search until nothing is left to try, time is up or the search is cancelled."""
+        """Search until everything was tried, time is up or the search is cancelled."""
         families = self._space.families()
         self._n_reserved = n_final(len(families))
         with suppress(Cancelled):
@@ -135,7 +121,6 @@ class SplitSearch:
             self.is_complete = self._ends_in_time(self._repeat_best) and in_time
 
     def _ends_in_time(self, work: Callable[[], None]) -> bool:
-        """Do some work and return whether there was time for all of it."""
         try:
             work()
         except _EnoughError:
@@ -145,17 +130,16 @@ class SplitSearch:
     # strategy
 
     def _explore(self, families: Sequence[Family]) -> None:
-        """Try all families that are not hopeless, and refine the best of them."""
         tried = [family for family in families if self._survey(family)]
         tried.sort(key=lambda family: self._cost_of(family, family.start))
         refined = [family for family in tried if family.n_ranks > 1][:MAX_REFINED]
         for number, family in enumerate(refined):
-            worth = NEAR if number else HOPELESS  # the best one may have been predicted badly
+            worth = NEAR if number else HOPELESS  # the prediction of the best one may be off
             if self._cost_of(family, family.start) <= worth * self._least():
                 self._refine(family)
 
     def _survey(self, family: Family) -> bool:
-        """Try a family at its start unless that is hopeless; return whether it ran there."""
+        """Try a family at its start unless hopeless; return whether it ran there."""
         is_new = not any(
             (len(trial.devices) > 1) == (family.n_ranks > 1) and trial.sample
             for trial in self.trials
@@ -166,7 +150,7 @@ class SplitSearch:
         return self._cost_of(family, family.start) < inf
 
     def _surprise(self) -> float:
-        """Return the least ratio of measured to predicted time of all trials; 1 without any."""
+        """Return the smallest ratio of measured to predicted time of all trials; 1 without any."""
         found = [
             trial.seconds(self._goal) / self._goal.seconds(p.prefill_ts, p.decode_ts)
             for trial in self.trials
@@ -175,7 +159,6 @@ class SplitSearch:
         return min(found, default=1.0)
 
     def _refine(self, family: Family) -> None:
-        """Move the handles of a family to where it is fastest."""
         if family.n_ranks == 2:
             self._along(family, family.start, 0, FIRST_STEP, MIN_STEP)
             return
@@ -190,13 +173,12 @@ class SplitSearch:
                 is_better = gain > 1 + self._difference(family, split)
 
     def _difference(self, family: Family, split: Split) -> float:
-        """Return the relative difference in time that counts; 0 for a split not yet tried."""
+        # 0 for a split not tried yet
         candidate = self._space.candidate(family, split)
         at = None if candidate is None else self._known.get(candidate.key)
         return 0.0 if at is None else difference(self.trials[at], self._goal)
 
     def _along(self, family: Family, split: Split, number: int, step: float, least: float) -> Split:
-        """Return the split with one handle moved to where it is fastest."""
         handle = self._space.handle(family, split, number)
         n = len(handle)
         start = handle.nearest(split)
@@ -207,7 +189,6 @@ class SplitSearch:
         return split if best == start else handle.split(best)
 
     def _balance(self, family: Family, split: Split) -> Split:
-        """Return the split after taking work from the busiest ranks for as long as that helps."""
         for _ in range(MAX_BALANCED):
             better = self._balanced(family, split)
             if better is None or not self._cost_of(family, better) < self._cost_of(family, split):
@@ -216,14 +197,13 @@ class SplitSearch:
         return split
 
     def _balanced(self, family: Family, split: Split) -> Split | None:
-        """Return the split with which the ranks of a tried one would be busy equally long."""
         candidate = self._space.candidate(family, split)
         at = None if candidate is None else self._known.get(candidate.key)
         sample = None if at is None else self.trials[at].sample
         return None if sample is None else balanced(split, sample.busy_s)
 
     def _repeat_best(self) -> None:
-        """Measure the best few again, in turn and back; only that decides among them."""
+        # in turn and back; only that decides among them
         finalists = self._finalists()
         if len(finalists) < 2:
             return
@@ -234,7 +214,7 @@ class SplitSearch:
                 self._repeat(at)
 
     def _finalists(self) -> list[int]:
-        """Return the indices of the best few trials, on one device and on several if both ran."""
+        """Return the indices of the best few trials; one device and several, if both ran."""
         ran = [at for at, trial in enumerate(self.trials) if trial.sample is not None]
         ran.sort(key=lambda at: self.trials[at].seconds(self._goal))
         best, others = ran[:N_FINAL], ran[N_FINAL:]
@@ -245,11 +225,10 @@ class SplitSearch:
     # trials
 
     def _least(self) -> float:
-        """Return the time of the best trial so far, in seconds; infinite before the first."""
         return min((trial.seconds(self._goal) for trial in self.trials), default=inf)
 
     def _cost_of(self, family: Family, split: Split) -> float:
-        """Return the time of the goal's request, measured once; infinite if it cannot run."""
+        # each candidate is measured once
         candidate = self._space.candidate(family, split)
         if candidate is None:
             return inf
@@ -259,7 +238,6 @@ class SplitSearch:
         return self.trials[at].seconds(self._goal)
 
     def _try(self, candidate: Candidate) -> int:
-        """Measure a candidate and return the index of its trial."""
         n_reserved = self._budget.at_most(self._n_reserved)
         if self.trials and not self._budget.has_time_for(1 + n_reserved):
             raise _EnoughError
@@ -279,7 +257,6 @@ class SplitSearch:
         return len(self.trials) - 1
 
     def _repeat(self, at: int) -> None:
-        """Measure a trial's split again."""
         begun, trial = self._budget.spent_s, self.trials[at]
         assert trial.sample is not None, "only what ran is repeated"
         try:
@@ -293,7 +270,7 @@ class SplitSearch:
 
 
 def n_final(n_family: int) -> int:
-    """Return the number of trials at the end, of the splits that were best."""
+    """Return the number of trials in the final rounds."""
     return N_FINAL * N_ROUNDS if n_family > 1 else 0
 
 

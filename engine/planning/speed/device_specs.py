@@ -3,9 +3,9 @@
 Sources: NVIDIA's data sheets of each card and its white papers on GA102, AD102, GB202, GV100, GA100
 and GH100 (tensor cores, dense, FP16 with FP32 accumulation: on GeForce cards half the rate of FP16
 accumulation); AMD's pages on the Radeon RX 7900 XTX and RX 9070 XT and on Ryzen and EPYC; Intel's
-on the Core i9-14900K. Memory is what drivers report. How much of the bandwidth a GEMV reaches was
-calibrated with published decode speeds: 0.85 up to 1 TB/s, 0.82 at 1.8, 0.7 at 4.8, where each
-multiprocessor has more bytes to keep in flight.
+on the Core i9-14900K. Memory is as reported by drivers. The part of the bandwidth that a GEMV
+reaches was calibrated with published decode speeds: 0.85 up to 1 TB/s, 0.82 at 1.8, 0.7 at 4.8,
+where each multiprocessor must keep more bytes in flight.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ PCIE_EFFICIENCY = 0.84
 
 GEMM, GEFORCE_GEMM = 0.56, 0.78
 """Part of the peak that a prompt's GEMMs reach. GeForce cards come closer to theirs, as their
-tensor cores run at half their rate when they sum in F32."""
+tensor cores run at half rate when accumulating in F32."""
 
 ATTENTION_PART = 0.2
-"""Part of the speed of GEMMs that attention of a prompt reaches: operands are split in two halves,
-and registers leave room for one program per multiprocessor."""
+"""Speed of a prompt's attention relative to GEMMs: operands are split in two halves, and registers
+leave room for one program per multiprocessor."""
 
 OP_S, ROUTED_OP_S = 3.8e-6, 9e-6
-"""Seconds per matrix beside its bytes, of which the second is for the router and the experts. In a
-dense block of 7 matrices, 11 graph nodes take 1.3 µs each, and the small kernels among them 12 µs;
-in one of 8 with experts 14 nodes do, and small kernels 33 µs. An estimate from the compiled
-kernels, until a card has run them."""
+"""Overhead per matrix in seconds, dense and in blocks with routed experts. In a dense block of 7
+matrices, 11 graph nodes take 1.3 µs each, and the small kernels among them 12 µs; in one of 8 with
+experts it is 14 nodes and 33 µs. Estimated from the compiled kernels."""
 
 GPU_HOST_S = 50e-6
 """Seconds of the host between two tokens of a GPU."""
@@ -48,7 +47,7 @@ DEQUANTISED_PART = 0.55 / (0.55 + 2 * 4)
 """Part of the bandwidth left where each weight is written and read again as F32 for each token."""
 
 RESERVED_BYTES = GIB // 2
-"""Bytes taken on a GPU without other programs: CUDA's own, and modules."""
+"""Bytes used on an idle GPU: CUDA's context and modules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +55,13 @@ class DeviceSpec:
     """Specification of one kind of GPU or CPU.
 
     Attributes:
-        name: name that drivers report, without the maker.
-        memory_gib: memory that drivers report, in GiB.
         gb_per_s: memory bandwidth, in 10⁹ bytes/s.
-        tflop_per_s: peak of dense products in FP16 or BF16, in 10¹² operations/s.
-        f32_tflop_per_s: peak of dense products in F32, in 10¹² operations/s.
+        tflop_per_s: peak of dense FP16 or BF16 products, in 10¹² operations/s.
+        f32_tflop_per_s: peak of dense F32 products, in 10¹² operations/s.
         streaming: part of the bandwidth that a GEMV reaches.
         pcie: generation and lanes.
-        nvlink_gb_per_s: NVLink bandwidth in one direction to all others together, in 10⁹ bytes/s;
-            0 for none.
-        has_peer_access: whether drivers let such GPUs read each other's memory over PCIe.
-        n_cores: number of a CPU's cores; 0 for a GPU.
+        nvlink_gb_per_s: NVLink bandwidth in one direction to all peers together, in 10⁹ bytes/s.
+        has_peer_access: whether drivers allow peer access over PCIe.
         capability: CUDA compute capability, such as "8.6"; "" for none.
         gemm: part of the peak that large products reach.
     """
@@ -90,11 +85,7 @@ class DeviceSpec:
         return pcie_bytes_per_s(*self.pcie)
 
     def facts(self, device: str) -> DeviceFacts:
-        """Return the expected facts of a device of this kind.
-
-        Args:
-            device: its id.
-        """
+        """Return the expected facts of the device with the id `device`."""
         bandwidth = 1e9 * self.gb_per_s * self.streaming
         flop = 1e12 * self.tflop_per_s * self.gemm
         if self.n_cores:
@@ -117,18 +108,17 @@ class DeviceSpec:
 
 
 UNKNOWN_CPU_BYTES, UNKNOWN_CORE_FLOP = 50e9, 1.5e11
-"""Bytes/s of memory in two channels and operations/s of one core: a guess until measured."""
+"""Bytes/s of memory in two channels and operations/s of one core: a rough value until measured."""
 
 CORES_PER_BANDWIDTH = 6
-"""Number of cores that use up the memory bandwidth of a desktop CPU; larger CPUs need more."""
+"""Cores that saturate the memory bandwidth of a desktop CPU; larger CPUs need more."""
 
 CPU_OP_S, CPU_HOST_S = 12e-6, 5e-4
-"""Seconds per matrix of the CPU's kernels, and of the host between tokens; see
+"""Overhead per matrix of the CPU's kernels, and of the host between tokens, in seconds; see
 tests/bench/log."""
 
 CPU_CACHE_PART = 0.6
-"""Part of the CPU's bandwidth for weights that keys and values in F16 reach; see
-tests/bench/log."""
+"""Bandwidth of reading F16 keys and values relative to weights; see tests/bench/log."""
 
 
 def pcie_bytes_per_s(generation: int, width: int) -> float:
@@ -171,7 +161,6 @@ GPU_SPECS = (
     DeviceSpec("RX 7900 XTX", 24, 960, 123, 61.4),
     DeviceSpec("RX 9070 XT", 16, 640, 195, 48.7, pcie=(5, 16)),
 )
-"""Specifications of GPUs."""
 
 CPU_SPECS = (
     DeviceSpec("Ryzen 9 7950X", 64, 83, 2.3, 2.3, n_cores=16),
@@ -179,4 +168,4 @@ CPU_SPECS = (
     DeviceSpec("Core i9-14900K", 64, 90, 1.8, 1.8, n_cores=24),
     DeviceSpec("EPYC 9654", 384, 461, 10.6, 10.6, n_cores=96),
 )
-"""Specifications of CPUs in a usual machine, with their fastest official memory in all channels."""
+"""CPUs in a typical machine, with their fastest official memory in all channels."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypeVar
 
+from engine.errors import Sentence
 from engine.hardware.devices.types import is_cpu, local_id, machine_of
 
 CACHE = "KV"
@@ -19,7 +20,6 @@ class WeightRate:
     Attributes:
         bytes_per_s: bytes of weights per second, as they are held, for one token.
         thread_bytes_per_s: bytes of weights per second of one CPU thread, for one token.
-        flop_per_s: multiplications and additions per second for many tokens at once.
     """
 
     bytes_per_s: float
@@ -32,18 +32,17 @@ class DeviceFacts:
     """Measured or expected speeds of one device.
 
     Attributes:
-        device: its id; ranks with the same one share it.
-        bytes_per_s: bytes per second of weights without a rate of their own, and of the KV cache.
-        flop_per_s: operations per second of matrix products for many tokens.
-        op_s: seconds that each matrix costs a token beside its bytes: starting, ending, and the
-            small steps between matrices.
-        routed_op_s: seconds that each matrix costs in a block with routed experts.
+        device: its id; ranks with the same id share it.
+        bytes_per_s: bandwidth for weights without an entry in `rates`, and for the KV cache.
+        flop_per_s: operations per second of matrix products over many tokens.
+        op_s: overhead per matrix and token: launch, synchronisation, small kernels in between.
+        routed_op_s: the same in a block with routed experts.
         host_s: seconds between two tokens: sampling, Python.
-        n_threads: number of the CPU's threads; 0 for a GPU.
+        n_threads: CPU threads; 0 for a GPU.
         thread_bytes_per_s: `bytes_per_s` of one thread; 0 for a GPU.
-        unpack_bytes: memory traffic in bytes for each quantised weight and batch of a prompt, where
-            matrices are dequantised before they are multiplied.
-        cache_part: part of `bytes_per_s` at which keys and values are read.
+        unpack_bytes: memory traffic in bytes per quantised weight and prompt batch where matrices
+            are dequantised before the multiplication.
+        cache_part: part of `bytes_per_s` reached when reading keys and values.
         rates: speeds by kind of weights.
     """
 
@@ -74,9 +73,9 @@ class LinkFacts:
     """Speed of the link between two devices: Hockney's model (Parallel Computing 20, 1994).
 
     Attributes:
-        latency_s: seconds of an all-reduce or a move of very few bytes.
-        bytes_per_s: bytes per second in one direction while the other one is in use as well.
-        covered_bytes: bytes that are sent within the latency.
+        latency_s: seconds of an all-reduce or move of very few bytes.
+        bytes_per_s: bandwidth in one direction while the other one is in use as well.
+        covered_bytes: bytes sent within the latency.
     """
 
     latency_s: float
@@ -84,20 +83,20 @@ class LinkFacts:
     covered_bytes: float = 0.0
 
     def payload_s(self, n_bytes: float) -> float:
-        """Return the seconds of `n_bytes` beside the latency."""
+        """Return the seconds of `n_bytes` on top of the latency."""
         return max(0.0, n_bytes - self.covered_bytes) / self.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)
 class WireSpeed:
-    """Measured speed of the link between two machines, as tensors go: by TCP, from host memory.
+    """Measured speed of the TCP link between two machines, from and to host memory.
 
     Attributes:
         a, b: numbers of the machines.
-        latency_s: seconds until a message of few bytes has arrived, the median of many.
-        mean_s: mean of the same: lost packets make few messages much slower.
+        latency_s: median one-way time of a short message.
+        mean_s: mean of the same; lost packets make a few messages much slower.
         bytes_per_s: bytes per second of a large tensor.
-        exchange_s: mean seconds until both have a message that they send each other at once.
+        exchange_s: mean time of two short messages sent in both directions simultaneously.
     """
 
     a: int
@@ -109,41 +108,38 @@ class WireSpeed:
 
     @property
     def facts(self) -> LinkFacts:
-        """Facts from which predictions start."""
+        """Facts for predictions."""
         return LinkFacts(self.mean_s, self.bytes_per_s, MESSAGE_BYTES)
 
     @property
     def stall_s(self) -> float:
-        """Mean seconds that a message waits for lost packets."""
+        """Mean delay by lost packets, in seconds."""
         return max(0.0, self.mean_s - self.latency_s)
 
 
 MESSAGE_BYTES = 4096
-"""Bytes of the message whose latency is measured: an order of machine 0, or a small activation."""
-
+"""Size of the message for measuring latency: a command, or a small activation."""
 
 Cause = Literal["memory", "compute", "fixed", "wait", "link", "idle"]
 
 WORTH_SAYING = 0.15
-"""Least part of the time for which waiting for one device is given as the reason."""
+"""Smallest part of the time for which waiting for one device is given as the reason."""
 
 T = TypeVar("T", "RankTime", "Path")
 
 
 @dataclass(frozen=True, slots=True)
 class RankTime:
-    """Predicted time of one rank by cause, in seconds; the rest of the whole time is the host's.
+    """Predicted time of one rank by cause, in seconds; the rest of the total is the host's.
 
     Attributes:
-        rank: number of the rank.
-        device: id of its device.
-        memory_s: time of reading weights, keys and values.
-        compute_s: time of multiplying, where that takes longer than reading.
-        fixed_s: time that matrices cost however small they are.
-        wait_s: time of waiting for slower ranks of its group.
-        link_s: time of exchanges with other ranks.
+        memory_s: reading weights, keys and values.
+        compute_s: multiplying, where that takes longer than reading.
+        fixed_s: overhead per matrix, whatever its size.
+        wait_s: waiting for slower ranks of the group.
+        link_s: exchanges with other ranks.
         idle_s: time in which other groups compute.
-        waited_s: time in which others wait for this rank alone; a part of the times above.
+        waited_s: time in which others wait for this rank alone; part of the times above.
     """
 
     rank: int
@@ -170,15 +166,7 @@ class RankTime:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Predicted time along the slowest rank of each step, by cause, in seconds: the whole time.
-
-    Attributes:
-        memory_s: time of reading weights, keys and values.
-        compute_s: time of multiplying, where that takes longer than reading.
-        fixed_s: time that matrices cost however small they are.
-        link_s: time of exchanges between ranks.
-        host_s: time between forward passes: sampling, Python.
-    """
+    """Predicted time along the slowest rank of each step, by cause, in seconds: the total."""
 
     memory_s: float = 0.0
     compute_s: float = 0.0
@@ -189,14 +177,7 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Predicted time of some tokens on a split.
-
-    Attributes:
-        n_tokens: number of tokens.
-        seconds: time of all of them.
-        ranks: times of each rank, in rank order.
-        path: `seconds` by cause.
-    """
+    """Predicted time of some tokens on a split."""
 
     n_tokens: int
     seconds: float
@@ -205,33 +186,53 @@ class Prediction:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second; 0 where `seconds` is."""
+        """Tokens per second; 0 for no time."""
         return self.n_tokens / self.seconds if self.seconds > 0 else 0.0
 
     def part(self, seconds: float) -> float:
-        """Return some seconds as a part of all."""
+        """Return `seconds` as a fraction of the total."""
         return seconds / self.seconds if self.seconds > 0 else 0.0
 
     @property
-    def reason(self) -> str:
-        """Sentence that says what limits the speed."""
+    def reason(self) -> Sentence:
+        """Sentence that names the bottleneck."""
         slow = max(self.ranks, key=lambda rank: rank.waited_s)
         waited = self.part(slow.waited_s)
         if waited >= WORTH_SAYING:
-            name = self._name(slow)
-            is_pair = len(self.ranks) == 2
-            slow_is = "slower; the other waits" if is_pair else "slowest; the others wait"
-            return (
-                f"{name[0].upper()}{name[1:]} is {slow_is} for it {_percent(waited)} of the time."
+            return Sentence(
+                "{device} is slower; the other waits for it {part} of the time."
+                if len(self.ranks) == 2
+                else "{device} is slowest; the others wait for it {part} of the time.",
+                device=self._name(slow, begins=True),
+                part=percent(waited),
             )
+        cause, part = self._cause()
+        return Sentence(REASONS[cause].template, part=percent(part))
+
+    @property
+    def short_reason(self) -> Sentence:
+        """The same as the end of another sentence, after a comma."""
+        slow = max(self.ranks, key=lambda rank: rank.waited_s)
+        waited = self.part(slow.waited_s)
+        if waited >= WORTH_SAYING:
+            return Sentence(
+                "because {device} is slower; the other waits for it {part} of the time"
+                if len(self.ranks) == 2
+                else "because {device} is slowest; the others wait for it {part} of the time",
+                device=self._name(slow),
+                part=percent(waited),
+            )
+        cause, part = self._cause()
+        return Sentence(SHORT_REASONS[cause].template, part=percent(part))
+
+    def _cause(self) -> tuple[str, float]:
         path = {spec.name: getattr(self.path, spec.name) for spec in fields(Path)}
         cause = max(path, key=lambda name: path[name])
-        return REASONS[cause].format(part=_percent(self.part(path[cause])))
+        return cause, self.part(path[cause])
 
-    def _name(self, rank: RankTime) -> str:
-        """Return what the user calls a rank: "GPU 1", "the CPU", "CPU 0", "GPU 1 (rank 2)"."""
-        alike = [other.rank for other in self.ranks if other.device == rank.device]
-        return rank_name(rank.device, rank.rank, alike)
+    def _name(self, rank: RankTime, *, begins: bool = False) -> str:
+        ranks = [other.rank for other in self.ranks if other.device == rank.device]
+        return rank_name(rank.device, rank.rank, ranks, begins=begins)
 
     def scaled(self, factor: float) -> Prediction:
         """Return the prediction with all times multiplied by `factor`."""
@@ -244,42 +245,51 @@ class Prediction:
 
 
 REASONS = {
-    "memory_s": "Limited by memory bandwidth: reading takes {part} of the time.",
-    "compute_s": "Limited by compute: multiplying takes {part} of the time.",
-    "fixed_s": "Limited by the overhead of operations, which takes {part} of the time.",
-    "link_s": "Limited by the links: exchanges between devices take {part} of the time.",
-    "host_s": "Limited by the work between tokens, such as sampling: {part} of the time.",
+    "memory_s": Sentence("Limited by memory bandwidth: reading takes {part} of the time."),
+    "compute_s": Sentence("Limited by compute: multiplying takes {part} of the time."),
+    "fixed_s": Sentence("Limited by the overhead of operations, which takes {part} of the time."),
+    "link_s": Sentence("Limited by the links: exchanges between devices take {part} of the time."),
+    "host_s": Sentence("Limited by the work between tokens, such as sampling: {part} of the time."),
+}
+SHORT_REASONS = {
+    "memory_s": Sentence("limited by memory bandwidth"),
+    "compute_s": Sentence("limited by compute"),
+    "fixed_s": Sentence("limited by the overhead of operations, which takes {part} of the time"),
+    "link_s": Sentence("limited by the links"),
+    "host_s": Sentence("limited by the work between tokens, such as sampling"),
 }
 
 
-def device_name(device: str) -> str:
-    """Return what the user calls a device within a sentence: "GPU 1" or "the CPU".
+def device_name(device: str, *, begins: bool = False) -> str:
+    """Return a device's name for sentences, such as "GPU 1" or "the CPU".
 
-    People count machines from 1: "GPU 0 of machine 2".
-    """
-    kind, _, number = local_id(device).partition(":")
-    where = f" of machine {machine_of(device) + 1}" if machine_of(device) else ""
-    return (f"GPU {number}" if kind == "cuda" else "the CPU") + where
-
-
-def rank_name(device: str, rank: int, alike: Sequence[int]) -> str:
-    """Return what the user calls a rank within a sentence, as beside the split's handles.
+    Machines are counted from 1: "GPU 0 of machine 2".
 
     Args:
-        alike: the ranks on its device, itself included, in order.
+        begins: whether it begins a sentence: "The CPU".
     """
-    if len(alike) == 1:
-        return device_name(device)
+    kind, _, number = local_id(device).partition(":")
+    name = f"GPU {number}" if kind == "cuda" else Sentence("The CPU" if begins else "the CPU")
+    if not machine_of(device):
+        return name
+    return Sentence("{device} of machine {n}", device=name, n=machine_of(device) + 1)
+
+
+def rank_name(device: str, rank: int, ranks: Sequence[int], *, begins: bool = False) -> str:
+    """Return a rank's name for sentences, as in the split panel; `ranks` are all on its device."""
+    if len(ranks) == 1:
+        return device_name(device, begins=begins)
     if is_cpu(device) and not machine_of(device):
-        return f"CPU {alike.index(rank)}"
-    return f"{device_name(device)} (rank {rank})"
+        return f"CPU {ranks.index(rank)}"
+    name = device_name(device, begins=begins)
+    return Sentence("{device} (rank {n})", device=name, n=rank)
 
 
-def _percent(part: float) -> str:
+def percent(part: float) -> str:
+    """Return a fraction as percent: "45 %"."""
     return f"{100 * part:.0f} %"
 
 
 def _scaled(times: T, factor: float) -> T:
-    """Return a copy with all fields in seconds multiplied by a factor."""
     names = [spec.name for spec in fields(times) if spec.name.endswith("_s")]
     return replace(times, **{name: factor * getattr(times, name) for name in names})

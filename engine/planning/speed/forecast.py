@@ -38,16 +38,15 @@ if TYPE_CHECKING:
 
 FILE_NAME = "calibration.json"
 MAX_SUBJECTS, MAX_RATIOS, MAX_LETTERS = 256, 9, 2000
-"""Most subjects of a file, ratios of a subject, and letters of a text."""
+"""Limits of the file: subjects, ratios per subject, characters per text."""
 
 MIN_RATIO, MAX_RATIO = 1e-3, 1e3
-"""Bounds of a ratio; others are mistakes, not measurements."""
+"""Bounds of a ratio; anything outside is a mistake, not a measurement."""
 
 MAX_OF_ONE = 2.0
-"""Largest correction by a single run, as a factor: something else may have slowed it down."""
+"""Largest correction by a single run, as a factor: another program may have slowed it down."""
 
 DECODE, PREFILL = "decode", "prefill"
-"""Tests of a subject."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class Subject:
     Attributes:
         devices: kinds of its devices in ascending order, see `device_kind`.
         test: `DECODE` or `PREFILL`.
-        about: anything else on which the error depends, such as the model's quantisation.
+        about: anything else that affects the error, such as the model's quantisation.
     """
 
     devices: tuple[str, ...]
@@ -66,7 +65,7 @@ class Subject:
 
 
 def device_kind(device: DeviceInfo) -> str:
-    """Return what equal devices have in common; a new driver or version of Tandem changes it."""
+    """Return a key shared by equal devices; a new driver or version of Tandem changes it."""
     return f"{device.name} {device.driver or device.n_cores} {package_version()}"
 
 
@@ -79,16 +78,16 @@ def device_set(devices: Sequence[DeviceInfo]) -> str:
 class Calibration:
     """Ratios of measured to predicted time of this user's earlier runs, to correct predictions.
 
-    A ratio is measured seconds over uncorrected predicted seconds. All splits over the same kinds
-    of devices have one factor, whichever of them was measured: else a split that ran beside a busy
-    program would lose to one that never ran. The median of the last few ratios counts, with what
-    was believed before them as one more, so that no single run has the last word.
+    All splits over the same kinds of devices share one factor, whichever of them was measured:
+    otherwise a split measured while another program was busy would lose to one that never ran. The
+    factor is the median of the last few ratios and the factor before them, so that a single run
+    never decides.
+
+    Thread-safe. Several programs may share the file: each re-reads it before adding a ratio; if two
+    write simultaneously, one of the ratios is lost.
 
     Args:
-        path: path of the file; None keeps them in memory only.
-
-    Several threads may use it, and several programs one file: each writes what it finds there and
-    the new ratio; at worst one of two that are written at once is lost.
+        path: path of the file; None keeps the ratios in memory.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -103,52 +102,51 @@ class Calibration:
         return cls(folder / FILE_NAME if folder else None)
 
     def note(self, subject: Subject, predicted_s: float, measured_s: float) -> None:
-        """Add the ratio of a run; nonsense is ignored."""
+        """Add the ratio of a run; implausible ones are ignored."""
         ratio = measured_s / predicted_s if predicted_s > 0 else 0.0
         if not _is_ratio(ratio) or not _is_subject(subject):
             return
         with self._lock:
             if self._path is not None:
                 self._ratios = _read(self._path) or self._ratios
-            known = self._ratios.pop(subject, ())
-            self._ratios[subject] = (*known, ratio)[-MAX_RATIOS:]
+            earlier = self._ratios.pop(subject, ())
+            self._ratios[subject] = (*earlier, ratio)[-MAX_RATIOS:]
             while len(self._ratios) > MAX_SUBJECTS:
                 del self._ratios[next(iter(self._ratios))]  # the oldest
             write_json(self._path, _document(self._ratios))
 
     def factor(self, subject: Subject) -> float:
-        """Return the ratio of measured to predicted time; 1 where nothing is known.
+        """Return the ratio of measured to predicted time; 1 without any measurement.
 
-        It starts from runs that share a kind of device, is moved by those of other models on just
-        these kinds, and then by those of just this subject.
+        Runs that share a kind of device come first, then other models on exactly these kinds, then
+        this subject; each group moves the factor.
         """
         some: list[float] = []
-        alike: list[float] = []
+        same_devices: list[float] = []
         with self._lock:
             own = self._ratios.get(subject, ())
             for other, ratios in self._ratios.items():
                 if other.test == subject.test and other != subject:
                     if other.devices == subject.devices:
-                        alike += ratios
+                        same_devices += ratios
                     elif {*other.devices} & {*subject.devices}:
                         some += ratios
-        return math.exp(_moved(_moved(_moved(0.0, some), alike), own))
+        return math.exp(_moved(_moved(_moved(0.0, some), same_devices), own))
 
     def corrected(self, subject: Subject, prediction: Prediction) -> Prediction:
-        """Return a prediction scaled by the factor of such runs."""
+        """Return a prediction scaled by the subject's factor."""
         factor = self.factor(subject)
         return prediction if factor == 1.0 else prediction.scaled(factor)
 
 
 def _moved(before: float, ratios: Sequence[float]) -> float:
-    """Return the logarithm of a factor after these ratios; it counts as one of them."""
+    # logarithms; the factor so far counts as one of the ratios
     middle = median([before, *map(math.log, ratios)])
     most = math.log(MAX_OF_ONE) if len(ratios) == 1 else math.inf
     return min(max(middle, before - most), before + most)
 
 
 def _read(path: Path | None) -> dict[Subject, tuple[float, ...]]:
-    """Return all entries of a file that make sense, the oldest first."""
     document = read_json(path)
     entries = document.get("ratios") if isinstance(document, dict) else None
     found: dict[Subject, tuple[float, ...]] = {}
@@ -187,52 +185,36 @@ def _is_subject(subject: Subject) -> bool:
 
 
 PROMPT_TOKENS = 512
-"""Length of the predicted prompt by default, in tokens."""
+"""Default length of the predicted prompt."""
 
 CACHED_BYTES, CACHED = 128 << 20, " in cache"
-"""Bytes of weights that a CPU's caches may hold, and the mark of such runs: they read much faster,
-so larger models learn nothing from them."""
+"""Bytes of weights that may fit into a CPU's caches, and the mark of such runs: they read much
+faster, so larger models learn nothing from them."""
 
 MAX_MODELS = 16
-"""Most speed models that a forecaster keeps."""
+"""Largest number of cached speed models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Predicted times of a split.
-
-    Attributes:
-        prefill: time of a prompt in an empty cache.
-        decode: time of one token after it.
-    """
+    """Predicted times: of a prompt in an empty cache, and of one token after it."""
 
     prefill: Prediction
     decode: Prediction
 
 
 class Forecaster:
-    """Forecaster of one machine's speeds, which learns from runs on it; for one thread at a time.
+    """Forecaster of one machine's speeds, which learns from runs on it. Not thread-safe.
 
     Args:
-        devices: all devices of the machine.
-        facts: facts by device.
         links: links in the default peer mode.
-        calibration: ratios of earlier runs; None where nothing can be learnt, as with simulated
-            devices.
-        by_mode: links by peer mode.
-
-    Attributes:
-        devices: devices by id.
+        calibration: ratios of earlier runs; None for simulated devices.
     """
 
     def __init__(
-        self,
-        devices: Sequence[DeviceInfo],
-        facts: Mapping[str, DeviceFacts],
-        links: Links,
-        calibration: Calibration | None = None,
-        by_mode: Mapping[PeerMode, Links] | None = None,
-    ) -> None:
+        self, devices: Sequence[DeviceInfo], facts: Mapping[str, DeviceFacts], links: Links,
+        calibration: Calibration | None = None, by_mode: Mapping[PeerMode, Links] | None = None,
+    ) -> None:  # fmt: skip
         self.devices = {device.id: device for device in devices}
         self._facts = facts
         self._links = links
@@ -254,16 +236,13 @@ class Forecaster:
 
     @classmethod
     def of_rig(cls, rig: Rig) -> Forecaster:
-        """Return the forecaster of a simulated machine, for which this process plans from now."""
+        """Return the forecaster of a simulated machine; planning then assumes that machine."""
         use_overheads({})
         simulate_gpus(True)
         return cls(rig.devices, rig.facts, rig.links)
 
     def on_machine(self, number: int) -> Forecaster:
-        """Return the forecaster of one of several machines, with the ids that devices have there.
-
-        Earlier runs teach about machine 0 alone.
-        """
+        """Return the forecaster of one machine, with its local device ids."""
         mine = [
             replace(device, id=local_id(device.id))
             for device in self.devices.values()
@@ -293,21 +272,18 @@ class Forecaster:
         ]
 
     def sum_s(self, devices: Sequence[str], n_bytes: float) -> float:
-        """Return the time of an all-reduce of `n_bytes` over ranks on these devices, in seconds."""
+        """Return the seconds of an all-reduce of `n_bytes` over ranks on these devices."""
         return self._links.all_reduce_s(devices, n_bytes)
 
     def forecast(
-        self,
-        evaluation: Evaluation,
-        params: LoadParams,
-        quant: str = "",
+        self, evaluation: Evaluation, params: LoadParams, quant: str = "",
         n_prompt: int | None = None,
-    ) -> Forecast | None:
-        """Predict the speed of an evaluated split; None where one of its devices is unknown.
+    ) -> Forecast | None:  # fmt: skip
+        """Predict the speed of an evaluated split; None if one of its devices is unknown.
 
         Args:
-            quant: the model's quantisation, by which earlier runs are told apart.
-            n_prompt: tokens of the prompt; None for `PROMPT_TOKENS`, or less in a short context.
+            quant: the model's quantisation, by which calibration distinguishes models.
+            n_prompt: tokens of the prompt; None for `PROMPT_TOKENS`, or fewer in a short context.
         """
         speed = self._speed(evaluation, params)
         if speed is None:
@@ -322,14 +298,9 @@ class Forecaster:
         return Forecast(prefill, decode)
 
     def learn_prefill(
-        self,
-        evaluation: Evaluation,
-        params: LoadParams,
-        quant: str,
-        n_tokens: int,
-        seconds: float,
+        self, evaluation: Evaluation, params: LoadParams, quant: str, n_tokens: int, seconds: float,
         position: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Learn from a prompt that was computed after `position` cached tokens."""
         speed = self._speed(evaluation, params)
         if speed is None or self._calibration is None or n_tokens < 1:
@@ -340,14 +311,10 @@ class Forecaster:
         self._calibration.note(subject, predicted.seconds, seconds)
 
     def learn_decode(
-        self,
-        evaluation: Evaluation,
-        params: LoadParams,
-        quant: str,
-        seconds: float,
+        self, evaluation: Evaluation, params: LoadParams, quant: str, seconds: float,
         position: int = 0,
-    ) -> None:
-        """Learn from the time of one token after `position` others, the mean of several."""
+    ) -> None:  # fmt: skip
+        """Learn from the mean time of one token after `position` others."""
         speed = self._speed(evaluation, params)
         if speed is None or self._calibration is None:
             return
@@ -356,7 +323,6 @@ class Forecaster:
         self._calibration.note(subject, predicted.seconds, seconds)
 
     def _speed(self, evaluation: Evaluation, params: LoadParams) -> SpeedModel | None:
-        """Return the speed model of a plan's ranks; None where one of the devices is unknown."""
         ids = tuple(device.device for device in evaluation.plan.devices)
         if any(device not in self._facts for device in ids):
             return None
@@ -373,7 +339,7 @@ class Forecaster:
         return found
 
     def _subject(self, evaluation: Evaluation, quant: str) -> Callable[[str], Subject]:
-        """Return the calibration subject of a run, by test: the same for all splits of a model."""
+        # all splits of a model have the same subject
         kinds = {self._kinds[device.device] for device in evaluation.plan.devices}
         if evaluation.plan.file_bytes < CACHED_BYTES:
             kinds = {kind + CACHED for kind in kinds}
@@ -382,10 +348,7 @@ class Forecaster:
 
 
 def _kinds(devices: Sequence[DeviceInfo], facts: Mapping[str, DeviceFacts]) -> dict[str, str]:
-    """Return the kind of each device, with a checksum of what is known of all that are of it.
-
-    A ratio means nothing for predictions from other facts.
-    """
+    # the checksum of the facts: a ratio means nothing for predictions from other facts
     by_kind: dict[str, list[dict[str, object]]] = {}
     for device in devices:
         if device.id in facts:
@@ -398,7 +361,7 @@ def _kinds(devices: Sequence[DeviceInfo], facts: Mapping[str, DeviceFacts]) -> d
 
 
 def with_cache_on_host(facts: DeviceFacts, links: Links) -> DeviceFacts:
-    """Return a device's facts with its KV cache in host memory: a GPU reads it through its slot."""
+    """Return a device's facts with its KV cache in host memory: a GPU reads it over PCIe."""
     if is_cpu(facts.device):
         return facts
     host = far_id(machine_of(facts.device), CPU)

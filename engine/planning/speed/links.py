@@ -1,18 +1,18 @@
-"""The links between all devices, and the time of all-reduces over some of them and of moves.
+"""The links between all devices, and the time of all-reduces and moves over them.
 
-All-reduces are closed forms over the links of each pair, of Hockney's model: a latency, and bytes
+All-reduces are closed forms over the links of each pair in Hockney's model: a latency, and bytes
 over bandwidth (Parallel Computing 20, 1994). How often a value crosses a link follows from the
 algorithm (Thakur, Rabenseifner and Gropp, Int. J. High Perf. Computing Appl. 19, 2005), of which
 two are used:
 
-- *one-shot all-reduce*: a kernel of each rank writes its whole value to every other one and adds up
-  what arrives: n - 1 values out of each rank and as many in, one latency. Best for few bytes.
+- *one-shot all-reduce*: a kernel of each rank writes its whole value to every peer and adds up the
+  values that arrive: n - 1 values out of each rank and as many in, one latency. Best for few bytes.
 - *copies*: copy engines exchange the values (two ranks), or each rank adds up its slice of all
-  values and gives the sum to all (three and more): 2 (n - 1) / n values out and in, but more
+  values and sends the sum to all (three and more): 2 (n - 1) / n values out and in, but more
   latencies.
 
-What pairs share counts once for all of them: a GPU's slot, its NVLinks, and host memory, through
-which each byte goes twice where GPUs do not reach each other.
+Resources that pairs share count once: a GPU's slot, its NVLinks, and host memory, which each byte
+crosses twice without peer access.
 """
 
 from __future__ import annotations
@@ -33,35 +33,29 @@ How = Literal["lane", "copies", "threads", "machines"]
 """Algorithm of an all-reduce as JSON names it; "lane" is the one-shot all-reduce."""
 
 Wire = Literal["F32", "BF16"]
-"""Element type of what is exchanged."""
+"""Element type on the wire."""
 
 MAX_F32_BYTES = 4 * MAX_IN_F32
-"""Largest value, in bytes of F32, that GPUs exchange as it is; larger ones go in BF16."""
+"""Largest value, in bytes of F32, that GPUs exchange in F32; larger ones go in BF16."""
 
 MAX_ONE_SHOT_BYTES = 4 * MAX_ONE_SHOT
-"""Largest value, in bytes of F32, that goes by a one-shot all-reduce."""
+"""Largest value, in bytes of F32, for a one-shot all-reduce."""
 
 PACKET_FACTOR = 2.0
-"""Bytes that a one-shot all-reduce sends for each byte of the value: every four have a mark of
-four, by which a reader knows that they arrived. Measured all-reduces have it in their latency."""
+"""Bytes that a one-shot all-reduce sends per byte of the value: every four carry a flag of four
+that marks their arrival. Measured all-reduces have it in their latency."""
 
 PEER_S = 0.4e-6
-"""Seconds for each rank after the second: others measured 3.7, 4.8 and 5.9 µs for all-reduces of a
-few bytes over 2, 4 and 8 ranks with NVLink (sglang#2904)."""
+"""Seconds for each rank after the second: published all-reduces of a few bytes over 2, 4 and 8
+ranks with NVLink take 3.7, 4.8 and 5.9 µs (sglang#2904)."""
 
 COPY_S = 25e-6
-"""Seconds of a stage of copies beside the latency: starting them, and events. An estimate: 39 and
-81 µs were measured for NCCL's all-reduces of two ranks, without and with copies (sglang#39605)."""
+"""Seconds of a stage of copies on top of the latency: launches and events. An estimate: 39 and 81
+µs were measured for NCCL's all-reduces of two ranks, without and with copies (sglang#39605)."""
 
 
 class AllReduceTime(NamedTuple):
-    """Predicted time of an all-reduce by one algorithm.
-
-    Attributes:
-        seconds: its time.
-        how: the algorithm.
-        wire: element type of what is exchanged.
-    """
+    """Predicted seconds of an all-reduce by one algorithm."""
 
     seconds: float
     how: How
@@ -73,10 +67,9 @@ class LinkGroup:
     """The links between some ranks.
 
     Attributes:
-        n: number of ranks.
         has_cpu: whether one of them is on the CPU; then threads exchange F32 in host memory.
-        peers: for each rank its links to the others, those of one route out of it together.
-        n_by_host: number of pairs that exchange by host memory.
+        peers: for each rank its links to the others, grouped by route.
+        n_by_host: number of pairs that exchange through host memory.
         host_bytes_per_s: bandwidth of host memory, read and written; 0 if unknown.
     """
 
@@ -88,12 +81,12 @@ class LinkGroup:
 
     @property
     def latency_s(self) -> float:
-        """Latency of one all-reduce in seconds: the slowest pair plus polling each rank in turn."""
+        """Latency of one all-reduce in seconds: the slowest pair plus polling each peer."""
         slowest = max(link.latency_s for rank in self.peers for route in rank for link in route)
         return slowest + PEER_S * (self.n - 2)
 
     def exchange_s(self, n_bytes: float) -> float:
-        """Return the seconds, beside latency, until each rank has `n_bytes` of every other one."""
+        """Return the seconds, without latency, until each rank has `n_bytes` of every peer."""
         own = max(
             sum(link.payload_s(n_bytes) for link in route) for rank in self.peers for route in rank
         )
@@ -102,16 +95,16 @@ class LinkGroup:
         return max(own, 4 * self.n_by_host * n_bytes / self.host_bytes_per_s)
 
     def one_shot_s(self, n_bytes: float) -> float:
-        """Return the time of a one-shot all-reduce of `n_bytes`, in seconds."""
+        """Return the seconds of a one-shot all-reduce of `n_bytes`."""
         return self.latency_s + self.exchange_s(n_bytes)
 
     def sliced_s(self, n_bytes: float, stage_s: float) -> float:
-        """Return the time of an all-reduce of `n_bytes` in slices, in seconds.
+        """Return the seconds of an all-reduce of `n_bytes` by slices.
 
-        Each rank sums one slice and sends it to all; of two ranks each takes the other's value.
+        Each rank sums one slice and sends it to all; two ranks exchange whole values.
 
         Args:
-            stage_s: seconds that each of the two exchanges takes beside its latency.
+            stage_s: seconds of each of the two exchanges on top of its latency.
         """
         if self.n == 2:
             return stage_s + self.one_shot_s(n_bytes)
@@ -119,7 +112,7 @@ class LinkGroup:
 
 
 def all_reduce_times(group: LinkGroup, n_bytes: float) -> list[AllReduceTime]:
-    """Return the algorithms for an all-reduce of `n_bytes` in F32, first the one that is used."""
+    """Return the algorithms for an all-reduce of `n_bytes` in F32; the first is the one used."""
     if group.has_cpu:
         threads = min(group.one_shot_s(n_bytes), group.sliced_s(n_bytes, 0.0))
         return [AllReduceTime(threads, "threads", "F32")]
@@ -132,23 +125,23 @@ def all_reduce_times(group: LinkGroup, n_bytes: float) -> list[AllReduceTime]:
 
 
 def by_route(links: Sequence[tuple[str, LinkFacts]]) -> tuple[tuple[LinkFacts, ...], ...]:
-    """Group one rank's links by route: those of one route share its slot, or its NVLinks."""
+    """Group one rank's links by route: links of one route share its slot, or its NVLinks."""
     routes = dict.fromkeys(route for route, _ in links)
     return tuple(tuple(link for of, link in links if of == route) for route in routes)
 
 
 MAX_AT_ONCE_BYTES = 4 << 14
-"""Largest value, in bytes of F32, that machines exchange without telling its shape first (see
+"""Largest value, in bytes of F32, that machines exchange without a header round (see
 `engine.distributed.process_comm.MAX_AT_ONCE`)."""
 
 MIN_SLICED_BYTES = 4 << 16
 """Smallest value of which three or more machines sum a slice each (`MIN_SLICED` there)."""
 
 EXCHANGE = 2
-"""Latencies of an exchange that both sides begin at once."""
+"""Latencies of a simultaneous exchange."""
 
 GIGABIT = LinkFacts(0.3e-3, 117e6, 4096)
-"""Link of machines that is not named: Ethernet of 1 Gbit/s through a switch."""
+"""Default link between machines: Ethernet of 1 Gbit/s through a switch."""
 
 
 class Wires:
@@ -156,8 +149,8 @@ class Wires:
 
     Args:
         pairs: links by the numbers of two machines, in any order.
-        other: link of pairs that are not named.
-        measured: links that were measured; they count before `pairs`.
+        other: link of all other pairs.
+        measured: measured links, which replace those in `pairs`.
     """
 
     def __init__(
@@ -168,7 +161,7 @@ class Wires:
         self._measured = {_ordered(one.a, one.b): one for one in measured}
         self._pairs |= {pair: one.facts for pair, one in self._measured.items()}
         self._other = other
-        # where tokens go round, losses are noticed later: measured, see tests/bench/log
+        # in a token ring, losses are noticed later: measured, see tests/bench/log
         self._is_ring = len({number for pair in self._measured for number in pair}) > 2
 
     def is_measured(self, a: int, b: int) -> bool:
@@ -176,7 +169,7 @@ class Wires:
         return _ordered(a, b) in self._measured
 
     def exchange_s(self, a: int, b: int) -> float:
-        """Return the seconds until two machines have a short message that they send at once."""
+        """Return the seconds of a simultaneous exchange of short messages by two machines."""
         found = self._measured.get(_ordered(a, b))
         return EXCHANGE * self.between(a, b).latency_s if found is None else found.exchange_s
 
@@ -185,35 +178,34 @@ class Wires:
         return self._pairs.get(_ordered(a, b), self._other)
 
     def order_s(self, machine: int, begun_s: float, *, waits: bool) -> float:
-        """Return the seconds for which a pass waits until a machine knows of it.
+        """Return the seconds for which a pass waits until a machine has its command.
 
-        Orders go out at once, so others may compute meanwhile; a lost packet takes longer than
-        that.
+        Commands are sent immediately, so other machines may already compute; a lost packet takes
+        longer than that.
 
         Args:
             begun_s: seconds since the pass began.
-            waits: whether the machine then waits for another one's tensor, and has to say so first.
+            waits: whether the machine must first announce that it waits for a tensor.
         """
         link = self.between(0, machine)
         left = (EXCHANGE if waits else 1) * link.latency_s - begun_s
         return max(left, (2 if self._is_ring else 1) * self._stall_s(0, machine))
 
-    def message_s(self, source: int, goals: Iterable[int], n_bytes: float) -> float:
-        """Return the seconds of a message to machines that wait for it, in seconds."""
-        far = [goal for goal in goals if goal != source]
-        links = [self.between(source, goal) for goal in far]
+    def message_s(self, source: int, targets: Iterable[int], n_bytes: float) -> float:
+        """Return the seconds of a message to machines that wait for it."""
+        far = [target for target in targets if target != source]
+        links = [self.between(source, target) for target in far]
         latency = max((link.latency_s for link in links), default=0.0)
         if self._is_ring:
-            latency += max((self._stall_s(source, goal) for goal in far), default=0.0)
+            latency += max((self._stall_s(source, target) for target in far), default=0.0)
         return latency + sum(link.payload_s(n_bytes) for link in links)
 
     def _stall_s(self, a: int, b: int) -> float:
-        """Return the mean seconds that a message waits for lost packets."""
         found = self._measured.get(_ordered(a, b))
         return 0.0 if found is None else found.stall_s
 
     def sum_s(self, devices: Sequence[str], n_bytes: float) -> float:
-        """Return the seconds of an all-reduce between machines, beside those inside of them.
+        """Return the seconds of an all-reduce between machines, without the part inside each.
 
         Args:
             devices: devices of the ranks, on two machines or more.
@@ -223,7 +215,7 @@ class Wires:
         pairs = list(combinations(n_ranks, 2))
         exchange = max(self.exchange_s(a, b) for a, b in pairs)
         is_short = len(n_ranks) == len(devices) and n_bytes <= MAX_AT_ONCE_BYTES
-        n_exchanges = 1 if is_short else 2  # the first one tells shapes
+        n_exchanges = 1 if is_short else 2  # the first one announces shapes
         sent = n_bytes * max(n_ranks.values()) * (len(n_ranks) - 1)
         if len(n_ranks) == len(devices) > 2 and n_bytes >= MIN_SLICED_BYTES:
             sent, n_exchanges = 2 * sent / len(n_ranks), 3
@@ -242,26 +234,19 @@ class Links:
     """The links between the devices of one machine, or of several.
 
     Args:
-        pairs: links by two ids in any order; the same id twice is for ranks that share a device.
-        other: link of pairs that are not named.
+        pairs: links by two ids in any order; a pair of equal ids is for ranks that share a device.
+        other: link of all other pairs.
         ways: routes of pairs, such as "nvlink" or "host": one device's pairs by the same route
             share its bandwidth.
         host_bytes_per_s: bandwidth of host memory, read and written, which pairs by "host" share;
             0 if unknown.
-        wires: links between machines.
-
-    Attributes:
-        wires: links between machines.
     """
 
     def __init__(
-        self,
-        pairs: Mapping[tuple[str, str], LinkFacts],
-        other: LinkFacts | None = None,
-        ways: Mapping[tuple[str, str], str] | None = None,
-        host_bytes_per_s: float = 0.0,
+        self, pairs: Mapping[tuple[str, str], LinkFacts], other: LinkFacts | None = None,
+        ways: Mapping[tuple[str, str], str] | None = None, host_bytes_per_s: float = 0.0,
         wires: Wires | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.wires = wires or Wires()
         self._pairs = {_sorted(pair): facts for pair, facts in pairs.items()}
         self._other = other or HOST_STAGED
@@ -272,18 +257,18 @@ class Links:
 
     @classmethod
     def of_machines(cls, machines: Sequence[Links], wires: Wires) -> Links:
-        """Return the links of several machines, given those of each with the ids it has there."""
+        """Return the links of several machines, given each one's links with local ids."""
         found = cls({}, wires=wires)
         for number, links in enumerate(machines):
             found._pairs |= _renamed(links._pairs, number)
             found._routes |= _renamed(links._routes, number)
-        # the smallest, as pairs by "host" share that of their machine
+        # the slowest host memory, as there is one value for all machines
         rates = [links._host_bytes_per_s for links in machines]
         found._host_bytes_per_s = min(rates, default=0.0)
         return found
 
     def on_machine(self, number: int) -> Links:
-        """Return the links of one machine, with the ids that devices have there."""
+        """Return the links of one machine, with its local device ids."""
 
         def own(values: Mapping[tuple[str, str], V]) -> dict[tuple[str, str], V]:
             return {
@@ -310,7 +295,7 @@ class Links:
         return self._routes.get(_sorted((a, b)), "")
 
     def group(self, devices: Sequence[str]) -> LinkGroup:
-        """Return the links between two or more ranks, given their devices."""
+        """Return the links between the ranks on `devices`, at least two."""
         ids = tuple(devices)
         found = self._groups.get(ids)
         if found is None:
@@ -328,11 +313,7 @@ class Links:
         )
 
     def sums(self, devices: Sequence[str], n_bytes: float) -> list[AllReduceTime]:
-        """Return the algorithms for an all-reduce over ranks on `devices`, first the one used.
-
-        Args:
-            n_bytes: bytes of each rank's value in F32.
-        """
+        """Return the algorithms for an all-reduce over `devices`, first the one used."""
         if len(devices) < 2:
             return []
         key = tuple(devices), n_bytes
@@ -344,7 +325,6 @@ class Links:
         return found
 
     def _sum_times(self, devices: Sequence[str], n_bytes: float) -> list[AllReduceTime]:
-        """Return the algorithms for an all-reduce; between machines there is one."""
         inside = _by_machine(devices)
         if len(inside) == 1:
             return all_reduce_times(self.group(devices), n_bytes)
@@ -352,12 +332,12 @@ class Links:
         seconds += max(self.all_reduce_s(ids, n_bytes) for ids in inside.values())
         return [AllReduceTime(seconds, "machines", "F32")]
 
-    def move_s(self, source: str, goals: Sequence[str], n_bytes: float) -> float:
-        """Return the time of a move of `n_bytes` from one rank's device to others', in seconds.
+    def move_s(self, source: str, targets: Sequence[str], n_bytes: float) -> float:
+        """Return the seconds of a move of `n_bytes` from one rank's device to others.
 
-        To each other machine it goes once, and is passed on there.
+        Each other machine receives it once and distributes it.
         """
-        machines = _by_machine(goals)
+        machines = _by_machine(targets)
         here = machines.pop(machine_of(source), [])
         links = [self.between(source, device) for device in here]
         seconds = max((link.latency_s for link in links), default=0.0)
@@ -369,13 +349,12 @@ class Links:
         return seconds
 
     def all_reduce_s(self, devices: Sequence[str], n_bytes: float) -> float:
-        """Return the time of an all-reduce as it is made, in seconds; see `sums`."""
+        """Return the seconds of an all-reduce by the algorithm in use; see `sums`."""
         found = self.sums(devices, n_bytes)
         return found[0].seconds if found else 0.0
 
 
 def _renamed(values: Mapping[tuple[str, str], V], number: int) -> dict[tuple[str, str], V]:
-    """Return values of pairs by the ids that all machines know."""
     far = {(far_id(number, a), far_id(number, b)): value for (a, b), value in values.items()}
     return {_sorted(pair): value for pair, value in far.items()}
 
@@ -393,13 +372,13 @@ def _sorted(pair: tuple[str, str]) -> tuple[str, str]:
 
 
 MAX_KNOWN = 1 << 12
-"""Most all-reduces that are kept: a split that is dragged has the same ones all the time."""
+"""Largest number of cached all-reduces: consecutive splits of a drag share them."""
 
 SHARED_MEMORY = LinkFacts(11e-6, 3e9, 32 << 10)
 """Link of ranks that are threads on one CPU: 2 × 2048 numbers in 11 µs; see tests/bench/log."""
 
 HOST_STAGED = LinkFacts(13e-6, 13e9)
-"""Link of GPUs that reach each other by host memory: an estimate until it is measured."""
+"""Link of GPUs through host memory: an estimate until it is measured."""
 
 ON_ONE_GPU = LinkFacts(4e-6, 200e9)
 """Link of ranks that share a GPU, where kernels exchange in its memory: an estimate."""
@@ -415,7 +394,7 @@ HOST_PART = 0.5
 """Part of a slot's bandwidth left where each byte goes up and down again: 12.5 of 26 GB/s."""
 
 USUAL_SLOT = Pcie(4, 16, 4, 16)
-"""Slot of a GPU about which the driver says nothing."""
+"""Slot assumed where the driver reports none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,9 +403,9 @@ class LinkClass:
 
     Attributes:
         latency_s: seconds of an all-reduce of few numbers.
-        part: part of the slot's bandwidth; 0 where that does not matter.
-        bytes_per_s: bandwidth where the slot's does not matter, in bytes/s.
-        covered_bytes: bytes that are sent within the latency.
+        part: part of the slot's bandwidth; 0 if independent of it.
+        bytes_per_s: bandwidth that does not depend on the slot.
+        covered_bytes: bytes sent within the latency.
     """
 
     latency_s: float
@@ -435,7 +414,7 @@ class LinkClass:
     covered_bytes: float = 0.0
 
     def facts(self, slot_bytes_per_s: float) -> LinkFacts:
-        """Return the facts of a link between devices whose slower slot has this bandwidth."""
+        """Return the facts of a link between devices with this bandwidth of the slower slot."""
         rate = self.bytes_per_s or self.part * slot_bytes_per_s
         return LinkFacts(self.latency_s, rate, self.covered_bytes)
 
@@ -452,17 +431,12 @@ is as slow as NCCL through shared memory: 37 and 38.5 µs for 32 and 64 KiB and 
 
 
 def nvlink_facts(bytes_per_s: float) -> LinkFacts:
-    """Return the facts of NVLinks that together have this bandwidth in one direction."""
+    """Return the facts of NVLinks with this total bandwidth in one direction."""
     return LinkFacts(CLASSES["nvlink"].latency_s, NVLINK_EFFICIENCY * bytes_per_s)
 
 
 def link_facts(link: Link, pcie: Mapping[str, Pcie]) -> LinkFacts:
-    """Return the expected facts of a link that the driver reports.
-
-    Args:
-        link: the link.
-        pcie: slots by device.
-    """
+    """Return the expected facts of a link that the driver reports, given the slots by device."""
     if link.kind == "nvlink":
         return nvlink_facts(link.n_nvlink * NVLINK_BYTES.get(link.nvlink_version, 25e9))
     slots = [slot_bytes_per_s(pcie.get(device, USUAL_SLOT)) for device in (link.a, link.b)]
@@ -470,7 +444,7 @@ def link_facts(link: Link, pcie: Mapping[str, Pcie]) -> LinkFacts:
 
 
 def slot_bytes_per_s(slot: Pcie) -> float:
-    """Return a slot's largest bandwidth in bytes/s: the slot of an idle GPU may run slower."""
+    """Return a slot's maximum bandwidth in bytes/s: an idle GPU's slot may run slower."""
     generation = slot.max_generation or slot.generation or USUAL_SLOT.generation
     return pcie_bytes_per_s(generation, slot.width or slot.max_width or USUAL_SLOT.width)
 
@@ -478,7 +452,7 @@ def slot_bytes_per_s(slot: Pcie) -> float:
 def expected_links(
     topology: Topology, measured: Mapping[tuple[str, str], LinkFacts] | None = None
 ) -> Links:
-    """Return all links of a machine, with expected facts where they were not measured."""
+    """Return all links of a machine: measured ones, and expected facts for the rest."""
     pairs = {(link.a, link.b): link_facts(link, topology.pcie) for link in topology.links}
     host = {
         (device, CPU): LinkFacts(CLASSES["host"].latency_s, slot_bytes_per_s(slot))

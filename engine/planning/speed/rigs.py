@@ -1,4 +1,4 @@
-"""Simulated machines to plan for: "2x3090,1x3060" becomes a list of devices with expected facts."""
+"""Simulated machines to plan for: "2x3090,1x3060" becomes devices with their expected facts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import combinations
 
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence
 from engine.hardware.devices.topology import Link, LinkKind, Pcie, Topology
 from engine.hardware.devices.types import CPU, DeviceInfo
 from engine.planning.speed.device_specs import CPU_SPECS, GIB, GPU_SPECS, RESERVED_BYTES, DeviceSpec
@@ -16,15 +16,13 @@ from engine.planning.speed.facts import DeviceFacts, LinkFacts
 from engine.planning.speed.links import CLASSES, SHARED_MEMORY, Links, nvlink_facts
 
 MAX_DEVICES = 16
-"""Most GPUs of a rig."""
 
-SIMULATED = "These devices are simulated: you can plan for them, but not load a model."
-"""Sentence for an attempt to load a model on a rig."""
+SIMULATED = Sentence("These devices are simulated: you can plan for them, but not load a model.")
 
 ENTRY = re.compile(r"(?:(?P<count>\d{1,3})\s*[xX×*]\s*)?(?P<name>\S.*)")
 LANES = re.compile(r"x(?:1|2|4|8|16)(?:/x?(?:1|2|4|8|16))*")
 NVLINK_VERSION = 3
-"""Version of NVLink that a simulated driver reports."""
+"""NVLink version that a simulated driver reports."""
 
 NVLINK_GB, BRIDGE_LINK_GB = 25.0, 14.0625
 """10⁹ bytes/s of one NVLink of data-centre GPUs, and of one of the four in a GA102 bridge."""
@@ -38,11 +36,8 @@ class Rig:
     """A simulated machine.
 
     Attributes:
-        text: text that describes it, as it was written.
         devices: devices as `list_devices` would return them, the CPU last. They count as usable, so
-            that a window can plan for them; loading on them must be refused with `SIMULATED`.
-        facts: expected facts by device.
-        links: links of all pairs.
+            that the window can plan for them; loading must be refused with `SIMULATED`.
         topology: slots and links as the driver would report them.
     """
 
@@ -65,13 +60,13 @@ class Rig:
 def parse_rig(text: str) -> Rig:
     """Return the simulated machine for a text such as "2x3090,1x3060" or "4x4090@p2p,x8".
 
-    One entry may be a CPU. Behind an @ stands the route between GPUs: nvlink, p2p, host or shm;
-    by default the best one that drivers of these GPUs allow. NVLink bridges join the first and
-    second GPU of a kind, the third and fourth, and so on. PCIe lanes of the slots may follow, of
-    all or one after the other: x8, or x16/x4.
+    One entry may be a CPU. After an @ follows the route between GPUs: nvlink, p2p, host or shm; the
+    default is the fastest one that drivers of these GPUs allow. NVLink bridges join the first and
+    second GPU of a kind, the third and fourth, and so on. PCIe lanes may follow, for all slots or
+    one by one: x8, or x16/x4.
 
     Raises:
-        EngineError: an entry is unknown, or there is none, or there are too many.
+        EngineError: an entry is unknown, there is none, or there are too many.
     """
     cards_text, _, links_text = text.partition("@")
     gpus: list[DeviceSpec] = []
@@ -80,19 +75,21 @@ def parse_rig(text: str) -> Rig:
         count, card = _entry(entry)
         if not card.n_cores:
             gpus += [card] * count
-            _check_count(gpus)
+            if len(gpus) > MAX_DEVICES:
+                problem = "A rig has at most {n} GPUs."
+                raise EngineError(problem, "Write fewer of them.", n=MAX_DEVICES)
         elif count == 1:
             host = card
         else:
             raise EngineError(
-                "A machine has one CPU.", f"Write {entry.split('x')[-1].strip()} once."
+                "A machine has one CPU.", "Write {entry} once.", entry=entry.split("x")[-1].strip()
             )
     route, lanes = _links(links_text)
     return _build(text.strip(), _in_slots(gpus, lanes), host, route)
 
 
 def _links(text: str) -> tuple[str, list[int]]:
-    """Return the route between GPUs, "" for the usual one, and the slots' lanes, if given."""
+    # the route is "" for the default
     route, lanes = "", list[int]()
     for word in text.lower().replace(" ", "").split(",") if text.strip() else ():
         if LANES.fullmatch(word):
@@ -101,20 +98,23 @@ def _links(text: str) -> tuple[str, list[int]]:
             route = word
         else:
             raise EngineError(
-                f"'{word}' is no route between GPUs.",
-                f"Use {', '.join(CLASSES)}, or lanes of slots such as x8 or x16/x4.",
+                "'{word}' is no route between GPUs.",
+                "Use {names}, or lanes of slots such as x8 or x16/x4.",
+                word=word,
+                names=", ".join(CLASSES),
             )
     return route, lanes
 
 
 def _in_slots(gpus: Sequence[DeviceSpec], lanes: Sequence[int]) -> list[DeviceSpec]:
-    """Return the GPUs in slots with these lanes; each uses at most its own."""
     if not lanes:
         return list(gpus)
     if len(lanes) not in (1, len(gpus)):
         raise EngineError(
-            f"There are lanes for {len(lanes)} slots, but {len(gpus)} GPUs.",
+            "There are lanes for {n} slots, but {n_gpus} GPUs.",
             "Write one number of lanes for all GPUs, or one for each.",
+            n=len(lanes),
+            n_gpus=len(gpus),
         )
     each = list(lanes) * len(gpus) if len(lanes) == 1 else lanes
     return [
@@ -129,56 +129,53 @@ def _entry(text: str) -> tuple[int, DeviceSpec]:
         raise EngineError("A rig needs cards.", "For example 2x3090,1x3060.")
     count = int(match["count"] or 1)
     if not count:
-        raise EngineError(f"'{text.strip()}' means no card.", "Write at least 1x.")
+        raise EngineError("'{text}' means no card.", "Write at least 1x.", text=text.strip())
     return count, spec_from_text(match["name"])
 
 
-def _check_count(gpus: Sequence[DeviceSpec]) -> None:
-    if len(gpus) > MAX_DEVICES:
-        raise EngineError(f"A rig has at most {MAX_DEVICES} GPUs.", "Write fewer of them.")
-
-
 def spec_from_text(name: str) -> DeviceSpec:
-    """Return the specification that a user means: "3090", "rtx 4060 ti" or "7900xtx".
+    """Return the specification for a user's text: "3090", "rtx 4060 ti" or "7900xtx".
 
     Raises:
-        EngineError: there is none; its hint names similar ones.
+        EngineError: there is none; the hint names similar ones.
     """
     known = _names()
     card = known.get(_plain(name))
     if card is not None:
         return card
     near = get_close_matches(_plain(name), known, n=3, cutoff=0.6)
-    if near:
-        names = dict.fromkeys(known[key].name for key in near)
-        hint = f"Did you mean {' or '.join(names)}?"
-    else:
-        hint = f"Known are {', '.join(card.name for card in (*GPU_SPECS, *CPU_SPECS))}."
-    raise EngineError(f"The card '{name.strip()[:60]}' is not known.", hint)
+    names = dict.fromkeys(known[key].name for key in near)
+    every = (card.name for card in (*GPU_SPECS, *CPU_SPECS))
+    raise EngineError(
+        "The card '{name}' is not known.",
+        "Did you mean {names}?" if near else "Known are {names}.",
+        name=name.strip()[:60],
+        names=" or ".join(names) if near else ", ".join(every),
+    )
 
 
 def spec_from_driver(name: str) -> DeviceSpec | None:
     """Return the specification for a driver's name, as "NVIDIA GeForce RTX 3090"; None if unknown.
 
-    A Ti or SUPER is another GPU than the one without, and so is a laptop's.
+    A Ti, SUPER or laptop GPU is a different model.
     """
     words = _words(name)
-    found = [card for card in (*GPU_SPECS, *CPU_SPECS) if _is_part(_model(card), words)]
-    best = max(found, key=lambda card: len(_model(card)), default=None)
+    matches = [card for card in (*GPU_SPECS, *CPU_SPECS) if _is_part(_model(card), words)]
+    best = max(matches, key=lambda card: len(_model(card)), default=None)
     if best is None or VARIANTS & (set(words) - set(_model(best))):
         return None
     return best
 
 
 VARIANTS = {"ti", "super", "laptop", "max", "mobile"}
-"""Words that make a name mean another device."""
+"""Words that distinguish variants of a model."""
 
 NUMBER = re.compile(r"\d.")
 MEMORY_SIZE = re.compile(r"\d+gb")
 
 
 def _model(card: DeviceSpec) -> list[str]:
-    """Return the words of a device's name without its memory size, which drivers leave out."""
+    # without the memory size, which drivers leave out
     return [word for word in _words(card.name) if not MEMORY_SIZE.fullmatch(word)]
 
 
@@ -187,13 +184,11 @@ def _words(name: str) -> list[str]:
 
 
 def _is_part(words: Sequence[str], of: Sequence[str]) -> bool:
-    """Return whether some words stand in others, next to each other."""
     n = len(words)
     return any(list(of[at : at + n]) == list(words) for at in range(len(of) - n + 1))
 
 
 def _names() -> dict[str, DeviceSpec]:
-    """Return specifications by all names a user may write, as `_plain` returns them."""
     known: dict[str, DeviceSpec] = {}
     for card in (*GPU_SPECS, *CPU_SPECS):
         for words in (_words(card.name), _model(card)):
@@ -208,7 +203,6 @@ def _plain(name: str) -> str:
 
 
 def _build(text: str, gpus: Sequence[DeviceSpec], host: DeviceSpec, route: str) -> Rig:
-    """Return the machine with these devices and this route between GPUs."""
     cards = {f"cuda:{number}": card for number, card in enumerate(gpus)}
     devices = [_gpu_info(device, card) for device, card in cards.items()]
     devices.append(_host_info(host))
@@ -222,12 +216,12 @@ def _build(text: str, gpus: Sequence[DeviceSpec], host: DeviceSpec, route: str) 
     for (a, b), kind in routes.items():
         pairs[a, b] = _facts(kind, cards[a], cards[b])
     links = Links(pairs, ways=routes, host_bytes_per_s=1e9 * host.gb_per_s * DMA_PART)
-    told = tuple(_link(a, b, kind, cards[a]) for (a, b), kind in routes.items())
-    return Rig(text, tuple(devices), facts, links, Topology(pcie, told))
+    joined = tuple(_link(a, b, kind, cards[a]) for (a, b), kind in routes.items())
+    return Rig(text, tuple(devices), facts, links, Topology(pcie, joined))
 
 
 DMA_PART = 0.75
-"""Part of host memory's bandwidth that GPUs' reads and writes reach: an estimate."""
+"""Fraction of the host memory's bandwidth that GPUs' reads and writes reach: an estimate."""
 
 
 def _gpu_info(device: str, card: DeviceSpec) -> DeviceInfo:
@@ -248,11 +242,6 @@ def _host_info(host: DeviceSpec) -> DeviceInfo:
 
 
 def _routes(cards: Mapping[str, DeviceSpec], route: str) -> dict[tuple[str, str], str]:
-    """Return the route of each pair of GPUs.
-
-    Raises:
-        EngineError: NVLink is requested, and no two GPUs have it.
-    """
     bridged = _bridged(cards)
     found: dict[tuple[str, str], str] = {}
     for a, b in combinations(cards, 2):
@@ -269,18 +258,18 @@ def _routes(cards: Mapping[str, DeviceSpec], route: str) -> dict[tuple[str, str]
 
 
 def _usual_route(a: DeviceSpec, b: DeviceSpec) -> str:
-    """Return the best route that drivers allow without a bridge, which has to be bought."""
+    # without a bridge, which has to be bought
     if not (a.has_peer_access and b.has_peer_access):
         return "host"
     return "nvlink" if min(a.nvlink_gb_per_s, b.nvlink_gb_per_s) > BRIDGED_GB_PER_S else "p2p"
 
 
 def _bridged(cards: Mapping[str, DeviceSpec]) -> set[tuple[str, str]]:
-    """Return the pairs that a bridge can join: the first two of a kind, the next two, and so on."""
+    # the first two of a kind, the next two, and so on
     found = set()
     for name in {card.name for card in cards.values() if card.nvlink_gb_per_s}:
-        alike = [device for device, card in cards.items() if card.name == name]
-        found |= set(zip(alike[::2], alike[1::2], strict=False))
+        same = [device for device, card in cards.items() if card.name == name]
+        found |= set(zip(same[::2], same[1::2], strict=False))
     return found
 
 

@@ -1,9 +1,9 @@
-"""The speed model: predicted time of a token or a prompt on a split, and its causes; no torch.
+"""The speed model: predicted time of a token or a prompt on a split, and its causes, without torch.
 
 A rank's time is that of the roofline (Williams, Waterman and Patterson, CACM 52, 2009): for each
-kind of weights the longer of reading them and multiplying with them, plus a fixed time for each
-matrix. The ranks of a group wait for the slowest of them before each all-reduce; groups compute one
-after the other. Ranks on one device share its memory and its cores.
+kind of weights the longer of reading and multiplying them, plus an overhead per matrix. The ranks
+of a group wait for the slowest before each all-reduce; groups compute one after the other. Ranks on
+one device share its memory and cores.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from engine.planning.speed.facts import CACHE, DeviceFacts, Path, Prediction, Ra
 from engine.planning.speed.links import Links
 
 CANDIDATE_BYTES = 2048
-"""Most bytes of the top-k candidates that a GPU sends the others when a token is sampled."""
+"""Upper bound of the top-k candidates that GPUs exchange to sample a token."""
 
 READY = frozenset({"F32", "F16", "BF16", DEQUANTISED})
-"""Kinds of weights that a batch does not dequantise, or that are read as slowly as that takes."""
+"""Kinds of weights that a batch need not dequantise, or that are read as slowly as that takes."""
 
 
 class _Times(NamedTuple):
@@ -36,8 +36,8 @@ class _Times(NamedTuple):
 
     Attributes:
         own: time with the rank's own threads, alone on its device.
-        whole: time with all of the device, without the fixed time.
-        memory, compute: parts of `own` that are reading and multiplying; the rest is fixed.
+        whole: time with all of the device, without overheads.
+        memory, compute: parts of `own` spent reading and multiplying; the rest is overhead.
     """
 
     own: float
@@ -54,21 +54,20 @@ class _Span(NamedTuple):
 
     @property
     def last(self) -> _Span:
-        """The last token alone."""
         return _Span(1, self.first + self.n - 1)
 
     def n_seen(self, window: int) -> float:
-        """Return the number of positions that each token sees, its own included, summed up."""
+        """Return the number of attended positions, summed over the tokens."""
         return _sum_up_to(self.first + self.n, window) - _sum_up_to(self.first, window)
 
     def n_read(self, window: int) -> int:
-        """Return the number of positions that at least one of them sees."""
+        """Return the number of positions that at least one token attends to."""
         last = self.first + self.n
         return min(last, window + self.n - 1) if window else last
 
 
 def _sum_up_to(n: int, window: int) -> float:
-    """Return min(1, window) + min(2, window) + … + min(n, window); a window of 0 is no limit."""
+    # min(1, window) + min(2, window) + … + min(n, window); a window of 0 is no limit
     inside = min(n, window) if window else n
     return inside * (inside + 1) / 2 + (n - inside) * window
 
@@ -76,19 +75,16 @@ def _sum_up_to(n: int, window: int) -> float:
 NOTHING = _Times(0.0, 0.0, 0.0, 0.0)
 
 MAX_KNOWN = 1 << 14
-"""Most times that are kept: a split that is dragged has many parts that it had before."""
+"""Largest number of cached times: consecutive splits of a drag share most of them."""
 
 _Known = dict[tuple[int, int, _Span], tuple[RankWorkload, _Times]]
-"""Times by workload, rank and span. The key is the workload's identity; keeping the workload keeps
-that unique."""
+"""Times by identity of the workload, rank and span; holding the workload keeps its id unique."""
 
 
 class SpeedModel:
     """Speed model of one set of ranks; a prediction takes well below a millisecond.
 
     Args:
-        devices: facts of each rank's device, in rank order.
-        links: links between them.
         n_threads: CPU threads of all ranks together; None for all that were measured.
     """
 
@@ -117,8 +113,8 @@ class SpeedModel:
     ) -> Prediction:
         """Predict a prompt in batches after `position` other tokens, with its last logits.
 
-        Full batches take on average as long as one in their middle, because the number of positions
-        that a token sees grows evenly.
+        All full batches together take as long as the same number of middle ones, because the
+        number of attended positions grows linearly.
         """
         n_full, rest = divmod(n_tokens, n_batch)
         totals = _Totals(self._ids)
@@ -137,7 +133,7 @@ class SpeedModel:
         run.compute(BlockWorkload(1, last, load.embedding, 1), hidden * span.n)
         for block in load.blocks:
             if block.is_ending:
-                run.go_on_with_last()
+                run.span = run.span.last
             run.move(last, block.group, hidden * run.span.n)
             run.compute(block, hidden * run.span.n)
             last = block.group
@@ -145,11 +141,6 @@ class SpeedModel:
         return run.totals
 
     def _ends(self, load: ModelWorkload, *, samples: bool = False) -> _Totals:
-        """Return the times of the logits of one token.
-
-        Args:
-            samples: whether only the next token is wanted, not its logits.
-        """
         groups = [tuple(load.embedding), *(block.group for block in load.blocks)]
         head, ends = tuple(load.head), self._run(_Span(1, 0))
         ends.ordered.update(machine_of(device) for device in self._ids)  # by the pass before
@@ -160,11 +151,10 @@ class SpeedModel:
                 ends.sample(ranks)
             else:
                 ends.gather(ranks, F32_BYTES * load.n_vocab * len(ranks) / len(head))
-        ends.tell(head)
+        ends.send_samples(head)
         return ends.totals
 
     def _by_machine(self, ranks: Sequence[int]) -> list[list[int]]:
-        """Return ranks in a list for each machine, in their order; one empty list of none."""
         found: dict[int, list[int]] = {}
         for rank in ranks:
             found.setdefault(machine_of(self._ids[rank]), []).append(rank)
@@ -177,21 +167,12 @@ class SpeedModel:
 
 
 class _Run:
-    """Sum of the times of one forward pass.
-
-    Attributes:
-        span: tokens that are computed.
-    """
+    """Sum of the times of one forward pass over the tokens in `span`."""
 
     def __init__(
-        self,
-        devices: Sequence[DeviceFacts],
-        ids: Sequence[str],
-        threads: Sequence[int],
-        links: Links,
-        span: _Span,
-        known: _Known,
-    ) -> None:
+        self, devices: Sequence[DeviceFacts], ids: Sequence[str], threads: Sequence[int],
+        links: Links, span: _Span, known: _Known,
+    ) -> None:  # fmt: skip
         self.totals = _Totals(ids)
         self._devices = devices
         self._ids = ids
@@ -199,11 +180,7 @@ class _Run:
         self._links = links
         self.span = span
         self._known = known
-        self.ordered = {0}  # machines that know of this pass
-
-    def go_on_with_last(self) -> None:
-        """Go on with the last token alone."""
-        self.span = self.span.last
+        self.ordered = {0}  # machines that have received the command of this pass
 
     def compute(self, block: BlockWorkload, n_bytes: float) -> None:
         """Add equal blocks: all ranks wait for the slowest, then all-reduce `n_bytes`."""
@@ -214,7 +191,7 @@ class _Run:
         self.totals.add_block(block, times, shared_seconds(ids, times), link)
 
     def move(self, before: Sequence[int], after: Sequence[int], n_bytes: float) -> None:
-        """Add a move of `n_bytes` to another group, unless all its ranks were in the first one."""
+        """Add a move of `n_bytes` to another group unless the first one contains it."""
         if not before or set(after) <= set(before):
             return
         self._order(after, waits=True)
@@ -224,15 +201,14 @@ class _Run:
         self.totals.add_link({source, *after}, seconds)
 
     def _order(self, ranks: Sequence[int], *, waits: bool) -> None:
-        """Add what is left of the time until other machines know of this pass."""
+        """Add the remaining time until other machines have received the command of this pass."""
         for machine in {machine_of(self._ids[rank]) for rank in ranks} - self.ordered:
             self.ordered.add(machine)
             begun_s = sum(self.totals.path)
             left = self._links.wires.order_s(machine, begun_s, waits=waits)
             self.totals.add_link(set(ranks), left)
 
-    def tell(self, head: Sequence[int]) -> None:
-        """Add the messages to machine 0 of what it samples from."""
+    def send_samples(self, head: Sequence[int]) -> None:
         far = {machine_of(self._ids[rank]) for rank in head} - {0}
         if far:
             wires = self._links.wires
@@ -240,12 +216,11 @@ class _Run:
             self.totals.add_link(set(head), seconds)
 
     def sample(self, head: Sequence[int]) -> None:
-        """Add sampling on GPUs, which send each other the top-k candidates of their rows."""
         ids = [self._ids[rank] for rank in head]
         self.totals.add_link(set(head), self._links.all_reduce_s(ids, CANDIDATE_BYTES))
 
     def gather(self, head: Sequence[int], n_bytes: float) -> None:
-        """Add the move of all logits to the first of the head's ranks, and then to the host."""
+        """Add the move of all logits to the head's first rank, and then to the host."""
         first, *others = head
         links = [self._links.between(self._ids[rank], self._ids[first]) for rank in others]
         part = n_bytes / len(head)
@@ -292,7 +267,6 @@ class _Roofline:
         self._part = n_threads / device.n_threads if device.n_threads else 1.0
 
     def add(self, kind: str, n_bytes: float, flop: float) -> None:
-        """Add reading and multiplying with weights of one kind."""
         rate = self._device.rate(kind)
         own = rate.bytes_per_s
         if self._n_threads:  # threads add up to the bandwidth; a GPU has none
@@ -305,14 +279,13 @@ class _Roofline:
         self.whole += max(n_bytes / rate.bytes_per_s, flop / rate.flop_per_s)
 
     def move_bytes(self, n_bytes: float) -> None:
-        """Add bytes that are only read or written."""
         seconds = n_bytes / self._device.bytes_per_s
         self.memory += seconds
         self.whole += seconds
 
 
 def _kinds(load: RankWorkload) -> Sequence[Weights]:
-    """Return a workload's weights by kind; what has no kind counts as F32."""
+    # weights without a kind count as F32
     n_bytes = load.read_bytes - sum(kind.read_bytes for kind in load.kinds)
     flop = load.flop - sum(kind.flop for kind in load.kinds)
     if n_bytes <= 0 and flop <= 0:
@@ -321,7 +294,7 @@ def _kinds(load: RankWorkload) -> Sequence[Weights]:
 
 
 def shared_seconds(ids: Sequence[str], times: Sequence[_Times]) -> list[float]:
-    """Return when each rank is done, in seconds; those on one device share it evenly till then."""
+    """Return when each rank is done, in seconds; ranks on one device share it evenly."""
     seconds = [time.own for time in times]
     for device in {device for device in ids if ids.count(device) > 1}:
         left = {at: 1.0 for at, time in enumerate(times) if ids[at] == device and time.own > 0}
@@ -351,13 +324,6 @@ class _Totals:
     def add_block(
         self, block: BlockWorkload, times: Sequence[_Times], seconds: Sequence[float], link: float
     ) -> None:
-        """Add equal blocks.
-
-        Args:
-            times: times of each rank of the group.
-            seconds: when each of them is done.
-            link: seconds of the all-reduces in one block.
-        """
         count = block.count
         slowest = max(seconds, default=0.0)
         for rank, time, done in zip(block.group, times, seconds, strict=True):
@@ -377,7 +343,6 @@ class _Totals:
         self._extend_path(*(count * part for part in parts))
 
     def add_link(self, ranks: set[int], seconds: float) -> None:
-        """Add an exchange between some ranks."""
         for rank in ranks:
             self.link[rank] += seconds
         self._extend_path(0.0, 0.0, 0.0, seconds)
@@ -386,14 +351,12 @@ class _Totals:
         self.path = [a + b for a, b in zip(self.path, seconds, strict=True)]
 
     def add(self, other: _Totals, count: int) -> None:
-        """Add the times of another one, `count` times."""
         for name in ("memory", "compute", "fixed", "wait", "link", "waited", "path"):
             pairs = zip(getattr(self, name), getattr(other, name), strict=True)
             setattr(self, name, [a + count * b for a, b in pairs])
         self.host += count * other.host
 
     def prediction(self, n_tokens: int) -> Prediction:
-        """Return all times as a prediction."""
         memory, compute, fixed, link = self.path
         path = Path(memory, compute, fixed, link, self.host)
         in_passes = sum(self.path)

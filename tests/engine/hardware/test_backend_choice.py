@@ -36,7 +36,7 @@ def sentence() -> str:
 def test_a_gpu_with_everything(gpus: FakeDriver) -> None:
     found = find_gpu_path(list_devices())
     assert found.sentence == (
-        "GPUs compute with Tandem's kernels, compiled and started by Triton 3.7.1."
+        "GPUs compute with Tandem's kernels, compiled and launched by Triton 3.7.1."
     )
     assert (found.has_gpu, found.arithmetic, found.launcher) == (True, "kernels", "triton")
     assert (found.triton, found.torch_cuda, found.missing) == ("3.7.1", "12.8", ())
@@ -46,7 +46,7 @@ def test_a_gpu_without_a_compiler(gpus: FakeDriver, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(gpu_path, "launcher_problem", lambda: "there is no C compiler")
     found = find_gpu_path(list_devices())
     assert found.sentence == (
-        "GPUs compute with Tandem's kernels, compiled by Triton 3.7.1 and started by Tandem "
+        "GPUs compute with Tandem's kernels, compiled by Triton 3.7.1 and launched by Tandem "
         "itself because there is no C compiler."
     )
     assert (found.launcher, found.launcher_problem) == ("own", "there is no C compiler")
@@ -54,9 +54,9 @@ def test_a_gpu_without_a_compiler(gpus: FakeDriver, monkeypatch: pytest.MonkeyPa
 
 def test_what_variables_ask_for(gpus: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANDEM_LAUNCHER", "own")
-    assert sentence().endswith("and started by Tandem itself.")
+    assert sentence().endswith("and launched by Tandem itself.")
     monkeypatch.setenv("TANDEM_BACKEND", "reference")
-    assert "as TANDEM_BACKEND=reference asks for" in sentence()
+    assert "as set by TANDEM_BACKEND=reference" in sentence()
     assert find_gpu_path(list_devices()).arithmetic == "reference"
     monkeypatch.setenv("TANDEM_BACKEND", "magic")
     with pytest.raises(EngineError, match="magic"):
@@ -76,7 +76,7 @@ def test_a_gpu_that_torch_cannot_use(gpus: FakeDriver, monkeypatch: pytest.Monke
     assert "install a CUDA build of torch" in sentence()
     assert "For GPUs" not in sentence()
     monkeypatch.setattr(gpu_path, "triton_version", lambda: "")
-    assert sentence().endswith("For GPUs, Triton (pip install triton) would be needed, too.")
+    assert sentence().endswith("GPUs also need Triton (pip install triton).")
     assert not find_gpu_path(list_devices()).has_gpu
 
 
@@ -88,8 +88,8 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_path, "triton_version", lambda: "")
     found = find_gpu_path(list_devices())
     assert found.sentence == (
-        "No NVIDIA driver was found; Tandem runs on the CPU. For GPUs, a PyTorch build with CUDA "
-        "and Triton (pip install triton) would be needed, too."
+        "No NVIDIA driver was found; Tandem runs on the CPU. GPUs also need a PyTorch build with "
+        "CUDA and Triton (pip install triton)."
     )
     assert found.missing == (
         "a GPU with its NVIDIA driver",

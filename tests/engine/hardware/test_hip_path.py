@@ -109,7 +109,7 @@ def test_torchs_own_words_are_told_where_it_sees_none(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("problem", "launcher", "arithmetic", "sentence"),
     [
-        ("", "triton", "kernels", "GPUs compute with Tandem's kernels, compiled and started by"),
+        ("", "triton", "kernels", "GPUs compute with Tandem's kernels, compiled and launched by"),
         ("there is no C compiler", "", "reference", "much memory, because there is no C compiler."),
     ],
 )
@@ -143,7 +143,7 @@ def test_without_a_uuid_the_place_on_the_bus_tells_cards_apart(
     monkeypatch.setattr(torch.cuda, "get_arch_list", list)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda name: said)
     assert torch_device("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(NoDevice, match="cuda:0 is what the driver calls cuda:1; restart with CUDA"):
+    with pytest.raises(NoDevice, match="cuda:0 is the driver's cuda:1; restart with CUDA"):
         torch_device("cuda:0")
 
 

@@ -166,7 +166,7 @@ def test_the_best_split_is_measured_with_guesses(path: str, forecaster: Forecast
         found = tune(params, forecaster=forecaster, file=store, with_drafts=True)
         assert [trial.way for trial in found.drafts] == ways
         assert all(min(trial.prose_ts, trial.quoting_ts) > 0 for trial in found.drafts)
-        assert "Guessed tokens" in found.reason
+        assert "Speculative decoding" in found.reason
         key = found.model_hash, 256, found.device_set, "chat"
         assert store.find(*key, file) == found
 
@@ -175,11 +175,11 @@ def test_what_guesses_bring_is_said() -> None:
     plain, text = DraftTrial("off", 20.0, 20.0), DraftTrial("ngram", 20.0, 50.0)
     assert reason_for_drafts([plain]) == ""
     assert reason_for_drafts([plain, text, DraftTrial("mtp", 28.0, 44.0)]) == (
-        "Guessed tokens pay here. With those from the text, new text is 1.00 times as fast and"
-        " repeated text 2.50 times. With those by the model's own block (MTP), new text is 1.40"
-        " times as fast and repeated text 2.20 times. The best are those by the model's own block"
-        " (MTP)."
+        "Speculative decoding pays off here. With draft tokens from the text, new text is 1.00"
+        " times as fast and repeated text 2.50 times. With draft tokens by the model's own block"
+        " (MTP), new text is 1.40 times as fast and repeated text 2.20 times. The best are those by"
+        " the model's own block (MTP)."
     )
     assert reason_for_drafts([plain, DraftTrial("ngram", 19.6, 20.2)]).startswith(
-        "Guessed tokens do not pay here"
+        "Speculative decoding does not pay off here"
     )

@@ -172,7 +172,7 @@ def test_a_bit_that_is_wrong_on_one_rank_is_seen(
         singly(model)
         expected = answer(model)
         fault, begun = Fault(monkeypatch, rank, flipped), time.perf_counter()
-        with pytest.raises(CommError, match="from the same ones") as found:
+        with pytest.raises(CommError, match="from the same input") as found:
             go(model, repeated=repeated)
         assert time.perf_counter() - begun < LIMIT_S
         assert fault.n_struck == 1
@@ -203,7 +203,7 @@ def test_sums_of_another_shape_name_their_rank(
                 "_sum",
                 lambda comm, x, group: original(comm, x[:, :-1] if comm.rank else x, group),
             )
-            with pytest.raises(CommError, match="has given numbers") as found:
+            with pytest.raises(CommError, match="has provided numbers") as found:
                 model.logits(PROMPT)
         assert found.value.device == "cpu"
         assert answer(model) == expected

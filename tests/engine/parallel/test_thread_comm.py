@@ -113,7 +113,7 @@ def test_an_error_names_its_device_and_says_what_to_do() -> None:
 )
 def test_values_that_do_not_fit_name_their_rank(wrong: Tensor, n: int, *, spins: bool) -> None:
     ranks = Ranks(n, spins=spins)
-    with pytest.raises(CommError, match="has given numbers") as found:
+    with pytest.raises(CommError, match="has provided numbers") as found:
         ranks.run(
             lambda comm: comm.all_reduce(
                 wrong if comm.rank == 1 else torch.ones(2, 4), ranks.everyone
@@ -136,7 +136,7 @@ def test_slices_that_do_not_fit_name_their_rank(ranks: Ranks) -> None:
         rows = 2 if comm.rank == n - 1 else 1
         return comm.gather(torch.ones(rows, 3 + comm.rank), ranks.everyone)
 
-    with pytest.raises(CommError, match=rf"cpu \(rank {n - 1}\) has given numbers \(2, "):
+    with pytest.raises(CommError, match=rf"cpu \(rank {n - 1}\) has provided numbers \(2, "):
         ranks.run(step)
 
 

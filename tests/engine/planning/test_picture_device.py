@@ -80,7 +80,7 @@ def test_a_chosen_device_without_room_is_told_before_loading(planner: Planner) -
     blind = planned(planner, BOTH, mmproj="off").bytes_by_device()
     full = {"cuda:1": blind["cuda:1"] + 1000}
     plan = planned(planner, BOTH, full, mmproj_device="cuda:1")
-    with pytest.raises(EngineError, match="needed to load the model and see pictures") as told:
+    with pytest.raises(EngineError, match="needed to load the model and see images") as told:
         plan.check_fits(full)
     assert "--mmproj-device cpu" in told.value.hint
 

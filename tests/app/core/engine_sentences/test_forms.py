@@ -28,6 +28,7 @@ from engine.errors import (
     MissingShard,
     NoDevice,
     OutOfDeviceMemory,
+    Sentence,
     TemplateError,
     UnsupportedArchitecture,
     UnsupportedQuant,
@@ -42,15 +43,20 @@ from engine.planning.search.results import (
     reason_for_best,
     reason_for_drafts,
 )
-from engine.planning.speed.facts import REASONS
+from engine.planning.speed.facts import REASONS, SHORT_REASONS
 from tests.engine.planning.test_choice_reason import FOUR, ONE, TWO, split, told
 from tests.helpers.engine_errors import LISTED, all_texts, untranslated
 
 GIB = 1 << 30
 PAIRS = split(FOUR, 40, "groups", groups=(2, 2), n_sum=96, sum_us=5)
-SLOWEST = "GPU 1 is slowest; the others wait for it 62 % of the time."
-SLOWEST_OF_TWO = SLOWEST.replace("others wait", "other waits")
-SLOWER = "The CPU is slower; the other waits for it 9 % of the time."
+SLOWEST = Sentence(
+    "because {device} is slowest; the others wait for it {part} of the time",
+    device="GPU 1", part="62 %",
+)  # fmt: skip
+SLOWER = Sentence(
+    "because {device} is slower; the other waits for it {part} of the time",
+    device=Sentence("the CPU"), part="9 %",
+)  # fmt: skip
 ALONE, BOTH, ALL = (
     MachineSpeed(numbers, split(ONE, speed))
     for numbers, speed in (((1,), 9.0), ((0, 1), 5.0), ((0, 1, 2), 4.0))
@@ -136,9 +142,8 @@ SPEEDS = (
 
 REASONS_FOR_CHOICES = (
     told(split(ONE, 61.2), split(TWO, 48.1, n_sum=96, sum_us=70)),
-    told(split(ONE, 61), split(TWO, 30, n_sum=1, limit=SLOWEST)),
-    told(split(ONE, 61), split(TWO, 30, n_sum=1, limit=SLOWEST_OF_TWO)),
-    told(split(ONE, 61), split(TWO, 30, n_sum=1, limit=SLOWER)),
+    told(split(ONE, 61), split(TWO, 30, n_sum=1, why=SLOWEST)),
+    told(split(ONE, 61), split(TWO, 30, n_sum=1, why=SLOWER)),
     told(split(ONE, 61), split(TWO, 30, "layer")),
     told(split(ONE, 61), split(TWO, 64, n_sum=96, sum_us=13)),
     told(split(ONE, 61), split(FOUR, 60, prefill_ts=9000, n_sum=96, sum_us=13), gpus=FOUR),
@@ -151,7 +156,7 @@ REASONS_FOR_CHOICES = (
     told(PAIRS, split(FOUR, 20, n_sum=96, sum_us=400), gpus=FOUR),
     told(split(FOUR, 60, n_sum=96), PAIRS, gpus=FOUR),
     told(split(TWO, 31, n_sum=96, sum_us=14), split(FOUR, 33, n_sum=96, sum_us=20), gpus=FOUR),
-    told(split(TWO, 31, n_sum=1), split(FOUR, 20, limit=SLOWER, n_sum=9, sum_us=1), gpus=FOUR),
+    told(split(TWO, 31, n_sum=1), split(FOUR, 20, why=SLOWER, n_sum=9, sum_us=1), gpus=FOUR),
     told(split(FOUR, 50, n_sum=9, sum_us=20), split(TWO, 31, n_sum=9), gpus=(*FOUR, "cuda:4")),
     told(split(ONE, 5, n_cpu_blocks=12), split(("cpu",), 2.14), gpus=ONE),
     told(split(FOUR, 16, n_cpu_moe=19), gpus=FOUR),
@@ -159,8 +164,8 @@ REASONS_FOR_CHOICES = (
     told(split(("cpu",), 2.14), split(TWO, 1, n_cpu_blocks=70), gpus=TWO),
     told(split(("cpu",), 2.14), gpus=ONE), told(split(("cpu",), 2.14), gpus=FOUR),
     *(
-        told(split(ONE, 61), split(TWO, 30, n_sum=1, limit=reason.format(part="47 %")))
-        for reason in REASONS.values()
+        told(split(ONE, 61), split(TWO, 30, n_sum=1, why=Sentence(why.template, part="47 %")))
+        for why in SHORT_REASONS.values()
     ),
 )  # fmt: skip
 OTHERS = (

@@ -47,16 +47,16 @@ def test_the_chip_opens_what_is_slower_why_and_what_helps(
     qtbot.mouseClick(chip, Qt.MouseButton.LeftButton)
     assert chip.reasons.isVisible()
     assert reasons(chip) == [
-        "On GPU 0, kernels are started one by one",
+        "On GPU 0, kernels are launched one by one",
         "No kernel reads such a <b>cache</b>.",
         f"Tokens are slower. {GRAPH.help}",
-        "Tokens are drawn by the processor and not on GPU 0 and GPU 1",
+        "Tokens are sampled by the CPU and not on GPU 0 and GPU 1",
         "Top-k is too large.",
         "Tokens are slower. Lower it.",
     ]
     texts = chip.reasons.findChildren(QLabel)
     assert {text.textFormat() for text in texts} == {Qt.TextFormat.PlainText}
-    assert "On GPU 0, kernels are started one by one: no" in chip.accessibleDescription()
+    assert "On GPU 0, kernels are launched one by one: no" in chip.accessibleDescription()
     qtbot.keyClick(chip.reasons, Qt.Key.Key_Escape)
     assert not chip.reasons.isVisible()
 

@@ -119,7 +119,7 @@ def test_what_fails_after_the_load_is_told_as_well(
         model.runtime.runner.recover()
         monkeypatch.setattr(rank_capture, "capture_on_all", failing(NotRepeatable("it snows")))
         run(model, GREEDY)
-        said = "On cpu, kernels are started one by one: it snows. "
+        said = "On cpu, kernels are launched one by one: it snows. "
         assert any(warning.startswith(said) for warning in model.warnings)
 
 

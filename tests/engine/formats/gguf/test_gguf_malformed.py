@@ -119,7 +119,7 @@ ATTACKS = {
     ),
     "offset wraps": (
         gguf([], [tensor("t", [32], offset=2**64 - 32)], F32_32),
-        "'t' claims an impossible size or place",
+        "'t' claims an impossible size or position",
     ),
     "data cut short": (gguf([], [tensor("t", [32])], bytes(100)), "truncated: 28 of 192 bytes"),
     "unknown tensor type": (gguf([], [tensor("t", [32], 9999)], F32_32), "as type 9999"),

@@ -133,5 +133,5 @@ def test_a_failing_drive_is_a_sentence(
     monkeypatch.setattr(os, "preadv", fail)
     with pytest.raises(ModelFileError, match=os.strerror(number)) as caught:
         TensorBytes.of(part, OFFSET, SHAPE).read()
-    assert str(caught.value).startswith("m.gguf cannot be read any more: ")
+    assert str(caught.value).startswith("m.gguf can no longer be read: ")
     assert "drive" in caught.value.hint

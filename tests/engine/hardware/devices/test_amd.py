@@ -198,7 +198,7 @@ def test_a_card_whose_memory_is_not_told_is_not_usable(monkeypatch, tmp_path):
     (folder_of(sysfs, XTX) / "mem_info_vram_total").write_text("garbage\n")
     (info,) = gpus()
     assert (info.usable, info.total_bytes) == (False, 0)
-    assert "does not tell the memory" in info.reason
+    assert "does not report the memory" in info.reason
 
 
 def test_files_that_a_container_may_not_read_are_no_gpus(monkeypatch, tmp_path):
@@ -261,7 +261,7 @@ def test_a_card_that_stops_answering_has_a_problem_and_comes_back(monkeypatch, t
     with DeviceMonitor(["cuda:0"]) as monitor:
         text = file.read_text()
         file.unlink()
-        assert "does not tell the memory" in monitor.snapshot()[0].problem
+        assert "does not report the memory" in monitor.snapshot()[0].problem
         file.write_text(text)
         assert monitor.snapshot()[0].problem == ""
 

@@ -202,8 +202,8 @@ def test_visible_follows_cudas_rules(value, expected):
         ("1,0,1", "'1,0,1': it names GPU 1 twice, which hides all GPUs."),
         ("GPU-aaaa3333,1", ""),
         ("GPU-aaaa1111,0", "'GPU-aaaa1111,0': it names GPU 0 twice, which hides all GPUs."),
-        ("GPU-aaaa", "2 GPUs have UUIDs that begin with 'GPU-aaaa', which ends the list."),
-        ("GPU-cc", "no GPU here has a UUID that begins with 'GPU-cc', which ends"),
+        ("GPU-aaaa", "2 GPUs have UUIDs that start with 'GPU-aaaa', which ends the list."),
+        ("GPU-cc", "no GPU here has a UUID that starts with 'GPU-cc', which ends"),
         ("MIG-12ab", "'MIG-12ab' is a part of a GPU (MIG), which Tandem cannot use"),
         ("cuda:0", "'cuda:0' is neither a number nor a UUID of a GPU"),
     ],
@@ -367,9 +367,9 @@ def test_a_driver_without_gpus_is_told_apart(driver):
     [
         (["nvidia"], "An NVIDIA GPU is here but no driver for it; install NVIDIA's driver"),
         (["intel", "nvidia"], "An NVIDIA GPU is here but no driver for it"),
-        (["amd"], "The AMD GPU here has little memory of its own, or no driver for computing"),
-        (["intel"], "Tandem can use GPUs of NVIDIA and AMD, but not Intel's; it runs on the CPU."),
-        (["apple"], "but not Apple's; it runs on the CPU."),
+        (["amd"], "The AMD GPU here has little dedicated memory, or no driver for computing"),
+        (["intel"], "Tandem can use NVIDIA and AMD GPUs, but none of Intel; it runs on the CPU."),
+        (["apple"], "but none of Apple; it runs on the CPU."),
     ],
 )
 def test_without_a_driver_the_maker_of_the_gpu_is_told(no_driver, monkeypatch, makers, expected):
@@ -396,7 +396,11 @@ def test_a_gpu_that_torch_cannot_use_is_refused_with_the_command(driver, monkeyp
         (TorchBuild(True, "12.8"), 12040, ""),
         (TorchBuild(True, "12.8"), 13000, ""),
         (TorchBuild(True, "unknown"), 12040, ""),
-        (TorchBuild(True, "13.0"), 12080, "runs CUDA 12 but this PyTorch build needs CUDA 13.0"),
+        (
+            TorchBuild(True, "13.0"),
+            12080,
+            "supports CUDA 12 but this PyTorch build needs CUDA 13.0",
+        ),
         (TorchBuild(True, ""), 13000, "this PyTorch build has no CUDA support"),
         (TorchBuild(False, ""), 13000, "PyTorch is not installed"),
     ],
@@ -524,8 +528,8 @@ def test_gpus_are_named_by_their_uuids_or_what_these_begin_with(driver, monkeypa
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        ("GPU-aaaa", "the UUIDs of cuda:1 and cuda:2 begin so; write a longer part"),
-        ("GPU-cccc", "there is cuda:0 with GPU-bbbb2222, cuda:1 with GPU-aaaa3333, cuda:2 with"),
+        ("GPU-aaaa", "the UUIDs of cuda:1 and cuda:2 start with this; write a longer part"),
+        ("GPU-cccc", "there is cuda:0 with GPU-bbbb2222, cuda:1 with GPU-aaaa3333 and cuda:2 with"),
         ("MIG-3f2a", "a part of a GPU cannot be used; name the whole GPU"),
         ("GPU-xyz", "write cpu, or cuda:0 for the first GPU, or a GPU's UUID"),
         ("GPU-", "or a GPU's UUID"),
@@ -567,7 +571,9 @@ def test_a_gpu_that_vanished_is_refused(driver):
     driver.gpus = [gpu for gpu in driver.gpus if gpu.name != "RTX 4090"]
     with pytest.raises(NoDevice, match=r"no device 'cuda:2'.*cuda:0, cuda:1, cpu"):
         require_devices(["cuda:2"])
-    with pytest.raises(NoDevice, match="there is cuda:0 with GPU-bbbb2222, cuda:1 with GPU-aaaa33"):
+    with pytest.raises(
+        NoDevice, match="there is cuda:0 with GPU-bbbb2222 and cuda:1 with GPU-aaaa33"
+    ):
         parse_devices("GPU-aaaa1111")
 
 

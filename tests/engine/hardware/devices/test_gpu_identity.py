@@ -60,7 +60,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 def test_a_number_that_means_another_gpu_to_torch_is_refused(torch_says: dict[str, object]) -> None:
     """CUDA was started before its order was settled: the fastest GPU is its first one."""
     torch_says |= {"cuda:0": "aaaa3333", "cuda:1": "bbbb2222", "cuda:2": "aaaa1111"}
-    with pytest.raises(NoDevice, match=r"cuda:0 is what the driver calls cuda:1; restart with"):
+    with pytest.raises(NoDevice, match=r"cuda:0 is the driver's cuda:1; restart with"):
         torch_device("cuda:0")
     assert torch_device("cuda:2") == torch.device("cuda:2")
 

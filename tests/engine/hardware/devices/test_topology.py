@@ -90,7 +90,7 @@ def test_a_driver_that_does_not_tell_is_not_believed(driver):
         gpu(driver, A).errors[name] = CODES["NVML_ERROR_NOT_SUPPORTED"]
     link = links(driver)["cuda:0", "cuda:1"]
     assert (link.kind, link.ancestor, link.n_nvlink) == ("host", "", 0)
-    assert link.peer_problem == "the driver does not tell"
+    assert link.peer_problem == "the driver does not report it"
 
 
 def test_a_lost_gpu_has_no_links(driver):

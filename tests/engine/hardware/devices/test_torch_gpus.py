@@ -133,7 +133,7 @@ def test_the_monitor_says_that_the_state_is_not_known(monkeypatch):
     with DeviceMonitor(["cuda:0"]) as monitor:
         (got,) = monitor.snapshot()
     assert (got.device, got.total_bytes) == ("cuda:0", 0)
-    assert "no library of the driver tells them" in got.problem
+    assert "no driver library reports them" in got.problem
 
 
 def test_the_real_child_says_why_there_is_no_gpu():

@@ -349,7 +349,7 @@ def test_a_folder_that_takes_no_files_is_reported(
     assert "compiled again at each start" in caplog.text
     (found,) = shared.current
     assert (found.kind, found.devices) == ("compiling", ())
-    assert found.sentence.startswith("Kernels for GPUs are compiled anew at each start: ")
+    assert found.sentence.startswith("Kernels for GPUs are compiled again at each start: ")
     assert "cannot be written" in found.why
 
     (fresh / "gpu").unlink()
