@@ -99,8 +99,14 @@ SHORT = DraftTensor.of(np.zeros((32, N_EMBD), np.float32))
     [
         ({"output": SHORT}, "only some of the model's tokens, and it does not say which"),
         ({"output": SHORT, "d2t": DraftTensor.of(np.zeros(31, np.int32))}, "only some of the"),
-        ({"output": SHORT, "d2t": DraftTensor.of(np.full(32, 320, np.int64))}, "tokens that do not exist"),
-        ({"output": SHORT, "d2t": DraftTensor.of(np.zeros(32, np.float32))}, "not a list of tokens"),
+        (
+            {"output": SHORT, "d2t": DraftTensor.of(np.full(32, 320, np.int64))},
+            "tokens that do not exist",
+        ),
+        (
+            {"output": SHORT, "d2t": DraftTensor.of(np.zeros(32, np.float32))},
+            "not a list of tokens",
+        ),
         (
             {"output": SHORT}
             | {
