@@ -24,8 +24,7 @@ from engine.util.sandbox import ChildEnded, Excess, LimitedChild
 if TYPE_CHECKING:
     from engine.formats.gguf.metadata import Metadata
 
-COMMAND = program_command("engine.text.templates.program")
-"""Command of the child."""
+COMMAND = program_command("engine.text.templates.program")  # command of the child
 
 
 def _why(ended: ChildEnded, seconds: float) -> Sentence:
@@ -94,7 +93,6 @@ class TemplateRenderer:
             self._drop()
 
     def _compile(self, source: str) -> None:
-        """Compile a template in the child; runs on its own thread."""
         with self._lock, suppress(TemplateError, RuntimeError):
             if self._child is not None:
                 self._ask(_request(source, None, MAX_SECONDS, None), MAX_SECONDS)
@@ -139,9 +137,8 @@ def _request(
         raise TemplateError(
             "The model's chat template has {n} characters; at most {most} are accepted.",
             ANOTHER_TEMPLATE,
-            n=len(source),
-            most=MAX_SOURCE,
-        )
+            n=len(source), most=MAX_SOURCE,
+        )  # fmt: skip
     request = {
         "source": source,
         "given": variables,
@@ -159,9 +156,8 @@ def _request(
         raise TemplateError(
             "The conversation takes {n} bytes; chat templates get at most {most}.",
             "Shorten the conversation.",
-            n=len(line),
-            most=MAX_REQUEST,
-        )
+            n=len(line), most=MAX_REQUEST,
+        )  # fmt: skip
     return line
 
 
@@ -176,8 +172,7 @@ def _not_working(problem: Sentence) -> TemplateError:
     return TemplateError(text, ANOTHER_TEMPLATE, problem=problem)
 
 
-shared_renderer = TemplateRenderer()
-"""The renderer of this process; its child ends with it."""
+shared_renderer = TemplateRenderer()  # the renderer of this process; its child ends with it
 
 atexit.register(shared_renderer.close)
 
@@ -258,12 +253,9 @@ def fallback_template(bos_token: str = "", eos_token: str = "") -> ChatTemplate:
 def chat_template_from_metadata(
     meta: Metadata, tokenizer: Tokenizer, source: str = ""
 ) -> ChatTemplate:
-    """Return the template of a model file, or the fallback.
+    """Return the template of a model file (or `source` instead), else the fallback.
 
     It is compiled in the background, so that the first message need not wait.
-
-    Args:
-        source: Jinja source to use instead of the file's; "" for that.
     """
     bos, eos = (
         "" if token_id is None else tokenizer.token_text(token_id)

@@ -325,7 +325,6 @@ class SpmEncoder:
         return [piece for piece in pieces if piece]
 
     def _spell(self, char: str) -> list[int]:
-        """Return the ids of the bytes of a character that is not a token, or the unknown token."""
         spelled = [self._bytes[byte] for byte in char.encode()]
         known = [token_id for token_id in spelled if token_id is not None]
         return known if len(known) == len(spelled) else self._unk
@@ -364,7 +363,6 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def _missing(pairs: list[tuple[str, str]], ids: dict[str, int], other: str = "") -> ValueError:
-    """Return the error of the first text in merges that is not a token; else `other`."""
     texts = (text for left, right in pairs for text in (left, right, left + right))
     missing = next((text for text in texts if text not in ids), None)
     return ValueError(quote(other) if missing is None else f"{quote(missing)} is not a token")

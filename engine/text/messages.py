@@ -7,18 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Literal
 
-IMAGE_PLACEHOLDER = "\ufffc"
-"""Character that represents an image in the text of a message."""
+IMAGE_PLACEHOLDER = "\ufffc"  # character that represents an image in the text of a message
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A function call requested by the assistant.
-
-    Attributes:
-        arguments: text of a JSON object.
-        id: id of the call, to which its result refers.
-    """
+    """A function call requested by the assistant: arguments as JSON text, and an id for its
+    result."""
 
     name: str
     arguments: str
@@ -27,12 +22,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call.
-
-    Attributes:
-        description: description for the model.
-        parameters: JSON schema of its arguments, as text; "" for none.
-    """
+    """A function that the model may call; `parameters` is the JSON schema of its arguments, or
+    ""."""
 
     name: str
     description: str = ""
@@ -181,9 +172,7 @@ def thinking_state(
 class ThoughtMarker:
     """Formatter of one answer as a single text, with its thinking between tags.
 
-    Args:
-        is_open: whether the answer continues inside its thinking.
-        has_said: whether it continues after its thinking.
+    A continued answer may be inside its thinking (`is_open`) or after it (`has_said`).
     """
 
     def __init__(self, *, is_open: bool = False, has_said: bool = False) -> None:

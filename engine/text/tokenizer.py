@@ -74,12 +74,9 @@ class SpecialToken:
 
 
 class SpecialTokens:
-    """The special tokens of a vocabulary.
+    """The special tokens of a vocabulary; one with `eats_spaces` may include following whitespace.
 
     Longer ones are searched first, each in the pieces that the previous ones left.
-
-    Attributes:
-        eats_spaces: whether whitespace after one of them may belong to it.
     """
 
     def __init__(self, tokens: list[SpecialToken]) -> None:
@@ -127,8 +124,7 @@ class SpecialTokens:
 class StreamDecoder:
     """Incremental decoder of token ids; a character appears with its last byte.
 
-    Args:
-        token_bytes: returns the bytes that a token adds; empty for a hidden token.
+    `token_bytes` returns the bytes that a token adds; empty for a hidden token.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
@@ -190,7 +186,6 @@ class Encoder(Protocol):
 
     def parts(self, text: str) -> Iterator[list[int]]:
         """Yield the ids of a text in parts, because long texts take time."""
-        ...
 
 
 class Tokenizer:
@@ -303,7 +298,6 @@ class Tokenizer:
 
     @cached_property
     def _longest(self) -> int:
-        """Maximum number of bytes of text per token; 0 if unlimited."""
         if self._special.eats_spaces or not self._covers_bytes:
             return 0
         kinds = zip(self._vocab.tokens, self._vocab.kinds, strict=True)
@@ -314,7 +308,6 @@ class Tokenizer:
 
     @property
     def _covers_bytes(self) -> bool:
-        """Whether each byte is a token, so that no character is dropped from a text."""
         ids = self._vocab.ids
         alphabet = BYTE_OF if self._byte_level else [f"<0x{byte:02X}>" for byte in range(256)]
         return all(char in ids for char in alphabet)
@@ -344,8 +337,7 @@ class Tokenizer:
     ) -> StreamDecoder:
         """Return an incremental decoder, which keeps all spaces.
 
-        Args:
-            skip_special: whether to leave out control tokens, such as BOS, except `shown`.
+        `skip_special` leaves out control tokens, such as BOS, except `shown`.
         """
         hidden = CONTROL | UNKNOWN if skip_special else 0
 
@@ -400,13 +392,13 @@ def _bpe_encoder(meta: Metadata, vocab: Vocabulary, pre: PreTokenizer) -> BpeEnc
 def _adds(
     meta: Metadata, vocab: Vocabulary, name: str, default: bool, always: bool = False
 ) -> bool:
-    wanted = always or meta.bool(f"{KEY}add_{name}_token", default)
-    if wanted and (vocab.bos_id if name == "bos" else vocab.eos_id) is None:
+    is_added = always or meta.bool(f"{KEY}add_{name}_token", default)
+    if is_added and (vocab.bos_id if name == "bos" else vocab.eos_id) is None:
         vocab.warnings.append(
             Sentence("The file asks for a {name} token but has none.", name=name.upper())
         )
         return False
-    return wanted
+    return is_added
 
 
 def _with_spaces(text: str) -> bytes:

@@ -210,11 +210,8 @@ def _drop_end(vocab: Vocabulary, ends: set[int], name: str, kind: int) -> None:
         vocab.kinds[token_id] = kind
 
 
-MODELS = ("llama", "gpt2", "gemma4")
-"""Supported kinds of tokenizers."""
-
-NO_MODEL = ("", "none", "no_vocab")
-"""Kinds in files without a tokenizer."""
+MODELS = ("llama", "gpt2", "gemma4")  # supported kinds of tokenizers
+NO_MODEL = ("", "none", "no_vocab")  # kinds in files without a tokenizer
 
 NO_VOCABULARY = Sentence("This file has no vocabulary: it can be benchmarked, but cannot chat.")
 MAX_NAME = 40  # characters of a name that are shown
@@ -244,10 +241,8 @@ def tokenizer_model(meta: Metadata) -> str:
             file,
             "{file} uses the tokenizer {name}, which is not supported yet.",
             "Supported are: {names}.",
-            file=file.name,
-            name=repr(model[:MAX_NAME]),
-            names=", ".join(MODELS),
-        )
+            file=file.name, name=repr(model[:MAX_NAME]), names=", ".join(MODELS),
+        )  # fmt: skip
     return model
 
 
@@ -275,14 +270,11 @@ def check_vocabulary(draft: GGUFFile, main: GGUFFile) -> None:
         raise EngineError(
             "{file} cannot be the draft model of {other}: {problem}.",
             "Choose a smaller model of the same family.",
-            file=draft.path.name,
-            other=main.path.name,
-            problem=difference,
-        )
+            file=draft.path.name, other=main.path.name, problem=difference,
+        )  # fmt: skip
 
 
 def _difference(draft: GGUFFile, main: GGUFFile) -> Sentence | None:
-    """Return the first difference, as the end of a sentence."""
     for file in (draft, main):
         if not has_vocabulary(file.meta):
             return Sentence("{file} has no vocabulary", file=file.path.name)

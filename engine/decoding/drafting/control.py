@@ -11,29 +11,14 @@ LENGTHS = (1, 3, 7, 15)
 """Numbers of draft tokens to verify: together with the token before them, sizes of recorded
 passes."""
 
-WEIGHT = 0.1
-"""Weight of a new measurement in a running mean."""
-
-N_UNSTEADY = 3
-"""Number of passes of a size without timing, because they allocate and record."""
-
-ROW_COST = 0.04
-"""Assumed time of another row relative to the first, until measured."""
-
-MAKING_COST = 0.1
-"""Assumed time of another draft token relative to a token, until measured."""
-
-MIN_GAIN = 1.03
-"""Minimum expected speed-up for drafting."""
-
-PROBE_EVERY = 64
-"""Minimum number of skipped drafts before a probe, which measures again."""
-
-PROBE_SHARE = 0.02
-"""Maximum share of time for probes."""
-
-CHOICE_SHARE = 0.01
-"""Maximum share of time for choices without a result."""
+WEIGHT = 0.1  # weight of a new measurement in a running mean
+N_UNSTEADY = 3  # number of passes of a size without timing, because they allocate and record
+ROW_COST = 0.04  # assumed time of another row relative to the first, until measured
+MAKING_COST = 0.1  # assumed time of another draft token relative to a token, until measured
+MIN_GAIN = 1.03  # minimum expected speed-up for drafting
+PROBE_EVERY = 64  # minimum number of skipped drafts before a probe, which measures again
+PROBE_SHARE = 0.02  # maximum share of time for probes
+CHOICE_SHARE = 0.01  # maximum share of time for choices without a result
 
 MAX_BETWEEN = 32
 """Maximum number of passes between such choices for fast models; repetitions are noticed later
@@ -42,14 +27,12 @@ then."""
 MAX_SAVED = 256
 """Number of passes over which the time for probes can accumulate; more would stall an answer."""
 
-MIN_CHECKS = 3
-"""Number of verified passes after which a kind of drafts that loses time is stopped."""
+MIN_CHECKS = 3  # number of verified passes after which a kind of drafts that loses time is stopped
 
 MAX_CREDIT = 2.0
 """Maximum gain, in tokens, that a kind of drafts can accumulate against later losses."""
 
-REPAID_AFTER = 256
-"""Number of drafting passes over which the drafter's reading time is amortised."""
+REPAID_AFTER = 256  # number of drafting passes over which the drafter's reading time is amortised
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,18 +87,16 @@ class DraftControl:
         return self._passes.seconds(n_rows) if self._passes.has(n_rows) else None
 
     def n_between_choices(self, n_rows: int, seconds: float) -> int:
-        """Return the number of passes until the next choice, after one without a result.
+        """Return the number of passes of `n_rows` rows until the next choice, after one without a
+        result.
 
-        Choices are not negligible for models that take less than a millisecond per token.
-
-        Args:
-            n_rows: number of rows of these passes.
-            seconds: time of a choice.
+        A choice, which takes `seconds`, is not negligible for models with less than a millisecond
+        per token.
         """
         if not self._passes.is_known:
             return 1
-        wanted = seconds / (CHOICE_SHARE * max(self._passes.seconds(n_rows), 1e-6))
-        return max(1, min(MAX_BETWEEN, round(wanted)))
+        n_passes = seconds / (CHOICE_SHARE * max(self._passes.seconds(n_rows), 1e-6))
+        return max(1, min(MAX_BETWEEN, round(n_passes)))
 
     def note_reading(self, source: str, n_tokens: int, seconds: float) -> None:
         """Record the time a drafter took to read tokens without drafting."""
@@ -174,8 +155,6 @@ class DraftControl:
         return chosen
 
     def _lengths(self, proposal: Proposal) -> Sequence[int]:
-        """Return the lengths to choose from: measured ones and the next; () if all kinds are
-        stopped."""
         if all(kind in self._trials and self._trials[kind].is_lost for kind in proposal.kinds):
             return ()
         n = len(proposal.kinds)
@@ -190,7 +169,6 @@ class DraftControl:
         return self._reading(proposal) + self._seconds(proposal, length) - gained
 
     def _gain(self, proposal: Proposal, length: int) -> float:
-        """Return the expected speed-up."""
         alone = self._passes.seconds(len(proposal.kinds))
         seconds = self._seconds(proposal, length) + self._reading(proposal) / REPAID_AFTER
         return self._n_tokens(proposal, length) * alone / seconds
@@ -199,12 +177,10 @@ class DraftControl:
         return proposal.n_unread * self._readings.get(proposal.maker, 0.0)
 
     def _n_tokens(self, proposal: Proposal, length: int) -> float:
-        """Return the mean number of tokens per answer and pass."""
         each = [_expected(self.share(kind), length) for kind in proposal.kinds]
         return sum(each) / len(each)
 
     def _seconds(self, proposal: Proposal, length: int) -> float:
-        """Return the time of making and verifying draft tokens."""
         n = len(proposal.kinds)
         making = 0.0
         if proposal.maker:
@@ -212,8 +188,6 @@ class DraftControl:
         return making + self._passes.seconds(n * (1 + length))
 
     def _making(self, proposal: Proposal, alone: float) -> float:
-        """Return the time of one draft token for each answer that needs it; `alone` is that of a
-        plain pass."""
         times = self._makings.get(proposal.maker)
         if times is None or not times.is_known or not self._passes.is_known:
             return MAKING_COST * alone
@@ -239,8 +213,6 @@ class _Trial:
 
 
 class _Times:
-    """Mean times of passes by their numbers of rows."""
-
     def __init__(self) -> None:
         self._means: dict[int, float] = {}
         self._n_noted: dict[int, int] = {}

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-Answer = TypeVar("Answer", bound=Hashable)
-"""Key of a running answer."""
+Answer = TypeVar("Answer", bound=Hashable)  # key of a running answer
 
 
 class Kind(NamedTuple):
@@ -55,16 +54,13 @@ class DraftSource(Protocol[Answer]):
             texts: all tokens of some answers so far, prompts included; usually the texts of the
                 last call, extended or with their last tokens replaced.
         """
-        ...
 
     def n_unread(self, texts: Mapping[Answer, Sequence[int]]) -> int:
         """Return the approximate number of tokens it has to read before drafting for these
         texts."""
-        ...
 
     def forget(self, answer: Answer) -> None:
         """Free the memory of a finished answer, which may be unknown."""
-        ...
 
 
 ROOT = 0  # state of the empty sequence
@@ -105,8 +101,6 @@ class Repeats:
         self._behind[suffix] = self.n
 
     def _after(self, before: int, token: int) -> int:
-        """Return the state of exactly the sequence of a state plus one token, splitting states if
-        needed."""
         state, length = self._next[before][token], self._length[before] + 1
         if self._length[state] == length:
             return state
@@ -119,7 +113,6 @@ class Repeats:
         return clone
 
     def _new(self, length: int, following: dict[int, int], behind: int) -> int:
-        """Add a state, not yet linked, and return its number."""
         self._next.append(following)
         self._link.append(ROOT)
         self._length.append(length)
@@ -131,8 +124,7 @@ ALIKE = (2, 3, 5, 9)
 """Lengths of the repeated suffix at which a new kind of draft tokens begins: longer matches are
 accepted more often."""
 
-MIN_ALIKE = ALIKE[0]
-"""Minimum length of the repeated suffix."""
+MIN_ALIKE = ALIKE[0]  # minimum length of the repeated suffix
 
 KINDS = tuple(Kind("ngram", n, share) for n, share in enumerate((0.3, 0.45, 0.6, 0.8)))
 """Kind of draft tokens for each length in `ALIKE`."""
@@ -143,11 +135,7 @@ half a kilobyte of host memory."""
 
 
 class NgramDrafter:
-    """Drafts tokens for one answer from its prompt and its text so far.
-
-    Attributes:
-        n_alike: length of the repeated suffix.
-    """
+    """Drafts tokens for one answer from its prompt and its text so far."""
 
     def __init__(self) -> None:
         self._begin = 0
@@ -159,11 +147,7 @@ class NgramDrafter:
         return self._seen.n_alike
 
     def draft(self, ids: Sequence[int], most: int) -> list[int]:
-        """Return up to `most` draft tokens; [] without a repetition.
-
-        Args:
-            ids: all tokens so far; usually the tokens of the last call plus some more.
-        """
+        """Return up to `most` draft tokens after ids, which usually extend the last call's."""
         self._read(ids)
         if self.n_alike < MIN_ALIKE:
             return []

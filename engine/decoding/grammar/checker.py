@@ -161,14 +161,9 @@ def _problem_of(schema: Schema) -> str:
     return messages[0] if is_error else ""
 
 
-COMMAND = program_command("engine.decoding.grammar.checker")
-"""Command of the child."""
-
-MAX_KNOWN = 256
-"""Number of grammars with a cached result; requests often repeat the same ones."""
-
-MAX_REMEMBERED = 2048
-"""Maximum characters of a cached error, which may quote the grammar."""
+COMMAND = program_command("engine.decoding.grammar.checker")  # command of the child
+MAX_KNOWN = 256  # number of grammars with a cached result; requests often repeat the same ones
+MAX_REMEMBERED = 2048  # maximum characters of a cached error, which may quote the grammar
 
 EXCESS_S = 60.0
 """Seconds for which an error about time or memory is cached; a less busy machine may succeed."""
@@ -214,11 +209,6 @@ class GrammarChecker:
             child.close()
 
     def _recall(self, key: bytes) -> bool:
-        """Return whether a grammar is known to be usable.
-
-        Raises:
-            GrammarError: it is known to be unusable.
-        """
         with self._lock:
             if key not in self._known:
                 return False
@@ -240,7 +230,6 @@ class GrammarChecker:
                 self._known.popitem(last=False)
 
     def _ask(self, key: bytes, request: bytes, is_cancelled: IsCancelled) -> None:
-        """Have a child check a grammar, and cache the result."""
         child = None
         error: GrammarError | None = None
         try:
@@ -274,7 +263,6 @@ class GrammarChecker:
             raise error
 
     def _taken(self) -> LimitedChild:
-        """Take a running idle child, or start one."""
         while True:
             with self._lock:
                 if not self._idle:
@@ -300,7 +288,6 @@ CHECKING = Sentence("Checking the grammar")
 
 
 def _request(grammar: Grammar) -> bytes:
-    """Return the request to check a grammar, a line of JSON."""
     text = json.dumps({"kind": grammar.kind, "text": grammar.text}, ensure_ascii=False)
     line = (text + "\n").encode("utf-8", "replace")
     _check_length(grammar, len(line))
@@ -315,8 +302,7 @@ def _why(ended: ChildEnded) -> Sentence:
     return Sentence("its rules are nested too deeply")
 
 
-shared_checker = GrammarChecker()
-"""The checker of this process; its children end with it."""
+shared_checker = GrammarChecker()  # the checker of this process; its children end with it
 
 atexit.register(shared_checker.close)
 
@@ -350,7 +336,6 @@ def _answer(line: bytes) -> dict[str, object]:
 
 
 def _check(grammar: Grammar, answer: dict[str, object]) -> None:
-    """Put the error of a grammar into `answer`, if it has one."""
     try:
         check(grammar)
         return
@@ -369,7 +354,6 @@ def _plain(value: object) -> object:
 
 
 def _read(plain: Any) -> Any:
-    """Return the value that `_plain` was given."""
     if not isinstance(plain, list):
         return plain
     template, values = plain

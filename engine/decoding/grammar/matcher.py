@@ -21,17 +21,11 @@ if TYPE_CHECKING:
 
     from engine.text.tokenizer import Tokenizer
 
-Mask: TypeAlias = NDArray[np.bool_]
-"""Allowed tokens of a vocabulary, (n_vocab,)."""
+Mask: TypeAlias = NDArray[np.bool_]  # allowed tokens of a vocabulary, (n_vocab,)
 
 
 class Matcher:
-    """Matcher of one grammar, with the tokens that it has accepted so far.
-
-    Attributes:
-        trigger, lead: see `Grammar`.
-        n: number of accepted tokens.
-    """
+    """Matcher of one grammar, with the n tokens that it has accepted so far."""
 
     def __init__(self, inner: LLMatcher, n_vocab: int, trigger: str = "", lead: str = "") -> None:
         self._inner, self._n_vocab = inner, n_vocab
@@ -167,7 +161,6 @@ class MaskVocabulary:
 
     @cached_property
     def _sorted(self) -> list[tuple[bytes, int]]:
-        """Tokens with their bytes, sorted by bytes, without empty ones."""
         spelled = ((self.bytes_of(token), token) for token in range(self.n))
         return sorted(pair for pair in spelled if pair[0])
 
@@ -189,8 +182,6 @@ class MaskVocabulary:
 
 
 class _Wrapped:
-    """Tokenizer interface of llguidance."""
-
     is_tokenizer_wrapper = True
 
     def __init__(self, vocabulary: MaskVocabulary) -> None:

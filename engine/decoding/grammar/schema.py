@@ -15,20 +15,11 @@ from typing import Any, NoReturn, TypeGuard
 
 from engine.errors import GrammarError, Sentence
 
-MAX_CHARACTERS = 1 << 20
-"""Maximum number of characters of a grammar."""
-
-MAX_DEPTH = 100
-"""Maximum nesting of a schema, and of brackets in other grammars."""
-
-MAX_SECONDS = 3.0
-"""Maximum time for checking a grammar."""
-
-MAX_AT_ONCE = 2
-"""Maximum number of grammars that are checked in parallel."""
-
-MAX_MEMORY = 1 << 30
-"""Maximum memory for checking a grammar, in bytes."""
+MAX_CHARACTERS = 1 << 20  # maximum number of characters of a grammar
+MAX_DEPTH = 100  # maximum nesting of a schema, and of brackets in other grammars
+MAX_SECONDS = 3.0  # maximum time for checking a grammar
+MAX_AT_ONCE = 2  # maximum number of grammars that are checked in parallel
+MAX_MEMORY = 1 << 30  # maximum memory for checking a grammar, in bytes
 
 MAX_REQUEST = 4 * MAX_CHARACTERS
 """Maximum bytes of a grammar as a line of JSON, where some characters are escaped."""
@@ -53,8 +44,7 @@ before.
 DRAFTED_MASK_SECONDS = 0.01
 """Processor time of a mask beyond which a pass does not verify draft tokens."""
 
-MAX_PLACING_SECONDS = 1.0
-"""Maximum time to locate the invalid part of a schema."""
+MAX_PLACING_SECONDS = 1.0  # maximum time to locate the invalid part of a schema
 
 
 Schema = dict[str, Any]
@@ -83,11 +73,8 @@ KEYWORD_OF = (
 )
 """Patterns of llguidance's messages and the keyword each is about; "" for group 1."""
 
-NEARLY_NONE = 1e-9
-"""Amount by which the end of a range of numbers is narrowed."""
-
-MAX_EXACT = 2**20
-"""Whole numbers below this differ from their narrowed values, even as floats."""
+NEARLY_NONE = 1e-9  # amount by which the end of a range of numbers is narrowed
+MAX_EXACT = 2**20  # whole numbers below this differ from their narrowed values, even as floats
 
 COERCED = Sentence("Use anyOf instead of oneOf.")
 
@@ -172,7 +159,6 @@ def subschemas(schema: Schema, pointer: str = "#", depth: int = 0) -> Iterator[t
 
 
 def _inside(schema: Schema) -> Iterator[tuple[str, object]]:
-    """Yield possible schemas directly inside one, with the end of their pointers."""
     for key in MAPPINGS:
         value = schema.get(key)
         if isinstance(value, dict):
@@ -190,13 +176,10 @@ def _escaped(name: str) -> str:
 
 
 def error_of(schema: Schema, message: str, problem_of: Callable[[Schema], str]) -> GrammarError:
-    """Return the error of a schema that llguidance refuses, with the place of the invalid part.
+    """Return the error of a schema that llguidance refuses with `message`, and the place of its
+    cause.
 
-    This is the innermost schema that is refused on its own for the same reason.
-
-    Args:
-        message: llguidance's message for the whole schema.
-        problem_of: returns llguidance's message for a schema; "" if it is accepted.
+    This is the innermost schema for which `problem_of` returns the same message.
     """
     place, stop = "#", time.monotonic() + MAX_PLACING_SECONDS
     known: Schema = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
@@ -214,7 +197,6 @@ def error_of(schema: Schema, message: str, problem_of: Callable[[Schema], str]) 
 
 
 def _with_keyword(pointer: str, schema: Mapping[str, object], message: str) -> str:
-    """Return the pointer of the keyword that a message is about, if it can be identified."""
     for pattern, keyword in KEYWORD_OF:
         if match := pattern.search(message):
             name = keyword or match[1]

@@ -10,8 +10,7 @@ import numpy as np
 
 from engine.decoding.sampling.steps import Candidates, IntArray, find_ids
 
-MAX_LOG = 88.7228391
-"""Logarithm of the largest 32-bit float, the limit of penalties."""
+MAX_LOG = 88.7228391  # logarithm of the largest 32-bit float, the limit of penalties
 
 TokenBytes = Callable[[int], bytes]
 
@@ -78,7 +77,6 @@ class DryHistory:
         return tokens, self._strength * self._growth**exponents
 
     def _repetitions(self) -> dict[int, int]:
-        """Return the longest repetition that each token would continue, in tokens."""
         n = self._n if self._n_last < 0 else min(self._n, self._n_last)
         longest = min(self._n_since, n - 1, self._allowed + self._most_growth())
         if n <= self._allowed or min(self._n_since, n) < self._allowed:

@@ -149,7 +149,6 @@ class Sampler:
         return candidates
 
     def _steps(self) -> list[Step]:
-        """Return the steps with an effect, in the order of the settings."""
         p, is_random = self.params, self.params.temperature > 0
         if is_random and self._mirostat is not None:
             return [*self._bias(), *self._temperature(0.0), self._mirostat]
@@ -189,8 +188,7 @@ def penalises(p: SamplingParams) -> bool:
     return p.repeat_last_n != 0 and not is_neutral
 
 
-Logits = NDArray[np.float32]
-"""Logits on the host."""
+Logits = NDArray[np.float32]  # logits on the host
 
 
 class SamplingRequest(NamedTuple):
@@ -216,11 +214,7 @@ def log_sums(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def logprobs_of(logits: Logits) -> NDArray[np.float64]:
-    """Return the natural log probabilities of all tokens, (n_vocab,).
-
-    Args:
-        logits: finite logits, or -inf for banned tokens; (n_vocab,).
-    """
+    """Return the natural log probabilities of all tokens, (n_vocab,); -inf for banned tokens."""
     row = logits.astype(np.float64)
     return row - float(log_sums(row[None])[0])
 
@@ -245,14 +239,9 @@ ROOM = 1024
 """Maximum number of candidates that one program can sort: ties at the edge of top-k may exceed
 k."""
 
-MAX_WANTED = 768
-"""Maximum top-k of one rank, and number of candidates for top-p without top-k."""
-
-MAX_SENT = 256
-"""Maximum number of candidates that a rank sends to the others: 2 KB."""
-
-N_HISTORY = 8192
-"""Maximum penalty window, in tokens."""
+MAX_WANTED = 768  # maximum top-k of one rank, and number of candidates for top-p without top-k
+MAX_SENT = 256  # maximum number of candidates that a rank sends to the others: 2 KB
+N_HISTORY = 8192  # maximum penalty window, in tokens
 
 
 def most_sent(n_rank: int) -> int:
@@ -273,7 +262,7 @@ def why_on_host(sampler: Sampler, n_vocab: int, n_rank: int = 1) -> Sentence:
     if min(p.top_k, n_vocab) > most:
         return Sentence("this answer's top-k is larger than {n}", n=most)
     if p.top_k == 0 and p.top_p >= 1 and p.min_p <= 0:
-        return Sentence("top-k, top-p and min-p are all off for this answer")
+        return Sentence("top-k, top-p and min-p are off for this answer")
     return Sentence("")
 
 

@@ -44,8 +44,7 @@ from engine.sampling_params import SAMPLERS
 KNOWN_STEPS = (Penalties, TopK, TypicalP, TopP, MinP, SamplingTemperature)
 """Step types that can be applied to slices, in this order; any other needs all logits."""
 
-N_WITHOUT_TOP_K = TopP.N_FIRST
-"""Number of candidates of a slice without top-k."""
+N_WITHOUT_TOP_K = TopP.N_FIRST  # number of candidates of a slice without top-k
 
 N_LIMIT = 4096
 """Maximum number of candidates of a slice; beyond it, sending all logits costs hardly more."""
@@ -156,9 +155,7 @@ def slice_query(sampler: Sampler, n_vocab: int, never: Sequence[int] = ()) -> Sl
 def slice_candidates(logits: FloatArray, first: int, query: SliceQuery) -> SliceCandidates:
     """Return the most likely tokens of a slice of the vocabulary, after penalties.
 
-    Args:
-        logits: logits of the slice, (size,); may be empty. Not modified.
-        first: first token id of the slice.
+    `logits` (size,) may be empty and are not modified; `first` is the slice's first token id.
     """
     ids = np.arange(first, first + logits.size)
     logits = np.array(logits, np.float32)
@@ -218,7 +215,6 @@ def sample_gathered(sampler: Sampler, slices: Sequence[SliceCandidates]) -> int 
 
 
 def _least_logit(step: Step, known: Candidates) -> float:
-    """Return the smallest logit that passes a step, or -inf if unknown."""
     if not isinstance(step, MinP):
         return -math.inf
     return float(known.logits.max() + np.float32(math.log(step.p)))

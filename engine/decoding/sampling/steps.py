@@ -105,11 +105,7 @@ Step: TypeAlias = Callable[[Candidates], Candidates]
 
 
 class TokenHistory:
-    """The last tokens of a sequence and their counts.
-
-    Args:
-        n_last: number of tokens that count; -1 for all.
-    """
+    """The tokens of a sequence and the counts of the last `n_last`; -1 for all."""
 
     def __init__(self, n_last: int) -> None:
         self.n_last = n_last
@@ -243,8 +239,7 @@ class TopP:
     def among_top(self, top: Candidates, total: float) -> Candidates | None:
         """Apply the step to only the top candidates, sorted; None if they do not reach `p`.
 
-        Args:
-            total: sum of the weights of all candidates, as in `Candidates.weights`.
+        `total` is the sum of `Candidates.weights` over all candidates.
         """
         reached = np.cumsum(np.exp(top.logits.astype(np.float64) - float(top.logits[0]))) / total
         n = int(np.searchsorted(reached, self.p, side="left")) + 1
@@ -326,11 +321,8 @@ class TopNSigma:
 
 @dataclass(frozen=True, slots=True)
 class Xtc:
-    """Step that sometimes removes all likely candidates except the least likely of them.
-
-    Args:
-        draw: returns a random number from [0, 1).
-    """
+    """Step that sometimes, by a random `draw`, removes all likely candidates except the least
+    likely."""
 
     probability: float
     threshold: float
@@ -390,11 +382,7 @@ class Mirostat:
         return best_first.take(slice(n_kept), is_sorted=True)
 
     def observe(self, surprise: float) -> None:
-        """Update the bound after a token.
-
-        Args:
-            surprise: surprise of the token among the kept candidates, in bits.
-        """
+        """Update the bound with the surprise of a token among the kept candidates, in bits."""
         self._bounds.append(self._bounds[-1] - self._rate * (surprise - self._target))
 
     def take_back(self, n: int) -> None:

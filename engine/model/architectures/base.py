@@ -14,8 +14,8 @@ from engine.model.layers.hparams import HParams, Traits
 from engine.model.layers.keys import DEFAULT_BASE
 from engine.model.layers.linear import CopiedHead, Embedding, Linear, TiedHead
 from engine.model.layers.module import Module, TensorSource
-from engine.model.layers.mtp import MTPHead
-from engine.model.layers.norm import Rope, choose_rope_factors
+from engine.model.layers.mtp import MTPHead, MTPInput
+from engine.model.layers.norm import Norm, Rope, choose_rope_factors
 from engine.model.sharding.placement import Replicate, Shard
 from engine.model.sharding.split import ModelSplit
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.forward.context import Context
-    from engine.model.layers.mtp import MTPInput
-    from engine.model.layers.norm import Norm
 
 
 class MTP(Module):
@@ -90,12 +88,8 @@ class MTP(Module):
         ctx.join(here)
 
     def read(self, trunk: CausalLM, ids: Tensor, ctx: Context, number: int) -> None:
-        """Cache the keys and values of single tokens from their stored hidden states.
-
-        Args:
-            ids: tokens of the pass, (T,).
-            number: index of the block.
-        """
+        """Cache the keys and values of single tokens ids (T,) in block `number`, from stored hidden
+        states."""
         hidden = self._run(trunk, self._input(trunk, ids, number, ctx), number, ctx)
         if hidden is not None:
             ctx.hidden_states.keep(hidden, number + 1)
@@ -176,7 +170,6 @@ class MTP(Module):
     def _embedded(
         self, trunk: CausalLM, ids: Tensor, embedded: Tensor | None, number: int, ctx: Context
     ) -> Tensor | None:
-        """Return the embeddings of ids (T,) on a block's ranks."""
         own = self.heads[number].embed_tokens
         if own is not None:
             embedded = ctx.with_images(own(ids, ctx))
@@ -322,12 +315,7 @@ class HybridLM(CausalLM):
 
 
 class SwaRopeLM(CausalLM):
-    """A model with a separate, unscaled RoPE in sliding-window layers.
-
-    Attributes:
-        has_swa_base: whether the base of that RoPE has its own key; else both kinds of layers share
-            one.
-    """
+    """A model with a separate, unscaled RoPE in sliding-window layers; its base may have a key."""
 
     has_swa_base: ClassVar[bool] = True
 
@@ -352,9 +340,8 @@ class SwaRopeLM(CausalLM):
             if n_rot[is_swa] % 2 or n_rot[is_swa] > head_dim:
                 raise hp.keys.invalid(
                     "it rotates {n} of the {total} elements of a head",
-                    n=n_rot[is_swa],
-                    total=head_dim,
-                )
+                    n=n_rot[is_swa], total=head_dim,
+                )  # fmt: skip
         return hp
 
     def make_ropes(self) -> None:

@@ -62,16 +62,15 @@ def declare(file: GGUFFile, params: LoadParams) -> Declaration:
     if not hp.n_mtp:
         _refuse_short_head(params)
     hp = with_context(cls, hp, params)
-    wanted = requested_shares(
+    requested = requested_shares(
         params, hp.n_trunk, tied=hp.tied, tensors=file.tensors.keys(), recurrent=hp.recurrent,
         n_mtp=hp.n_mtp,
     )  # fmt: skip
     dims = block_dims(cls, hp)
-    split = cut_model(wanted.table, dims, hp.n_vocab, tied=hp.tied)
+    split = cut_model(requested.table, dims, hp.n_vocab, tied=hp.tied)
     model, _, slots = bind_model(file, cls, hp, split)
-    return Declaration(
-        model, hp, split, wanted.devices, wanted.shares, dims, slots, tuple(model.states())
-    )
+    devices, shares = requested.devices, requested.shares
+    return Declaration(model, hp, split, devices, shares, dims, slots, tuple(model.states()))
 
 
 def read_sizes(file: GGUFFile, params: LoadParams) -> tuple[type[CausalLM], HParams]:
@@ -95,9 +94,8 @@ def read_sizes(file: GGUFFile, params: LoadParams) -> tuple[type[CausalLM], HPar
         raise EngineError(
             "The draft vocabulary has only {n} tokens, not {wanted}.",
             "Lower --draft-vocab (Draft vocabulary), or leave it out to draft from all tokens.",
-            n=most,
-            wanted=params.draft_vocab,
-        )
+            n=most, wanted=params.draft_vocab,
+        )  # fmt: skip
     if with_mtp is not None and 0 < params.draft_vocab < hp.n_vocab:
         hp = replace(hp, n_guessed=params.draft_vocab)
     elif with_mtp is None and params.draft != "auto":  # else a search may try other devices
@@ -206,8 +204,7 @@ def bind_model(
     return model, source, slots
 
 
-Place = tuple[str, type[Module]]
-"""Path and class of a module within a block."""
+Place = tuple[str, type[Module]]  # path and class of a module within a block
 
 IGNORED = re.compile(
     r"rope_freqs\.weight|rope_factors_(long|short)\.weight"
@@ -237,9 +234,8 @@ def _check_all_used(file: GGUFFile, source: TensorSource, hp: HParams) -> None:
             file.path,
             problem,
             "It may be a newer variant: look for an update of Tandem or another file.",
-            name=quote(name),
-            architecture=hp.architecture,
-        )
+            name=quote(name), architecture=hp.architecture,
+        )  # fmt: skip
 
 
 def _check_alike(file: GGUFFile, model: CausalLM, slots: Sequence[Slot]) -> None:
@@ -265,7 +261,6 @@ def _check_alike(file: GGUFFile, model: CausalLM, slots: Sequence[Slot]) -> None
 
 
 def _layout(module: Module, name: str = "") -> list[Place]:
-    """Return all modules below one; blocks with equal layouts are of the same kind."""
     places: list[Place] = []
     for child_name, child in module.children():
         place = f"{name}.{child_name}"

@@ -44,12 +44,9 @@ if TYPE_CHECKING:
 
 
 class GemmaLM(SwaRopeLM, SqrtScaledLM):
-    """A Gemma model: scaled embedding, optionally soft-capped logits.
+    """A Gemma model: scaled embedding, logits z soft-capped to softcap × tanh(z / softcap).
 
     Norms multiply by one plus their weight; files already include the one.
-
-    Attributes:
-        softcap: default cap, which maps logits z to softcap × tanh(z / softcap); 0 for none.
     """
 
     softcap: ClassVar[float] = 0.0

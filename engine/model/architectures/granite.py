@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from engine.model.architectures.base import HybridLM, ScaledLM
 from engine.model.architectures.registry import register
-from engine.model.forward.operands import Scores
+from engine.model.forward.operands import Addend, Scores
 from engine.model.layers.block import TransformerBlock
 from engine.model.layers.hparams import HParams, Traits
 from engine.model.layers.mixers.attention import Attention, SinkAttention
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.forward.context import Context
-    from engine.model.forward.operands import Addend
 
 
 class GraniteAttention(Attention):

@@ -62,7 +62,6 @@ def inspect_model(path: str | Path) -> Inspection:
 
 
 def _parts(file: GGUFFile) -> tuple[str, tuple[SplitPart, ...]]:
-    """Return the error of a load, or the parts of the model."""
     from engine.load_params import LoadParams
     from engine.model.architectures.declare import declare
 
@@ -131,7 +130,6 @@ def _template(file: GGUFFile) -> str:
 
 
 def _sampling(file: GGUFFile) -> tuple[tuple[str, float], ...]:
-    """Return the recommended sampling settings, without invalid ones."""
     from engine.sampling_params import SamplingParams
 
     settings: list[tuple[str, float]] = []

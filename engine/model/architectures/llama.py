@@ -135,8 +135,7 @@ class Ernie45(CausalLM):
     block_type = TransformerBlock
 
 
-CHUNK = 8192
-"""Tokens of an attention chunk: not in files, but the same for all models."""
+CHUNK = 8192  # tokens of an attention chunk: not in files, but the same for all models
 
 TEMPERATURE = Temperature(0.1, 8192, offset=1)
 """Attention temperature of layers without RoPE: not in files, but the same for all models."""

@@ -143,8 +143,7 @@ class BitNet(CausalLM):
         return hp
 
 
-MixerKind = Literal["attention", "linear", "none"]
-"""Kind of a block's mixer."""
+MixerKind = Literal["attention", "linear", "none"]  # kind of a block's mixer
 
 
 class LinearMixer(Mixer):

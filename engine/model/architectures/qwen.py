@@ -103,9 +103,8 @@ class QueryGatedAttention(QKNormAttention):
         if self.head_dim_k != self.head_dim_v:
             raise hp.keys.invalid(
                 "its gates have {n} elements and its values {other}",
-                n=self.head_dim_k,
-                other=self.head_dim_v,
-            )
+                n=self.head_dim_k, other=self.head_dim_v,
+            )  # fmt: skip
         n_q = hp.n_head[layer] * self.head_dim_k
         self.attn_q = Linear(hp.n_embd, 2 * n_q, Shard(0, split.heads))
 

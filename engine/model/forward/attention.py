@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.model.forward.batch import MAX_AT_ONCE, SMALL_BATCH
+from engine.model.forward.batch import MAX_AT_ONCE, SMALL_BATCH, Batch, Piece
 from engine.model.forward.state import CPU_STEP, DEVICE_STEP
 
 if TYPE_CHECKING:
-    from engine.model.forward.batch import Batch, Piece
     from engine.model.forward.cache import LayerCache
     from engine.model.forward.operands import Scores
 
-Intervals = Sequence[tuple[int, int]]
-"""Half-open intervals of positions."""
+Intervals = Sequence[tuple[int, int]]  # half-open intervals of positions
 
 LOWEST = torch.finfo(torch.float32).min
 """Initial maximum score; -inf would give NaN for a query that sees no key of a block."""
@@ -60,16 +58,16 @@ def _attend_piece(
         keys = slice(start, min(start + n_keys, stop))
         k, v = cache.read(piece, keys.start, keys.stop)
         n_queries = max(1, step.scores // (size * n_keys))
-        for queries, seen in _pieces(scores, slice(n_past, stop), keys, n_queries, two_way):
+        for queries, visible in _pieces(scores, slice(n_past, stop), keys, n_queries, two_way):
             tokens = slice(queries.start - n_past, queries.stop - n_past)
-            columns = slice(seen.start - start, seen.stop - start)
-            mask = hidden(scores, queries, seen, q.device, two_way)
-            n_rows = max(1, step.scores // (size * _length(queries) * _length(seen)))
+            columns = slice(visible.start - start, visible.stop - start)
+            mask = hidden(scores, queries, visible, q.device, two_way)
+            n_rows = max(1, step.scores // (size * _length(queries) * _length(visible)))
             for row in range(0, cache.n_row, n_rows):
                 rows = slice(row, row + n_rows)
                 s = _scores(q[rows, tokens], k[rows, columns], scores)
                 if slopes is not None:
-                    s += slopes[rows] * _distances(queries, seen, s)
+                    s += slopes[rows] * _distances(queries, visible, s)
                 if mask is not None:
                     s.masked_fill_(mask, -torch.inf)
                 means.add(rows, tokens, s, v[rows, columns])
@@ -121,9 +119,9 @@ def _pieces(
     for start in range(queries.start, queries.stop, n_queries):
         stop = min(start + n_queries, queries.stop)
         last = max([stop, *(end for begin, end in two_way if begin < stop)])
-        seen = slice(max(keys.start, scores.first_visible(start)), min(keys.stop, last))
-        if seen.start < seen.stop:
-            yield slice(start, stop), seen
+        visible = slice(max(keys.start, scores.first_visible(start)), min(keys.stop, last))
+        if visible.start < visible.stop:
+            yield slice(start, stop), visible
 
 
 def hidden(

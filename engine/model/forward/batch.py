@@ -13,8 +13,7 @@ from engine.model.forward.pages import PAGE
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_AT_ONCE = MAX_PARALLEL
-"""Maximum number of sequences with a single token each in a pass."""
+MAX_AT_ONCE = MAX_PARALLEL  # maximum number of sequences with a single token each in a pass
 
 KEPT_STATES = 4 * MAX_AT_ONCE
 """Positions per sequence with stored hidden states for an MTP block: all unread ones, plus a
@@ -75,12 +74,10 @@ class Piece(NamedTuple):
         return runs
 
 
-FIRST_TOKEN = Piece(0, 1)
-"""First token of a sequence that has the cache to itself."""
+FIRST_TOKEN = Piece(0, 1)  # first token of a sequence that has the cache to itself
 
 
-Places = tuple[Sequence[int], ...]
-"""Time, row and column of each token (M-RoPE); or empty."""
+Places = tuple[Sequence[int], ...]  # time, row and column of each token (M-RoPE); or empty
 
 
 class PictureRows(NamedTuple):
@@ -157,7 +154,7 @@ class Batch(NamedTuple):
         """
         n_rows, n = self.n_rows, max(1, self.n_wanted)
         left = n_rows - n
-        if not left or any(shown.stop > left for shown in self.pictures):
+        if not left or any(image.stop > left for image in self.pictures):
             return self
         first, *others = self.pieces
         pieces, n_first = tuple(others[-n:]), max(0, n - len(others))
@@ -298,11 +295,8 @@ def captured_sizes(n_parallel: int, n_checked: int) -> list[int]:
     return [*CAPTURED_ROWS[: 1 + CAPTURED_ROWS.index(captured_rows(n_parallel))], *checked]
 
 
-DRAFT_ROWS = 4, 8, 16
-"""Numbers of rows of captured MTP passes in which some tokens are only read."""
-
-MAX_DRAFTS_CAPTURED = 8
-"""Maximum number of captured sizes of MTP passes."""
+DRAFT_ROWS = 4, 8, 16  # numbers of rows of captured MTP passes in which some tokens are only read
+MAX_DRAFTS_CAPTURED = 8  # maximum number of captured sizes of MTP passes
 
 
 def guessing_sizes(n_parallel: int) -> list[int]:

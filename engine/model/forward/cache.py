@@ -12,18 +12,22 @@ from engine.formats.gguf.tensors import row_bytes
 from engine.formats.quants.dequantise import dequantise
 from engine.formats.quants.encode import quantise
 from engine.hardware.host_memory import HostTensor
-from engine.model.forward.pages import PAGE
-from engine.model.forward.state import KV_INFO, KVState, RecurrentState, windows_of
+from engine.model.forward.pages import PAGE, AttentionWindow
+from engine.model.forward.state import (
+    KV_INFO,
+    CacheSize,
+    KVState,
+    RecurrentState,
+    State,
+    windows_of,
+)
 from engine.model.sharding.split import head_groups
 
 if TYPE_CHECKING:
     from engine.model.forward.batch import Batch, Piece
-    from engine.model.forward.pages import AttentionWindow
-    from engine.model.forward.state import CacheSize, State
     from engine.model.sharding.shares import Ranges
 
-UNIT = 512
-"""Alignment of the values after the keys, in bytes."""
+UNIT = 512  # alignment of the values after the keys, in bytes
 
 DTYPES: Mapping[str, torch.dtype] = {
     "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16
@@ -101,18 +105,15 @@ class LayerCache:
         for piece in batch.pieces:
             for slots in piece.runs(self.group, piece.n_past, piece.stop):
                 rows = slice(row, row + len(slots))
-                goal = slice(slots.start, slots.stop)
-                self.k[:, goal].copy_(_stored(k[rows], self.types.k).transpose(0, 1))
+                target = slice(slots.start, slots.stop)
+                self.k[:, target].copy_(_stored(k[rows], self.types.k).transpose(0, 1))
                 if v is not None:
-                    self.v[:, goal].copy_(_stored(v[rows], self.types.v).transpose(0, 1))
+                    self.v[:, target].copy_(_stored(v[rows], self.types.v).transpose(0, 1))
                 row = rows.stop
 
     def read(self, piece: Piece, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values of a sequence at positions `start` to `stop`, in F32.
-
-        Returns:
-            Two tensors (`n_row`, stop - start, head_dim).
-        """
+        """Return a sequence's keys and values at some positions, F32 (`n_row`, stop - start,
+        head_dim)."""
         slots = [slice(run.start, run.stop) for run in piece.runs(self.group, start, stop)]
         k = _dequantised(self._fetched_all(self.k, slots), self.types.k)
         if self.is_shared:
@@ -126,15 +127,14 @@ class LayerCache:
     def copy_page(self, source: int, target: int) -> None:
         """Copy the keys and values of page `source` to page `target`."""
         for held in self.held():
-            goal, page = (held[:, index * PAGE : (index + 1) * PAGE] for index in (target, source))
-            goal.copy_(page)
+            to, page = (held[:, index * PAGE : (index + 1) * PAGE] for index in (target, source))
+            to.copy_(page)
 
     def _zeros(self, n: int, device: torch.device) -> Tensor:
         """Allocate keys and values in one piece, which wastes less GPU memory."""
         return torch.zeros(n, dtype=torch.uint8, device=device)
 
     def _fetched_all(self, held: Tensor, slots: Sequence[slice]) -> Tensor:
-        """Return some slots of k or v, concatenated, on the device that computes attention."""
         parts = [self._fetched(held[:, part]) for part in slots]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
@@ -172,11 +172,7 @@ def _dequantised(x: Tensor, held: str) -> Tensor:
 
 
 def head_rows(heads: Ranges, kv_heads: Ranges, rank: int) -> list[int] | None:
-    """Return the local key-value head of each local query head.
-
-    Returns:
-        None if each key-value head serves the same number of adjacent query heads.
-    """
+    """Return the local key-value head of each local query head; None if all serve equally many."""
     rows = head_groups(heads, kv_heads, rank)
     n_kv = kv_heads.size(rank)
     per_kv = len(rows) // n_kv
@@ -263,11 +259,7 @@ class Cache:
             self._kv.pop(state, None)
 
     def take(self, state: State, other: Cache, other_state: State) -> None:
-        """Move a layer's memory here from another cache, including its contents.
-
-        Args:
-            other_state: the layer's declaration in `other`; its memory has the same shape.
-        """
+        """Move a layer's memory here from `other`, where its declaration is `other_state`."""
         if isinstance(state, RecurrentState):
             assert isinstance(other_state, RecurrentState)
             self._recurrent[state] = other._recurrent.pop(other_state)
@@ -304,11 +296,11 @@ class Cache:
     def recurrent_tensors(self, state_slots: Iterable[int]) -> list[Tensor]:
         """Return the recurrent tensors in some slots, which are not idempotent: each pass changes
         them."""
-        wanted = dict.fromkeys(state_slots)
+        distinct = dict.fromkeys(state_slots)
         return [
             tensor
             for slots in self._recurrent.values()
-            for slot in wanted
+            for slot in distinct
             for tensor in slots.of_each[slot].values()
         ]
 

@@ -10,20 +10,15 @@ if TYPE_CHECKING:
 
     from engine.model.forward.operands import Addend, NormLayer
 
-Group = tuple[int, ...]
-"""Ranks that take part in a collective, ascending."""
+Group = tuple[int, ...]  # ranks that take part in a collective, ascending
 
 
 class FusedAllReduce(Protocol):
     """One-shot all-reduce inside a kernel, which can also compute the operations after the sum."""
 
     def all_reduce(self, x: Tensor | None, shape: Sequence[int]) -> Tensor:
-        """Return the sum of the members' values, with the same bits on all of them.
-
-        Args:
-            x: this rank's values, F32 of `shape`; None if it has none.
-        """
-        ...
+        """Return the sum of the members' values, F32 of `shape`, with the same bits on all of
+        them."""
 
     def add_norm(
         self, x: Tensor, addend: Addend, norm: NormLayer | None, x_bytes: int | None = None
@@ -36,7 +31,6 @@ class FusedAllReduce(Protocol):
         Returns:
             The result of `Ops.add_norm`; None, on all members, if the kernel does not support it.
         """
-        ...
 
 
 class Communicator(Protocol):
@@ -55,17 +49,14 @@ class Communicator(Protocol):
     @property
     def waited_s(self) -> float:
         """Seconds spent waiting for other ranks so far, replays excluded."""
-        ...
 
     def all_reduce(
         self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
     ) -> Tensor:
         """Return the sum of the members' values, with the same bits on all members.
 
-        Args:
-            shape: shape of the members' values, if every member knows it.
+        `shape` is that of the values, if every member knows it.
         """
-        ...
 
     def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:
         """Concatenate slices along the last dimension, in rank order, on the group's first member.
@@ -76,22 +67,12 @@ class Communicator(Protocol):
             alike: a tensor with the same bits on all ranks with the same kind of device; ranks
                 compare it where that is cheap.
         """
-        ...
 
     def broadcast(
         self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
     ) -> Tensor:
-        """Return the tensor of rank `source` on every member of the group.
-
-        Args:
-            shape: shape of the tensor, if every member knows it.
-        """
-        ...
+        """Return the tensor of rank `source`, of `shape` if known, on every member of the group."""
 
     def one_shot(self, group: Group, n: int) -> FusedAllReduce | None:
-        """Return the one-shot all-reduce inside kernels for n values.
-
-        Returns:
-            None, on all members, if there is none for this group and size.
-        """
-        ...
+        """Return the in-kernel one-shot all-reduce for n values; None, on all members, without
+        one."""

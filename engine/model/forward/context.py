@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from engine.model.forward.batch import KEPT_STATES, MAX_AT_ONCE, SMALL_BATCH, Batch
+from engine.model.forward.batch import KEPT_STATES, MAX_AT_ONCE, SMALL_BATCH, Batch, Piece
 from engine.model.forward.communicator import Communicator, Group
-from engine.model.forward.operands import PlacedStates
+from engine.model.forward.operands import Addend, NormLayer, PlacedStates, RopeLayer, Scores
 from engine.model.sharding.shares import Ranges
 
 if TYPE_CHECKING:
-    from engine.model.forward.batch import Piece
     from engine.model.forward.cache import Cache
-    from engine.model.forward.operands import Addend, NormLayer, RopeLayer, Scores
     from engine.model.forward.ops import Ops
     from engine.model.forward.state import KVState, RecurrentState
 
@@ -80,11 +78,7 @@ class HiddenStates:
         return self._levels[level].index_select(0, self._rows_of(self._before, -1))
 
     def _rows_of(self, of_singles: Tensor, distance: int) -> Tensor:
-        """Return the row of each token of the pass, or of the one at a distance from it, (T,).
-
-        Args:
-            of_singles: memory where `begin` has written these rows for single tokens.
-        """
+        """Return the row of each token of the pass, or of the token at a distance from it, (T,)."""
         if self._is_of_singles:
             return of_singles[: len(self._pieces)]
         rows = [
@@ -95,11 +89,8 @@ class HiddenStates:
         return torch.tensor(rows, device=self._own.device)
 
     def exchanged(self, hidden: Tensor, level: int = 0) -> Tensor:
-        """Store the last hidden state of each piece of a prompt pass, (T, n_embd).
-
-        Returns:
-            The hidden states of the token before each, (T, n_embd).
-        """
+        """Store the last hidden state of each piece of a prompt pass, (T, n_embd); return the
+        previous token's hidden state for each token."""
         device, parts, first, rows = hidden.device, list[Tensor](), 0, self._levels[level]
         earlier = [_row(piece, piece.n_past - 1) for piece in self._pieces]
         kept = rows.index_select(0, torch.tensor(earlier, device=device))
@@ -220,7 +211,6 @@ class Context:
         return x if x is None or x.shape[0] == n else x[-n:]
 
     def _written_positions(self, batch: Batch) -> Tensor:
-        """Return the position of each row on the device."""
         n = len(batch.pieces)
         if not batch.is_of_singles or n > MAX_AT_ONCE:
             parts = [torch.arange(p.n_past, p.stop, device=self.device) for p in batch.pieces]
@@ -281,11 +271,8 @@ class Context:
         return self.rank in group
 
     def enter(self, x: Tensor | None, group: Group, n: int | None = None) -> Tensor | None:
-        """Move x (T, n) to `group` if necessary; return None on ranks outside.
-
-        Args:
-            n: number of columns of x, see `all_reduce`.
-        """
+        """Move x (T, n) to `group` if necessary; return None on ranks outside. For n see
+        `all_reduce`."""
         previous, self._group = self._group, group
         if group != previous and not set(group) <= set(previous):
             source = previous[0]
@@ -383,11 +370,9 @@ class Context:
         return len({self._kinds[rank] for rank in ranks}) == 1
 
     def gather(self, x: Tensor | None, alike: Tensor) -> Tensor | None:
-        """Concatenate slices of the last dimension on the group's first rank; return None
-        elsewhere.
+        """Concatenate slices of the last dimension on the group's first rank; None elsewhere.
 
-        Args:
-            alike: tensor that all ranks of the group computed; a difference means a faulty rank.
+        All ranks of the group computed `alike`; a difference means a faulty rank.
         """
         group = self._group
         if self.is_sliced:
@@ -404,11 +389,8 @@ class Context:
     def ropes(
         self, rope: RopeLayer, *xs: Tensor, norms: Sequence[NormLayer] = ()
     ) -> Sequence[Tensor]:
-        """Rotate tensors, such as queries and keys, by the positions of this pass.
-
-        Args:
-            norms: norm of each tensor before the rotation, if any.
-        """
+        """Rotate tensors, such as queries and keys, by the pass's positions, after their `norms`,
+        if any."""
         angles = self._angles.get(id(rope))
         if angles is None:
             angles = self._angles[id(rope)] = self._rope_angles(rope)

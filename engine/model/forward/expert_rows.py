@@ -33,11 +33,8 @@ class Groups:
 
     @classmethod
     def of(cls, chosen: Tensor) -> Groups:
-        """Group the rows by expert.
-
-        Args:
-            chosen: numbers of each token's experts, ascending, int64 (n_token, n_used).
-        """
+        """Group the rows by expert, given each token's experts, ascending, int64 (n_token,
+        n_used)."""
         refuse_replay("experts are grouped in Python")
         if chosen.shape[0] == 1:
             rows = torch.arange(chosen.shape[1], device=chosen.device)
@@ -67,8 +64,7 @@ class Groups:
     def rows(self, x: Tensor, factors: Tensor | None = None) -> Tensor:
         """Return each row's token of x (n_token, n) as (n_row, n), which must not be written to.
 
-        Args:
-            factors: factor on each pair's row, (n_token, n_used); or None.
+        `factors` scale each pair's row, (n_token, n_used).
         """
         n_token, n_used = self.row_of.shape
         rows = x.expand(n_used, -1) if n_token == 1 else x.index_select(0, self.pair_of // n_used)

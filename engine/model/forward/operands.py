@@ -39,22 +39,18 @@ class Weight(Protocol):
     @property
     def n_bytes(self) -> int:
         """Bytes of the matrix."""
-        ...
 
     def matmul(self, x: Tensor) -> Tensor:
         """Return `x Wᵀ`, (T, n_out), for x (T, n_in) in F32."""
-        ...
 
     def lookup(self, ids: Tensor) -> Tensor:
         """Return the rows `ids` (T,) as (T, n_in); zeros for ids that this rank does not hold."""
-        ...
 
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
         """Multiply each row of x (n_row, n_in) by its expert's matrix (grouped GEMM).
 
         On CPUs, x may instead have a row per token, (T, n_in), if these are fewer.
         """
-        ...
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
         """Return `x Wᵀ` with one matrix per head, (T, n_head, n_out), for x (T, n_head, n_in).
@@ -63,7 +59,6 @@ class Weight(Protocol):
             rows: rows of each W to multiply by.
             transposed: whether to return `x W` instead: (T, n_head, n_out) to (T, n_head, n_in).
         """
-        ...
 
 
 class LinearLayer:
@@ -128,9 +123,7 @@ class ExpertLayer:
 class NormLayer:
     """Parameters of a norm; `engine.model.layers.norm.Norm` declares its tensors.
 
-    Attributes:
-        eps: number added to the mean square or variance.
-        is_absent: whether the file has no such norm: vectors are then unchanged.
+    If the file has no such norm (`is_absent`), vectors are unchanged.
     """
 
     kind: ClassVar[Literal["rms", "layer"]]
@@ -143,8 +136,7 @@ class NormLayer:
 class RopeLayer:
     """Rotation of queries and keys by their positions; see `engine.model.layers.norm.Rope`.
 
-    Attributes:
-        weight: divisors of the frequencies (Llama 3's `rope_freqs`), (n_rot / 2,), or None.
+    `weight` has divisors of the frequencies (Llama 3's `rope_freqs`), (n_rot / 2,).
     """
 
     params: RopeParams
@@ -189,8 +181,7 @@ class Activation:
     limit: float = 0.0
 
 
-OAI_ALPHA = 1.702
-"""Factor on the gate inside the sigmoid of "oai"."""
+OAI_ALPHA = 1.702  # factor on the gate inside the sigmoid of "oai"
 
 SILU, GELU, RELU2 = Activation("silu"), Activation("gelu"), Activation("relu2")
 SIGMOID = Activation("sigmoid")
@@ -253,13 +244,11 @@ class Routing:
 
 
 class PlacedStates(NamedTuple):
-    """Recurrent states of several sequences, which the rows of a pass read and write.
+    """Recurrent states (n_slots, ...) of several sequences, which the rows of a batch read and
+    write.
 
-    Attributes:
-        held: state in each slot, (n_slots, ...).
-        batch: the rows: the rows of a piece start from the state in its `read_slot` and write the
-            state after them to its `state_slot`. A piece that repeats the previous one gets the
-            same result, and changes nothing.
+    A piece's rows start from the state in its `read_slot` and write the state after them to its
+    `state_slot`. A piece that repeats the previous one gets the same result, and changes nothing.
     """
 
     held: Tensor

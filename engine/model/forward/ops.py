@@ -17,25 +17,27 @@ from torch.nn.functional import gelu, normalize, relu, silu, softplus
 from engine.model.forward import recurrent
 from engine.model.forward.attention import attend
 from engine.model.forward.expert_rows import Groups
-from engine.model.forward.operands import OAI_ALPHA, SILU, PlacedStates
+from engine.model.forward.operands import (
+    OAI_ALPHA,
+    SILU,
+    Activation,
+    Addend,
+    DeltaInputs,
+    ExpertLayer,
+    LinearLayer,
+    NormLayer,
+    PlacedStates,
+    RopeParams,
+    Routing,
+    ScanInputs,
+    Scores,
+    States,
+)
 
 if TYPE_CHECKING:
     from engine.model.forward.batch import Batch, Tables
     from engine.model.forward.cache import LayerCache
     from engine.model.forward.communicator import FusedAllReduce
-    from engine.model.forward.operands import (
-        Activation,
-        Addend,
-        DeltaInputs,
-        ExpertLayer,
-        LinearLayer,
-        NormLayer,
-        RopeParams,
-        Routing,
-        ScanInputs,
-        Scores,
-        States,
-    )
 
 
 class Ops:
@@ -45,12 +47,8 @@ class Ops:
     """
 
     def begin(self, batch: Batch, positions: Tensor) -> None:
-        """Prepare for a pass.
-
-        Args:
-            positions: position of each row in device memory, int64 (T,); passes over single tokens
-                use the same memory each time.
-        """
+        """Prepare for a pass; `positions` (T,) are on the device, for single tokens always at the
+        same address."""
 
     def extend(self, tables: Tables) -> None:
         """Give the only sequence of a running pass more pages.
@@ -255,9 +253,7 @@ class Ops:
     def of_each(self, states: PlacedStates, compute: Callable[[slice, Tensor], Tensor]) -> Tensor:
         """Run a recurrent operation for each sequence in turn, and concatenate the results.
 
-        Args:
-            states: state of each sequence.
-            compute: returns the result of some rows of one sequence, and updates its state.
+        `compute` takes some rows and the state of their sequence, which it updates.
         """
         results: list[Tensor] = []
         row, last = 0, None
@@ -414,8 +410,7 @@ class Ops:
         return self.attention(q, cache, batch, scores, sinks, slopes)
 
 
-REFERENCE = Ops()
-"""Operations in plain torch, with which the others are compared."""
+REFERENCE = Ops()  # operations in plain torch, with which the others are compared
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,

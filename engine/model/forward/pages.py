@@ -7,14 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-PAGE = 256
-"""Tokens of a page."""
-
-GONE = -1
-"""Page table entry for a page that no later token attends to."""
-
-ROOT = b""
-"""Key before the first page."""
+PAGE = 256  # tokens of a page
+GONE = -1  # page table entry for a page that no later token attends to
+ROOT = b""  # key before the first page
 
 
 def page_key(before: bytes, ids: Sequence[int]) -> bytes:
@@ -66,8 +61,7 @@ class AttentionWindow:
         return min(whole, -(-(self.n + n_batch - 2) // PAGE) + 1)
 
 
-NO_WINDOW = AttentionWindow()
-"""Window of full-attention layers."""
+NO_WINDOW = AttentionWindow()  # window of full-attention layers
 
 
 def in_order(windows: Iterable[AttentionWindow]) -> tuple[AttentionWindow, ...]:

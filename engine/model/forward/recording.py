@@ -34,11 +34,7 @@ class Captured(Generic[T]):
 
 
 class Replayable:
-    """Base of recordings.
-
-    Attributes:
-        refusal: reason why it cannot be replayed; "" if it can.
-    """
+    """Base of recordings; `refusal` is the reason why one cannot be replayed, or ""."""
 
     refusal = ""
 

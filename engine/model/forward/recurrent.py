@@ -23,8 +23,7 @@ CHUNK_TOKENS = 64
 """Tokens of a chunk, a power of two. Work within a chunk grows with its square, and chunks are
 computed sequentially."""
 
-SCAN_TOKENS = 16
-"""Number of tokens for which the selective scan holds states at a time."""
+SCAN_TOKENS = 16  # number of tokens for which the selective scan holds states at a time
 
 
 class Decays(NamedTuple):
@@ -83,8 +82,7 @@ class Chunks(NamedTuple):
 def scan_chunks(chunks: Chunks, state: Tensor) -> Tensor:
     """Carry the state (n_head, d_k, d_v) through the chunks and read it with q.
 
-    Returns:
-        Outputs of all tokens, (n_chunk * C, n_head, d_v).
+    Returns all outputs, (n_chunk * C, n_head, d_v).
     """
     q, k, v, products, decays, inverse = chunks
     chunk_decays = decays.from_start[:, :, -1, :, None]

@@ -27,8 +27,7 @@ from engine.model.sharding.split import Segments
 if TYPE_CHECKING:
     from engine.load_params import LoadParams
 
-MIN_SLOTS = 2
-"""Minimum number of slots for recurrent states on the devices."""
+MIN_SLOTS = 2  # minimum number of slots for recurrent states on the devices
 
 FEW_GUESSED = 3
 """Maximum number of draft tokens per answer with their own state slots, unless memory allows more.
@@ -122,9 +121,8 @@ class CacheSize:
     ) -> tuple[RequestRoom, ...]:
         """Return the maximum length for several numbers of parallel requests, longest first.
 
-        Args:
-            windows: windows of the groups of layers, each of which has its own pages.
-            has_states: whether there are recurrent states, with a slot per sequence.
+        Each group of layers has one of `windows`; recurrent states (`has_states`) have a slot per
+        sequence.
         """
         windows = tuple(windows)
         most = min(MAX_AT_ONCE, self.n_slots) if has_states else MAX_AT_ONCE
@@ -170,12 +168,7 @@ KV_INFO: Mapping[str, TypeInfo] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Working set of one step of attention over a cache, in F32 elements.
-
-    Attributes:
-        keys: number of elements of the keys and values read from the cache.
-        scores: number of scores of queries with these keys.
-    """
+    """Elements of keys and values, and of scores, per step of attention over a cache, in F32."""
 
     keys: int
     scores: int
@@ -184,14 +177,12 @@ class Step:
 CPU_STEP = Step(keys=1 << 21, scores=1 << 19)
 """Step on a CPU in torch: the keys of one head and its scores fit in a core's caches."""
 
-ATTENTION_BLOCK = 64
-"""Positions per block of keys and values in the CPU's attention kernels."""
+ATTENTION_BLOCK = 64  # positions per block of keys and values in the CPU's attention kernels
 
 ATTENTION_HEADS = 64
 """Maximum number of query heads that these kernels compute together for one token."""
 
-ATTENTION_VECTOR_BYTES = 64
-"""Vector size of these kernels; queries and results are padded to it."""
+ATTENTION_VECTOR_BYTES = 64  # vector size of these kernels; queries and results are padded to it
 
 ATTENTION_TILE_BYTES = 512 << 10
 """Maximum bytes of their queries and results of several tokens, which fit in a core's cache."""
@@ -275,11 +266,8 @@ class KVState:
                     "This model's {parts} have {size} elements, but a KV cache in {type} stores"
                     " them in blocks of {block}.",
                     "Choose the KV cache type f16.",
-                    parts=noun,
-                    size=size,
-                    type=info.name,
-                    block=info.block_size,
-                )
+                    parts=noun, size=size, type=info.name, block=info.block_size,
+                )  # fmt: skip
 
 
 def attention_work(heads: int, row: int, n_tokens: int, n_ctx: int, step: Step) -> int:
@@ -354,8 +342,7 @@ class RecurrentState:
         )
 
 
-State = KVState | RecurrentState
-"""Memory of a layer for previous tokens."""
+State = KVState | RecurrentState  # memory of a layer for previous tokens
 
 
 def windows_of(states: Iterable[State]) -> tuple[AttentionWindow, ...]:
@@ -375,9 +362,7 @@ SHARED_ROWS = 10 << 10
 class AttentionSize(NamedTuple):
     """Sizes that determine the working memory of one layer's attention on a rank.
 
-    Attributes:
-        row: number of elements of a key and its value.
-        is_shared: whether values are part of the keys.
+    `row` is the number of elements of a key and its value, which may share them (`is_shared`).
     """
 
     heads: int

@@ -13,7 +13,7 @@ from engine.model.layers.mixers.attention import Attention
 from engine.model.layers.mixers.mixer import Mixer
 from engine.model.layers.module import Module
 from engine.model.layers.mtp import MTPInput
-from engine.model.layers.norm import Norm, RMSNorm
+from engine.model.layers.norm import Norm, RMSNorm, Rope
 from engine.model.sharding.placement import Replicate, Shard
 from engine.model.sharding.shares import Ranges
 from engine.model.sharding.split import BlockDims, BlockSplit
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from engine.model.forward.context import Context
     from engine.model.layers.hparams import HParams
-    from engine.model.layers.norm import Rope
 
 
 class Block(Module, ABC):

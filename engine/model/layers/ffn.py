@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from engine.errors import InvalidGGUF
 from engine.model.forward.operands import SILU, Activation, Gating, Routing
 from engine.model.layers.linear import ExpertLinear, Linear, Vector
-from engine.model.layers.module import Module
+from engine.model.layers.module import Module, TensorSource
 from engine.model.sharding.placement import Replicate, Shard
 from engine.model.sharding.shares import Ranges
 from engine.model.sharding.split import BlockSplit
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from engine.model.forward.context import Context
     from engine.model.forward.expert_rows import Groups
     from engine.model.layers.hparams import HParams
-    from engine.model.layers.module import TensorSource
 
 Group = tuple[int, ...]
 
@@ -27,9 +26,7 @@ Group = tuple[int, ...]
 class FFN(Module):
     """FFN `down(act(gate(x)) * up(x))` (Shazeer 2020), or `down(act(up(x)))` without a gate.
 
-    Attributes:
-        columns: inner columns of each rank.
-        n_reduce: number of all-reduces inside it, before that of its output.
+    `columns` are the inner columns of each rank; `n_reduce` counts all-reduces before the output's.
     """
 
     is_nameless = True
@@ -63,8 +60,7 @@ class FFN(Module):
         return self.ffn_down.bias
 
 
-Parts = tuple[tuple[str, int], ...]
-"""Names and row counts of a fused tensor's parts, in file order."""
+Parts = tuple[tuple[str, int], ...]  # names and row counts of a fused tensor's parts, in file order
 
 
 def separate(source: TensorSource, fused: str, parts: Parts, columns: tuple[int, ...]) -> None:
@@ -154,11 +150,9 @@ def read_routing(hp: HParams, gating: Gating = "softmax", *, normalise: bool = T
     ):
         raise keys.invalid(
             "{n} of {total} experts cannot be chosen from {groups} of {others} groups",
-            n=routing.n_used,
-            total=routing.n_expert,
-            groups=routing.n_group_used,
+            n=routing.n_used, total=routing.n_expert, groups=routing.n_group_used,
             others=routing.n_group,
-        )
+        )  # fmt: skip
     return routing
 
 

@@ -276,7 +276,6 @@ class _LayerTensors:
 
 
 def _n_vocab(file: GGUFFile) -> int:
-    """Return the number of rows of the embedding, at least the number of tokens."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise InvalidGGUF(
@@ -289,9 +288,8 @@ def _n_vocab(file: GGUFFile) -> int:
         raise InvalidGGUF(
             file.path,
             "its vocabulary has {n} tokens but token_embd.weight {rows} rows",
-            n=n_tokens,
-            rows=n_rows,
-        )
+            n=n_tokens, rows=n_rows,
+        )  # fmt: skip
     return n_rows
 
 
@@ -300,7 +298,6 @@ _LONE_EXPERT = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight")
 
 
 def _check_derived(file: GGUFFile, hp: HParams, traits: Traits) -> None:
-    """Check that values of a file are consistent."""
     invalid, n_block = hp.keys.invalid, hp.keys.integer("block_count")
     if any((block := split_name(name)) and block[0] >= n_block for name in file.tensors):
         key = hp.keys.full_key("block_count")

@@ -114,8 +114,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
 }
 """Minimum and maximum of each key: wider than any model needs, and safe to compute with."""
 
-UNPREFIXED = ("xielu.",)
-"""Prefixes of keys that do not start with the architecture."""
+UNPREFIXED = ("xielu.",)  # prefixes of keys that do not start with the architecture
 
 
 class Keys:
@@ -154,11 +153,8 @@ class Keys:
                 if isinstance(value, int | float) and not low <= value <= high:
                     raise self.invalid(
                         "'{key}' is {value}, not from {low} to {high}",
-                        key=key,
-                        value=value,
-                        low=low,
-                        high=high,
-                    )
+                        key=key, value=value, low=low, high=high,
+                    )  # fmt: skip
 
     def integer(self, name: str, default: int | None = None) -> int:
         """Read a whole number."""
@@ -238,18 +234,13 @@ class Keys:
         if len(items) < n_layer:
             raise self.invalid(
                 "'{key}' in its metadata has {n} entries for {layers} layers",
-                key=key,
-                n=len(items),
-                layers=n_layer,
-            )
+                key=key, n=len(items), layers=n_layer,
+            )  # fmt: skip
         return items[:n_layer]
 
 
-SCALING_TYPES = ("none", "linear", "yarn", "longrope")
-"""Supported values of `rope.scaling.type`."""
-
-DEFAULT_BASE = 10000.0
-"""RoPE's base for files without one (arXiv 2104.09864)."""
+SCALING_TYPES = ("none", "linear", "yarn", "longrope")  # supported values of `rope.scaling.type`
+DEFAULT_BASE = 10000.0  # RoPE's base for files without one (arXiv 2104.09864)
 
 
 def stretched(rope: RopeParams, params: LoadParams) -> RopeParams:
@@ -281,9 +272,8 @@ def read_rope(keys: Keys, head_dim: int, style: RopeStyle) -> RopeParams:
             keys.meta.path,
             "{file} scales positions by {kind}, which is not supported yet.",
             "Pick another model.",
-            file=keys.meta.path.name,
-            kind=repr(kind[:40]),
-        )
+            file=keys.meta.path.name, kind=repr(kind[:40]),
+        )  # fmt: skip
     factor = keys.number("rope.scaling.factor", 0.0) or keys.number("rope.scale_linear", 1.0)
     n_ctx_train = keys.integer("context_length", 0)
     return RopeParams(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.model.forward.operands import ALL, NO_SLICE, ExpertLayer, LinearLayer
+from engine.model.forward.operands import ALL, NO_SLICE, ExpertLayer, LinearLayer, Weight
 from engine.model.layers.module import Module, Slot, TensorSource
 from engine.model.sharding.placement import Placement, Replicate, Shard
 
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.forward.context import Context
-    from engine.model.forward.operands import Weight
 
 EMBEDDING = "token_embd.weight"
 
@@ -94,9 +93,7 @@ class HeadLinear(Module):
     def __call__(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
         """Map x (T, n_head of this rank, n_in) to (T, n_head of this rank, n_out).
 
-        Args:
-            rows: rows of each matrix to multiply by.
-            transposed: whether to map from n_out to n_in instead.
+        Only some `rows` of each matrix may be used. `transposed` maps from n_out to n_in instead.
         """
         assert self.weight is not None, NO_SLICE
         return self.weight.per_head(x, rows, transposed=transposed)
@@ -127,10 +124,10 @@ class Vector(Module):
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
         names = [name + suffix for suffix in self.suffixes]
-        found = next((n for n in names if n in source), None)
-        if found is None and self.optional:
+        present = next((n for n in names if n in source), None)
+        if present is None and self.optional:
             return []
-        tensor = source.get(found or names[0], self.shape)
+        tensor = source.get(present or names[0], self.shape)
         return [Slot(self, "value", tensor, self.placement, is_matrix=False)]
 
     def __call__(self) -> Tensor:
@@ -142,8 +139,7 @@ class Vector(Module):
 class Embedding(Module):
     """Embedding (n_vocab, n_embd), split by rows: each rank looks up the tokens that it holds.
 
-    Args:
-        is_lookup: whether the matrix is used for lookups only, and stays packed as in the file.
+    If used for lookups only (`is_lookup`), it stays packed as in the file.
     """
 
     weight: Weight | None = None

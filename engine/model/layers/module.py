@@ -26,8 +26,7 @@ Holding = Literal["f32", "packed", "planes", "plain"]
 """Form of a tensor in a rank's memory: F32 values ("f32"), the file's blocks ("packed"), planes for
 kernels ("planes"), or unquantised values in the file's type ("plain")."""
 
-PLAIN_TYPES = ("F16", "BF16", "F32")
-"""Unquantised GGML types that kernels support."""
+PLAIN_TYPES = ("F16", "BF16", "F32")  # unquantised GGML types that kernels support
 
 
 class TensorSource:
@@ -69,10 +68,8 @@ class TensorSource:
             raise InvalidGGUF(
                 self.path,
                 "the tensor {name} has shape {shape} instead of {wanted}",
-                name=name,
-                shape=str(tensor.shape),
-                wanted=str(shape),
-            )
+                name=name, shape=str(tensor.shape), wanted=str(shape),
+            )  # fmt: skip
         return replace(tensor, shape=shape)
 
     def add_view(self, part: TensorInfo, whole: str) -> None:
@@ -85,9 +82,8 @@ class TensorSource:
             raise InvalidGGUF(
                 self.path,
                 "it has {name} twice, alone and as part of {other}",
-                name=part.name,
-                other=whole,
-            )
+                name=part.name, other=whole,
+            )  # fmt: skip
         self.tensors[part.name] = part
         self.views.setdefault(whole, []).append(part.name)
 

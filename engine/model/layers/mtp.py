@@ -25,14 +25,9 @@ if TYPE_CHECKING:
     from engine.model.layers.norm import Norm
     from engine.model.sharding.split import ModelSplit
 
-JOINT = "nextn.eh_proj.weight"
-"""Matrix that every MTP block has."""
-
-FINAL_NORM = "layer_output_norm.weight"
-"""Alternative name of `nextn.shared_head_norm.weight`."""
-
-HEAD = "nextn.shared_head_head.weight"
-"""Output head of an MTP block."""
+JOINT = "nextn.eh_proj.weight"  # matrix that every MTP block has
+FINAL_NORM = "layer_output_norm.weight"  # alternative name of `nextn.shared_head_norm.weight`
+HEAD = "nextn.shared_head_head.weight"  # output head of an MTP block
 
 
 class MTPInput(Module):
@@ -95,7 +90,6 @@ class MTPHead(Module):
         return super().bind(source, f"{self._block}.nextn")
 
     def _shorten(self, source: TensorSource, n: int) -> None:
-        """Add a view of the head's first n rows, and of its scale if it has one."""
         short = f"{self._block}.nextn.short_head"
         whole = source.get(f"{self._whole}.weight", self._shape)
         source.add_view(whole.rows(0, n, f"{short}.weight"), whole.name)
@@ -108,11 +102,8 @@ class MTPHead(Module):
         return self.short_head or self.shared_head_head
 
 
-MAP = "d2t"
-"""Last part of the name of a shortened head's token list; some files add ".weight"."""
-
-DTYPES = {"I32": "<i4", "I64": "<i8"}
-"""NumPy names of the types that such a list may have."""
+MAP = "d2t"  # last part of the name of a shortened head's token list; some files add ".weight"
+DTYPES = {"I32": "<i4", "I64": "<i8"}  # NumPy names of the types that such a list may have
 
 
 def draft_map(file: GGUFFile) -> TensorInfo | None:
@@ -126,9 +117,8 @@ def draft_map(file: GGUFFile) -> TensorInfo | None:
         raise InvalidGGUF(
             file.path,
             "{name} and {other} both list the tokens of its MTP heads",
-            name=maps[0].name,
-            other=maps[1].name,
-        )
+            name=maps[0].name, other=maps[1].name,
+        )  # fmt: skip
     return maps[0] if maps else None
 
 

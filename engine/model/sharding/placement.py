@@ -22,8 +22,7 @@ from engine.model.sharding.shares import (
 if TYPE_CHECKING:
     from engine.load_params import LoadParams
 
-Slices = tuple[slice, ...]
-"""One slice per dimension of a tensor."""
+Slices = tuple[slice, ...]  # one slice per dimension of a tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,6 @@ class Shard:
         )
 
     def _intervals(self, rank: int) -> list[tuple[int, int]]:
-        """Return the intervals of `rank` in all segments, concatenated, in their units."""
         intervals: list[tuple[int, int]] = []
         begin = 0
         for segment in self.segments:
@@ -94,8 +92,7 @@ class Replicate:
 Placement = Shard | Replicate
 
 
-EXPERTS = "_exps"
-"""Substring that the names of routed experts' tensors contain, and no others."""
+EXPERTS = "_exps"  # substring that the names of routed experts' tensors contain, and no others
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +138,8 @@ def requested_shares(
         raise SplitError(
             "The groups {groups} have {n} ranks, but there are {other} devices.",
             "Give sizes that add up, for example --devices cpu,cpu,cpu --groups 2,1.",
-            groups=",".join(map(str, groups)),
-            n=sum(groups),
-            other=n_chosen,
-        )
+            groups=",".join(map(str, groups)), n=sum(groups), other=n_chosen,
+        )  # fmt: skip
     table = share_table(params.split_mode, shares, n_layer - n_first, tied=tied, groups=groups)
     if params.n_cpu_blocks or params.n_cpu_moe:
         hot = one_hot(devices.index("cpu"), n_ranks)

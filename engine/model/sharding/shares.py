@@ -144,8 +144,7 @@ def largest_remainder(wanted: Sequence[float], shares: Sequence[float], total: i
     return counts
 
 
-Shares = tuple[float, ...]
-"""Share of each rank; the sum is 1."""
+Shares = tuple[float, ...]  # share of each rank; the sum is 1
 
 PARTS = (
     ("experts", re.compile(r"ffn_(gate|up|down|gate_up)_exps\.")),
@@ -199,9 +198,8 @@ def normalise(split: Sequence[float] | None, n_ranks: int) -> Shares:
         raise SplitError(
             "The split has {n} numbers but there are {other} devices.",
             "Give one number for each device, for example --devices cpu,cpu --split 3,1.",
-            n=len(split),
-            other=n_ranks,
-        )
+            n=len(split), other=n_ranks,
+        )  # fmt: skip
     if any(not 0 <= s < float("inf") for s in split) or max(split) <= 0:
         raise SplitError(
             "The split needs numbers of at least 0, one of them above 0.",
@@ -292,18 +290,16 @@ def _rank_of(pattern: str, target: str, devices: Sequence[str]) -> int:
         raise SplitError(
             "The override '{override}' names a device that is not in use.",
             "Use one of: {devices}.",
-            override=f"{pattern}={target}",
-            devices=", ".join(devices),
-        )
+            override=f"{pattern}={target}", devices=", ".join(devices),
+        )  # fmt: skip
     number = target[1:]
     if number.isascii() and number.isdigit() and int(number) < len(devices):
         return int(number)
     raise SplitError(
         "The override '{override}' names a rank that does not exist.",
         "Ranks are numbered in the order of the devices, #0 to #{last}.",
-        override=f"{pattern}={target}",
-        last=len(devices) - 1,
-    )
+        override=f"{pattern}={target}", last=len(devices) - 1,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,11 +316,8 @@ class MatchedParts:
 
 
 class MovableTensors:
-    """The movable tensors of a file, with a cache of matched patterns.
-
-    Args:
-        places: name of each tensor, its block (or `END`), and its part of that block.
-    """
+    """The movable tensors of a file: names, blocks (or `END`) and parts, with a cache of
+    patterns."""
 
     def __init__(self, places: Iterable[tuple[str, tuple[int, str]]]) -> None:
         self._places = tuple(places)
@@ -374,11 +367,8 @@ def _moved(table: ShareTable, parts: MatchedParts, hot: Shares) -> ShareTable:
     return replace(table, blocks=tuple(blocks), **dict.fromkeys(parts.ends, hot))
 
 
-END = -1
-"""Block number of the embedding and the output head."""
-
-MAX_PATTERNS = 4096
-"""Maximum number of cached patterns per file."""
+END = -1  # block number of the embedding and the output head
+MAX_PATTERNS = 4096  # maximum number of cached patterns per file
 
 _ENDS = {"token_embd.weight": "embedding", "output.weight": "output"}
 
@@ -387,10 +377,10 @@ def part_of(name: str, recurrent: Sequence[bool]) -> tuple[int, str] | None:
     """Return a tensor's block (or `END`) and its part of that block; None if it cannot be moved."""
     if name in _ENDS:
         return END, _ENDS[name]
-    found = split_name(name)
-    if found is None:
+    block = split_name(name)
+    if block is None:
         return None
-    layer, stem = found
+    layer, stem = block
     part = next((part for part, pattern in PARTS if pattern.match(stem)), None)
     if part == "attention" and layer < len(recurrent) and recurrent[layer]:
         part = "recurrent"
@@ -404,6 +394,5 @@ def _compile(pattern: str) -> re.Pattern[str]:
         raise SplitError(
             "The override '{pattern}' is not a regular expression: {problem}.",
             "For example 'ffn_.*_exps=cpu'.",
-            pattern=pattern,
-            problem=str(error),
-        ) from None
+            pattern=pattern, problem=str(error),
+        ) from None  # fmt: skip

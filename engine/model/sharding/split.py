@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from engine.model.sharding.shares import Apportioner, Ranges, Shares, ShareTable, empty_ranges
 
-COLUMN_UNIT = 32
-"""Granularity in columns at which every quantised format can be split."""
+COLUMN_UNIT = 32  # granularity in columns at which every quantised format can be split
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ class ModelSplit:
         return tuple(sorted({rank for block in self.blocks for rank in block.group}))
 
     def blocks_of(self, rank: int) -> tuple[int, ...]:
-        """Return the numbers of the blocks of which a rank has a slice."""
+        """Return the numbers of the blocks that a rank has a slice of."""
         return tuple(number for number, block in enumerate(self.blocks) if rank in block.group)
 
     @property
@@ -98,13 +97,8 @@ class ModelSplit:
 def cut_model(
     table: ShareTable, blocks: Sequence[BlockDims], n_vocab: int, *, tied: bool = False
 ) -> ModelSplit:
-    """Return the boundaries for requested shares.
-
-    Args:
-        blocks: sizes of each block of `table`.
-        n_vocab: number of rows of the embedding and the output head.
-        tied: whether the output head is the embedding, held once.
-    """
+    """Return the boundaries for requested shares of blocks, and of the `n_vocab` rows of embedding
+    and output head, which are held once if `tied`."""
     n_ranks = table.n_ranks
     attention, state = _HeadCutter(n_ranks), _HeadCutter(n_ranks)
     ffn, experts, shared = (Apportioner(n_ranks) for _ in range(3))
@@ -180,14 +174,7 @@ def tiles(heads: Ranges, n_group: int) -> tuple[Ranges, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SplitPart:
-    """One part of a model, and how finely it can be split.
-
-    Attributes:
-        name: readable name, such as "attention".
-        n_layer: number of blocks that have the part.
-        n_pieces: number of pieces it can be split into, in each block.
-        unit: description of the smallest piece, such as "32 columns".
-    """
+    """One part of a model, the number of its pieces per block, and the smallest piece in words."""
 
     name: str
     n_layer: int
@@ -247,10 +234,7 @@ class Run:
 def runs(old: Segments, new: Segments, rank: int, sources: Sequence[int]) -> list[Run]:
     """Return the sources of the units of `rank` in `new` among the ranks of `old`.
 
-    Replicated units are taken from one of their owners.
-
-    Args:
-        sources: ranks of `old` in order of preference.
+    Replicated units are taken from their first owner in `sources`, which lists the ranks of `old`.
     """
     result: list[Run] = []
     goal = 0
@@ -273,12 +257,8 @@ def as_one(cut: Segments) -> Segments:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A change of placement that is done in one step, with the memory it takes.
-
-    Attributes:
-        adds: bytes to allocate on each device before anything is freed.
-        drops: bytes to free on each device afterwards.
-    """
+    """A change of placement in one step: bytes that it first `adds` and then `drops` on each
+    device."""
 
     adds: Mapping[str, int]
     drops: Mapping[str, int]

@@ -14,30 +14,16 @@ from engine.errors import Sentence
 from engine.text.templates.sandbox import BoundedEnvironment, Budget, limited
 from engine.util.child_program import answer_lines, ending_after
 
-MAX_SOURCE = 128 << 10
-"""Maximum number of characters of a template."""
-
-MAX_SECONDS = 2.0
-"""Maximum time to compile and render a template."""
-
-GRACE_S = 0.25
-"""Seconds after that for the sandbox to stop a template before its process is killed."""
-
-MAX_MEMORY = 512 << 20
-"""Maximum memory of a template's process, in bytes."""
-
-MAX_REQUEST = 16 << 20
-"""Maximum bytes of a template and a conversation as JSON."""
-
-MAX_ADDED = 4 << 20
-"""Maximum number of characters by which a prompt may exceed its request."""
+MAX_SOURCE = 128 << 10  # maximum number of characters of a template
+MAX_SECONDS = 2.0  # maximum time to compile and render a template
+GRACE_S = 0.25  # seconds after that for the sandbox to stop a template before its process is killed
+MAX_MEMORY = 512 << 20  # maximum memory of a template's process, in bytes
+MAX_REQUEST = 16 << 20  # maximum bytes of a template and a conversation as JSON
+MAX_ADDED = 4 << 20  # maximum number of characters by which a prompt may exceed its request
 
 
-MAX_COMPILED = 4
-"""Maximum number of cached templates."""
-
-MAX_REASON = 300
-"""Maximum characters of an error message, which a template may have written."""
+MAX_COMPILED = 4  # maximum number of cached templates
+MAX_REASON = 300  # maximum characters of an error message, which a template may have written
 
 
 class Rejected(jinja2.TemplateError):

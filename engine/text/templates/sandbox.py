@@ -257,7 +257,6 @@ def _check_growth(name: str, text: str | bytes, args: list[Any]) -> None:
 
 
 def _bounded(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that charges for its result before it runs."""
     passed_first = 1 if hasattr(filter_, "jinja_pass_arg") else 0  # e.g. the environment
 
     @wraps(filter_)

@@ -106,12 +106,8 @@ class CallEmitter:
 
 
 class CallReader:
-    """Reader of the calls of one format.
-
-    Args:
-        closing: mark after a call, or None.
-        types: types of the arguments of the available functions.
-    """
+    """Reader of the calls of one format, up to `closing`; `types` has the argument types by
+    function."""
 
     def __init__(
         self, source: IncomingText, form: CallFormat, closing: AnswerMark | None, types: Types
@@ -143,7 +139,6 @@ class CallReader:
             yield from self._named_object(emitter)
 
     def _named_object(self, emitter: CallEmitter) -> Reading[None]:
-        """Read an object with a name and arguments, in any order."""
         source = self._source
         name, arguments = "", ""
         yield from source.skip_space()
@@ -218,12 +213,10 @@ class CallReader:
         emit("}")
 
     def _tag(self, opening: AnswerMark) -> Reading[re.Match[str] | None]:
-        """Skip the mark before a value and return it, with the argument's name, or None."""
         yield from self._source.skip_space()
         return (yield from self._next(opening, is_taken=True))
 
     def _next(self, mark: AnswerMark, *, is_taken: bool) -> Reading[re.Match[str] | None]:
-        """Return a mark if it comes next, and skip it if `is_taken`."""
         source = self._source
         while True:
             match, held = mark.find(source.text, source.at, is_ended=source.is_ended)

@@ -24,11 +24,7 @@ mark followed by the arguments as an object or each in tags."""
 
 @dataclass(frozen=True, slots=True)
 class AnswerRegion:
-    """A part of an answer between marks.
-
-    Attributes:
-        join: text between this region and the next of its part.
-    """
+    """A part of an answer between marks; `join` is the text between two such regions."""
 
     part: Literal["reasoning", "content", "call"]
     opening: AnswerMark | None
@@ -54,13 +50,8 @@ class CallFormat:
 
 @dataclass(frozen=True, slots=True)
 class AnswerLayout:
-    """The parsed description of a format.
-
-    Attributes:
-        regions: regions with an opening mark.
-        join: text between two pieces of content.
-        calls: format of the calls, if any.
-    """
+    """The parsed description of a format: regions with an opening mark, the text that joins two
+    pieces of content, and the format of calls, if any."""
 
     regions: tuple[AnswerRegion, ...]
     join: str
@@ -525,7 +516,6 @@ MINIMAX = AnswerFormat(
 
 
 def _dsml(name: str, section: str) -> AnswerFormat:
-    """Return DeepSeek's markup, with calls in a section of this name."""
     opening, closing = f"<｜DSML｜{section}>", f"</｜DSML｜{section}>"
     parameter = rf'<｜DSML｜parameter name="{KEY}" string="(?P<is_text>true|false)">'
     return AnswerFormat(

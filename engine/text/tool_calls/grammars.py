@@ -23,8 +23,7 @@ JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_sepa
 SPACES = r"[ \t\r\n]{0,40}"
 """Whitespace between the parts of a bare call; limited, so that no model gets stuck in it."""
 
-INDEX = "/[0-9]{1,4}/"
-"""Number of a call, if a format has one."""
+INDEX = "/[0-9]{1,4}/"  # number of a call, if a format has one
 
 _PLAIN = r"""
 value: object | list | string | NUMBER | "true" | "false" | "null"
@@ -71,8 +70,6 @@ def _lead(form: AnswerFormat) -> str:
 
 
 class _Writer:
-    """Writer of the rules of one grammar."""
-
     def __init__(self, form: AnswerFormat, tokens: Mapping[str, int]) -> None:
         self._form = form
         self._tokens = tokens
@@ -125,7 +122,6 @@ class _Writer:
         return f"{one} ({self._text(self._form.between)} {one})*"
 
     def _text(self, text: str) -> str:
-        """Return a text as written in a rule, with its control tokens as tokens."""
         parts, at = list[str](), 0
         for match in self._split.finditer(text):
             parts += self._quoted(text[at : match.start()])
@@ -151,7 +147,6 @@ class _Writer:
         return rule
 
     def _tags(self, schema: dict[str, Any], number: int) -> Iterator[str]:
-        """Yield the arguments in the order of the schema, each with its tags."""
         properties = schema.get("properties")
         required = schema.get("required", ())
         for n, (key, value) in enumerate((properties or {}).items()):
@@ -169,7 +164,6 @@ class _Writer:
             yield written if key in required else f"({written})?"
 
     def _until(self, closing: str, rule: str) -> str:
-        """Return a rule for any text up to a closing text."""
         token = self._split.search(closing)
         if token is not None:  # characters before it belong to the same lexeme as the text
             end = re.escape(closing[: token.start()]).replace("/", r"\/")

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from engine.text.tool_calls.marks import IncomingText, MalformedCall, Reading
 
-Emit = Callable[[str], None]
-"""Receiver of a piece of JSON."""
+Emit = Callable[[str], None]  # receiver of a piece of JSON
 
 MAX_DEPTH = 64
 _LITERALS = {"True": "true", "False": "false", "None": "null"}  # models also write Python's
@@ -140,7 +139,6 @@ class JsonReader:
         emit("]")
 
     def _quote(self) -> Reading[str | None]:
-        """Skip an opening quote and return the closing one, or None."""
         for opening, closing in (*self._dialect.quotes, ('"', '"')):
             if (yield from self._source.starts(opening)):
                 return closing
@@ -169,7 +167,6 @@ class JsonReader:
         emit('"')
 
     def _plain_run(self) -> str:
-        """Return the available text up to the next quote or backslash."""
         source = self._source
         end = _STRING_END.search(source.text, source.at)
         run = source.text[source.at : end.start() if end else len(source.text)]
@@ -193,7 +190,6 @@ class JsonReader:
         return "\\u" + digits if len(digits) == 4 else "\\\\u" + digits
 
     def _plain(self, emit: Emit) -> Reading[None]:
-        """Read a complete number, true, false or null."""
         source = self._source
         start = source.at
         with source.kept():
@@ -306,7 +302,6 @@ def _container(kind: type) -> Callable[[str], str | None]:
 
 
 def _from_python(text: str, kind: type) -> str | None:
-    """Return a container in Python syntax, which some templates write, as JSON."""
     try:
         value = ast.literal_eval(text.strip())
         return json.dumps(value, allow_nan=False) if isinstance(value, kind) else None

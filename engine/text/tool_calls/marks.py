@@ -72,8 +72,6 @@ class AnswerMark:
 
 
 class _Reader:
-    """Parser of the supported subset of regular expressions."""
-
     def __init__(self, pattern: str) -> None:
         self._pattern, self._at = pattern, 0
 
@@ -148,7 +146,6 @@ def _begun(nodes: Sequence[_Node]) -> str:
 
 
 def _ends_fixed(nodes: Sequence[_Node]) -> bool:
-    """Return whether more text never extends a complete mark."""
     if not nodes:
         return False
     last = nodes[-1]
@@ -259,15 +256,11 @@ class CallText:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """The end of the arguments of a call, before any other part.
-
-    Attributes:
-        is_whole: whether they are complete; else the call must not be run.
-    """
+    """The end of the arguments of a call, before any other part; incomplete calls must not be
+    run."""
 
     index: int
     is_whole: bool
 
 
-AnswerPartEvent = PartText | CallBegun | CallText | CallEnded
-"""Event of a parser."""
+AnswerPartEvent = PartText | CallBegun | CallText | CallEnded  # event of a parser

@@ -88,18 +88,14 @@ class AnswerParser:
         return self._drained()
 
     def end(self, *, is_cut: bool = False) -> list[AnswerPartEvent]:
-        """Return the remaining events at the end of the text.
-
-        Args:
-            is_cut: whether the model was not finished, so that a mark may be incomplete.
-        """
+        """Return the remaining events at the end of the text, which may be incomplete
+        (`is_cut`)."""
         self._source.is_ended, self._is_cut = True, is_cut
         if not self.is_over:
             self._read()
         return self._drained()
 
     def _read(self) -> None:
-        """Read the available text; after the end, all of it."""
         try:
             for _ in self._reading:
                 if not self._source.is_ended:
@@ -108,7 +104,6 @@ class AnswerParser:
             self.is_over = True
 
     def _drained(self) -> list[AnswerPartEvent]:
-        """Return the emitted events, with adjacent ones merged."""
         events, self._events[:] = self._events[:], []
         return [_joined(list(group)) for _, group in groupby(events, _kind)]
 
@@ -124,8 +119,8 @@ class AnswerParser:
     def _run(self, opened: AnswerRegion | None) -> Reading[None]:
         if opened is not None:
             yield from self._thought(opened)
-        while (found := (yield from self._next_mark(self._content, self._watched()))) is not None:
-            match, region = found
+        while (mark := (yield from self._next_mark(self._content, self._watched()))) is not None:
+            match, region = mark
             if region is None and match[0] not in self._silent:
                 self._content.mark()
                 self._noise = list(self._hidden)
@@ -156,12 +151,11 @@ class AnswerParser:
         self._content.mark()
 
     def _inside(self, emitter: _PartEmitter, region: AnswerRegion) -> Reading[None]:
-        """Emit the text of a region up to its closing mark."""
         watched: list[Watched] = [(mark, None) for mark in self._hidden]
         if region.closing:
             watched.insert(0, (region.closing, region))
-        while (found := (yield from self._next_mark(emitter, watched))) is not None:
-            if found[1] is not None:
+        while (mark := (yield from self._next_mark(emitter, watched))) is not None:
+            if mark[1] is not None:
                 emitter.mark()
                 return
         emitter.end()
@@ -205,7 +199,6 @@ class AnswerParser:
         return self._is_cut and not is_thought and not self._form.is_bare
 
     def _has_left_out(self, region: AnswerRegion) -> bool:
-        """Drop the rest of a call that is cut off; return whether it is."""
         if not (self._source.has_run_out and self._may_be_cut(region)):
             return False
         self._source.at = len(self._source.text)
@@ -247,7 +240,6 @@ class AnswerParser:
         self._noise = [*self._hidden, *closing]
 
     def _more_calls(self, region: AnswerRegion) -> Reading[None]:
-        """Read the rest of a list of calls."""
         source = self._source
         yield from source.skip_space()
         while (yield from source.starts(",")):
@@ -261,11 +253,7 @@ class AnswerParser:
         yield from source.starts("]")
 
     def _call(self, name: str, keeping: ExitStack) -> Reading[bool]:
-        """Read a call; return whether it was one. If not, the position is undefined.
-
-        Args:
-            keeping: context that keeps the text of the call until it is known to be one.
-        """
+        """Read a call; return whether it was one. If not, the position is undefined."""
         assert self._reader is not None, "formats with call marks define calls"
         emitter = CallEmitter(self._calls_before, self._events, keeping, is_single=self._is_single)
         self._source.has_run_out = False
@@ -277,7 +265,6 @@ class AnswerParser:
         return emitter.has_begun
 
     def _visible(self, text: str) -> str:
-        """Return text without hidden tokens and noise."""
         for mark in self._hidden:
             text = re.sub(mark.pattern, "", text)
         return text
@@ -290,11 +277,7 @@ class AnswerParser:
 
 
 class _PartEmitter:
-    """Emitter of the text of one part, without whitespace next to marks.
-
-    Args:
-        join: text between two pieces of the part.
-    """
+    """Emitter of the text of one part, joined and without whitespace next to marks."""
 
     def __init__(self, emit: Callable[[str], None], join: str) -> None:
         self._emit, self._join = emit, join
@@ -327,7 +310,6 @@ class _PartEmitter:
 
 
 def _kind(event: AnswerPartEvent) -> tuple[str, object]:
-    """Return the key by which adjacent events are merged."""
     if isinstance(event, PartText):
         return "text", event.part
     return type(event).__name__, event.index
@@ -342,5 +324,4 @@ def _joined(events: Sequence[AnswerPartEvent]) -> AnswerPartEvent:
 
 
 def _is_before(match: re.Match[str], other: re.Match[str]) -> bool:
-    """Return whether a match begins before another, or is longer at the same position."""
     return (match.start(), -match.end()) < (other.start(), -other.end())

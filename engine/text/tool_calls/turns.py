@@ -149,13 +149,11 @@ class TemplateUse:
         return {"id": self._id(call.id, number), "type": "function", "function": function}
 
     def _id(self, given: str, number: int) -> str:
-        """Return a call id that the template accepts."""
         if self.has_short_ids and not _SHORT_ID.fullmatch(given):
             return hashlib.sha256((given or str(number)).encode()).hexdigest()[:9]
         return given or f"call{number:05}"
 
     def _describe(self, turns: list[Turn], tools: Sequence[Tool]) -> None:
-        """Describe the functions in the system prompt, or else in the first question."""
         text = description(self.form, tools)
         role = "system" if self.takes_system else "user"
         for turn in turns:
@@ -376,7 +374,6 @@ def _use_of_calls(template: ChatTemplate) -> TemplateUse | None:
 
 
 def _takes_two_calls(template: ChatTemplate, use: TemplateUse, call: ToolCall) -> bool:
-    """Return whether a template renders all calls of a turn."""
     calls = (call, replace(call, id="functions.look_at_weather:1"))
     messages = [ChatMessage("user", QUESTION), ChatMessage("assistant", "", tool_calls=calls)]
     answer = _rendered(template, use, messages).rpartition(QUESTION)[2]
@@ -396,7 +393,6 @@ def _rendered(
     template: ChatTemplate, use: TemplateUse, messages: Sequence[ChatMessage], *,
     is_prompt: bool = False,
 ) -> str:  # fmt: skip
-    """Render messages; return "" if the template rejects them."""
     try:
         return template.render(use.turns(messages, ()), as_functions([PROBE]), is_prompt)
     except TemplateError:
@@ -414,9 +410,8 @@ def _takes_system(template: ChatTemplate) -> bool:
 def _form_of(*answers: str) -> AnswerFormat | None:
     """Return the format in which a call is found in an answer, or None.
 
-    Args:
-        answers: the answer from its first character on, possibly without the beginning of a mark;
-            and the answer with the preceding text.
+    The answers are given from their first character on, possibly without the beginning of a mark,
+    and with the preceding text.
     """
     pairs = ((form, answer) for answer in answers for form in ANSWER_FORMATS)
     return next((form for form, answer in pairs if _has_the_call(form, answer)), None)
@@ -435,7 +430,6 @@ def _has_the_call(form: AnswerFormat, answer: str) -> bool:
 
 
 def _with_thinking(form: AnswerFormat, source: str) -> AnswerFormat:
-    """Return a format with the thinking marks of a template."""
     marks = next((marks for marks in THINKING_MARKS if marks.opening in source), None)
     if marks is None or marks.opening in form.marks:
         return form

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
-from engine.model.forward.operands import GELU, SILU, RopeParams, RopeStyle
+from engine.model.forward.operands import GELU, SILU, Activation, RopeParams, RopeStyle
 from engine.model.layers.block import per_layer_width
 from engine.model.layers.ffn import separate
 from engine.model.layers.linear import Linear
@@ -19,25 +19,17 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from engine.model.forward.operands import Activation
     from engine.model.layers.hparams import HParams
     from engine.model.layers.keys import Keys
     from engine.vision.encoders.ops import VisionOps
     from engine.vision.images.resizing import Channels, ImageProcessor
 
 
-WHOLE = Replicate((0,))
-"""Placement of an encoder's tensors: whole on a single rank."""
+WHOLE = Replicate((0,))  # placement of an encoder's tensors: whole on a single rank
 
 
 class TextModel(NamedTuple):
-    """What an encoder needs to know about its text model.
-
-    Attributes:
-        architecture: value of `general.architecture`.
-        n_embd: width of its residual stream.
-        has_layer_inputs: whether it has per-layer inputs (Gemma 3n and 4 E).
-    """
+    """Architecture and width of an encoder's text model, and whether it has per-layer inputs."""
 
     architecture: str
     n_embd: int
@@ -133,9 +125,8 @@ def _channels(keys: Keys, name: str) -> Channels:
 class VisionEncoder(Module, ABC):
     """A vision encoder: turns the pixels of an image into embeddings of its text model.
 
-    Attributes:
-        architectures: `general.architecture` of supported text models.
-        rule: preprocessing of images and their representation in prompts.
+    `architectures` lists supported text models; `rule` has the preprocessing of images and their
+    representation in prompts.
     """
 
     architectures: ClassVar[tuple[str, ...]]
@@ -242,11 +233,8 @@ def grid_places(rows: int, columns: int, like: Tensor) -> Tensor:
 
 
 def rotation(axes: Sequence[RopeParams], places: Tensor, ops: VisionOps) -> Rotation:
-    """Return the rotation of patches at places (T, 2); half of the pairs rotate by each axis.
-
-    Args:
-        axes: RoPE parameters by row and by column.
-    """
+    """Return the rotation of patches at places (T, 2); half of the pairs rotate by row, half by
+    column."""
     both = [ops.rope_angles(axis, None, places[:, i]) for i, axis in enumerate(axes)]
     cos, sin = (ops.concat(*parts) for parts in zip(*both, strict=True))
     return Rotation(cos, sin, axes[0].style)
@@ -276,10 +264,8 @@ class VisionBlock(Module):
     ) -> Tensor:
         """Map the residual stream x (T, n_embd) to the next block's.
 
-        Args:
-            turn: rotation of queries and keys; None for none.
-            windows: sizes of consecutive groups of patches that attend only to each other; () for
-                full attention.
+        Queries and keys are rotated by `turn`. `windows` are the sizes of consecutive groups of
+        patches that attend only to each other; () for full attention.
         """
         x = x + self.attended(self.ln1.apply(x, ops), ops, turn, windows)
         return x + self.fed(self.ln2.apply(x, ops), ops)

@@ -33,17 +33,10 @@ if TYPE_CHECKING:
     from engine.model.layers.keys import Keys
     from engine.vision.encoders.ops import VisionOps
 
-THETA = 100.0
-"""Base of the encoder's RoPE."""
-
-POOL = 3
-"""Default number of patches along each side of a token's square."""
-
-MAX_TOKENS = 280
-"""Default maximum number of an image's tokens."""
-
-EPS = 1e-5
-"""Epsilon of the patch norms; not in files."""
+THETA = 100.0  # base of the encoder's RoPE
+POOL = 3  # default number of patches along each side of a token's square
+MAX_TOKENS = 280  # default maximum number of an image's tokens
+EPS = 1e-5  # epsilon of the patch norms; not in files
 
 BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 """Names of the bounds of a matrix's inputs and outputs."""
@@ -115,11 +108,8 @@ def _with_pairs_apart(x: Tensor) -> Tensor:
 
 
 class PlaceTables(Module):
-    """Learned positions: a table by column and one by row, (2, n, n_embd).
-
-    Args:
-        most: maximum number of patches along a side of an image.
-    """
+    """Learned positions: tables by column and by row, (2, n, n_embd), for at least `most`
+    patches."""
 
     value: Tensor | None = None
 
@@ -210,7 +200,6 @@ class Gemma4Encoder(VisionEncoder):
         return self.mm(self._standard(squares.mean((1, 3)).flatten(0, 1)), ops)
 
     def _standard(self, x: Tensor) -> Tensor:
-        """Return averaged patches x (tokens, n_embd), standardised if the file says so."""
         x = x * x.shape[-1] ** 0.5
         if self.v.std_bias.value is None or self.v.std_scale.value is None:
             return x

@@ -30,11 +30,8 @@ if TYPE_CHECKING:
     from engine.model.layers.keys import Keys
     from engine.vision.encoders.ops import VisionOps
 
-MAX_TILES = 12
-"""Default maximum number of tiles of an image."""
-
-EPS = 1e-5
-"""Epsilon of the projector's norm."""
+MAX_TILES = 12  # default maximum number of tiles of an image
+EPS = 1e-5  # epsilon of the projector's norm
 
 
 class ViTNorm(LayerNorm):

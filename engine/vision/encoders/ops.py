@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 FEWEST_PATCHES = 256
 """Minimum number of patches for which attention is computed head by head with oneDNN."""
 
-QUERIES = 512
-"""Number of queries per head and step there; it bounds the memory of the scores."""
+QUERIES = 512  # number of queries per head and step there; it bounds the memory of the scores
 
 
 def has_onednn(x: Tensor) -> bool:

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from engine.model.layers.keys import Keys
     from engine.vision.encoders.ops import VisionOps
 
-THETA = 10000.0
-"""Default base of the encoder's RoPE."""
+THETA = 10000.0  # default base of the encoder's RoPE
 
 
 class Break(Module):
@@ -53,11 +52,7 @@ class PixtralTransformer(Module):
 
 
 class PixtralProjector(MLP):
-    """MLP, preceded in Mistral Small 3.1 by a merger of adjacent patches.
-
-    Args:
-        merge: number of patches along each side of a token's square.
-    """
+    """MLP, preceded in Mistral Small 3.1 by a merger of `merge` × `merge` patches."""
 
     tensor_names: ClassVar = {"fc1": "1", "fc2": "2"}
 

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from engine.model.layers.keys import Keys
     from engine.vision.encoders.ops import VisionOps
 
-THETA = 10000.0
-"""Base of the encoder's RoPE."""
+THETA = 10000.0  # base of the encoder's RoPE
 
 MIN_TOKENS, MAX_TOKENS = 64, 4096
 """Default bounds of the number of an image's tokens. The minimum is that of the model's processor;
@@ -150,11 +149,8 @@ class Qwen3VLEncoder(VisionEncoder):
         return ops.concat(self.mm(merged, ops), *deep)
 
 
-WINDOW = 112
-"""Default side of a window, in pixels."""
-
-MIN_TOKENS_25 = 4
-"""Default minimum number of an image's tokens."""
+WINDOW = 112  # default side of a window, in pixels
+MIN_TOKENS_25 = 4  # default minimum number of an image's tokens
 
 
 class WindowTransformer(Module):
@@ -200,7 +196,6 @@ class Qwen25VLEncoder(VisionEncoder):
         return self.mm(merged, ops)[[place[token] for token in range(len(order))]]
 
     def _ordered(self, x: Tensor, order: list[int]) -> Tensor:
-        """Return x (T, ...) with the patches of the tokens in this order."""
         return x.reshape(len(order), -1, *x.shape[1:])[order].flatten(0, 1)
 
 

@@ -58,18 +58,13 @@ def vision_encoder_class(meta: Metadata) -> type[VisionEncoder]:
             meta.path,
             "{file} has a projector of the type {name}, which is not supported yet.",
             "Supported types: {names}. Without this file, the model reads text only.",
-            file=meta.path.name,
-            name=quote(name),
-            names=", ".join(sorted(ENCODERS)),
-        )
+            file=meta.path.name, name=quote(name), names=", ".join(sorted(ENCODERS)),
+        )  # fmt: skip
     return ENCODERS[name]
 
 
-MARK = "mmproj"
-"""Part of the names of mmproj files."""
-
-AUDIO = ("a.", "mm.a.")
-"""Prefixes of the tensors of audio encoders, which are not used."""
+MARK = "mmproj"  # part of the names of mmproj files
+AUDIO = ("a.", "mm.a.")  # prefixes of the tensors of audio encoders, which are not used
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +91,9 @@ def declare_vision_encoder(file: GGUFFile, text: TextModel) -> VisionDeclaration
             "{file} is for another model: it fits {names} of width {width}, and this one is {type}"
             " of width {other}.",
             "Choose the mmproj file that was published with the model.",
-            file=file.path.name,
-            names=" or ".join(cls.architectures),
-            width=str(width),
-            type=text.architecture,
-            other=text.n_embd,
-        )
+            file=file.path.name, names=" or ".join(cls.architectures), width=str(width),
+            type=text.architecture, other=text.n_embd,
+        )  # fmt: skip
     source = TensorSource(str(file.path), file.tensors)
     cls.adapt(source, keys)
     encoder = cls(keys, text)
@@ -138,8 +130,7 @@ STORAGE = "packed"
 """Storage of an encoder's matrices, see `DevicePlan.storage`: as in the file, dequantised on each
 use, which is cheap compared with a product over the thousands of patches of an image."""
 
-UNPACK_BYTES = 2 * F32_BYTES * (1 << 22)
-"""Bytes for dequantising a packed matrix in chunks."""
+UNPACK_BYTES = 2 * F32_BYTES * (1 << 22)  # bytes for dequantising a packed matrix in chunks
 
 
 def work_bytes(encoder: VisionEncoder) -> int:

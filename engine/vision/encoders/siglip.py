@@ -46,8 +46,7 @@ class SigLIP(Module):
         return self.post_ln.apply(x, ops)
 
 
-POOL = 4
-"""Number of patches along each side of a token's square."""
+POOL = 4  # number of patches along each side of a token's square
 
 
 class Gemma3Projector(Module):
@@ -93,8 +92,7 @@ AROUND, WHOLE_IMAGE = "<fake_token_around_image>", "<global-img>"
 
 TEXTS = TileTexts("", f"{AROUND}<row_{{row}}_col_{{column}}>", "\n", f"\n{AROUND}{WHOLE_IMAGE}")
 
-MAX_SIDE = 4096
-"""Maximum side of a resized image, in pixels."""
+MAX_SIDE = 4096  # maximum side of a resized image, in pixels
 
 
 class Idefics3Projector(Module):

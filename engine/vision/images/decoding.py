@@ -13,30 +13,18 @@ from engine.errors import Sentence
 from engine.util.child_program import answer_lines, ending_after
 from engine.vision.images.resizing import Resizing, TooNarrow, Views
 
-MAX_FILE_BYTES = 32 << 20
-"""Maximum size of an image file."""
-
-MAX_IMAGES = 64
-"""Maximum number of images in a conversation."""
-
-MAX_PIXELS = 1 << 26
-"""Maximum number of pixels of an image: 67 megapixels."""
+MAX_FILE_BYTES = 32 << 20  # maximum size of an image file
+MAX_IMAGES = 64  # maximum number of images in a conversation
+MAX_PIXELS = 1 << 26  # maximum number of pixels of an image: 67 megapixels
 
 MAX_MEMORY = 1280 << 20
 """Maximum memory for decoding: an image of `MAX_PIXELS` with alpha or rotated, the result, and the
 buffers of a progressive JPEG."""
 
-MAX_SECONDS = 20.0
-"""Maximum time to decode and resize an image."""
-
-MORE_SECONDS = 1.0
-"""Additional seconds per further image of a conversation."""
-
-MAX_AT_ONCE = 2
-"""Maximum number of images that are decoded in parallel."""
-
-GRACE_S = 1.0
-"""Seconds after the time limit until the child is killed."""
+MAX_SECONDS = 20.0  # maximum time to decode and resize an image
+MORE_SECONDS = 1.0  # additional seconds per further image of a conversation
+MAX_AT_ONCE = 2  # maximum number of images that are decoded in parallel
+GRACE_S = 1.0  # seconds after the time limit until the child is killed
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Supported file formats, by Pillow's names; of animations, the first frame is used."""
@@ -88,10 +76,8 @@ def decode_image(data: bytes) -> Image.Image:
             if width * height > MAX_PIXELS:
                 problem = Sentence(
                     "{width} x {height} pixels are more than {most} megapixels",
-                    width=width,
-                    height=height,
-                    most=MAX_PIXELS // 1_000_000,
-                )
+                    width=width, height=height, most=MAX_PIXELS // 1_000_000,
+                )  # fmt: skip
                 raise UnusableImage(problem, "large", width * height)
             ImageOps.exif_transpose(image, in_place=True)
             return in_rgb(image)
@@ -143,7 +129,6 @@ def _refused(problem: Sentence) -> Answer:
 
 
 def _cut(image: Image.Image, views: Views, resample: Image.Resampling) -> list[Image.Image]:
-    """Return the views of an image: the whole, or its tiles and then the whole."""
     last = image
     for size in views.sizes:
         last = _resized(last, size, resample)

@@ -19,17 +19,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-FIRST_ID = 1 << 62
-"""Smallest id of an image token; smaller ids are text tokens."""
-
-INDEX_BITS = 14
-"""Bits of an id that number the tokens of an image; the 48 bits above are a hash."""
-
-MAX_TOKENS = 1 << INDEX_BITS
-"""Maximum number of tokens of an image."""
-
-MAX_SCORES = 1 << 25
-"""Maximum number of attention scores in memory at a time."""
+FIRST_ID = 1 << 62  # smallest id of an image token; smaller ids are text tokens
+INDEX_BITS = 14  # bits of an id that number the tokens of an image; the 48 bits above are a hash
+MAX_TOKENS = 1 << INDEX_BITS  # maximum number of tokens of an image
+MAX_SCORES = 1 << 25  # maximum number of attention scores in memory at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,12 +93,7 @@ class PlacedImage(NamedTuple):
 
 
 class PlacedImages:
-    """The images of a sequence, in order.
-
-    Args:
-        ids: tokens of the sequence.
-        known: images by their number, at least the images of the sequence.
-    """
+    """The images of a sequence of ids, in order; `known` has them by number."""
 
     def __init__(
         self, ids: Sequence[int] = (), known: Mapping[int, PromptImage] | None = None
@@ -164,12 +152,12 @@ class PlacedImages:
         An image's tokens all have the next text position as their time; rows and columns count from
         there.
         """
-        seen = self.among(start, start + n)
-        if not any(placed.image.rule.has_places for placed in seen):
+        images = self.among(start, start + n)
+        if not any(placed.image.rule.has_places for placed in images):
             return ()
         times, rows, columns = ([] for _ in range(3))
         for token in range(start, start + n):
-            inside = next((p for p in seen if p.start <= token < p.stop), None)
+            inside = next((p for p in images if p.start <= token < p.stop), None)
             if inside is None:
                 time = row = column = token + self.shift(token)
             else:
@@ -197,18 +185,12 @@ NO_IMAGES = PlacedImages()
 MAX_PIXELS: Final = 1 << 28
 """Maximum of pixels, and of all other numbers, in sizes from another program."""
 
-MAX_TILES: Final = 64
-"""Maximum number of tiles in such sizes."""
+MAX_TILES: Final = 64  # maximum number of tiles in such sizes
 
 
 @dataclass(frozen=True, slots=True)
 class VisionInfo:
-    """Image input of a loaded model.
-
-    Attributes:
-        mmproj: path of the encoder's file.
-        rule: preprocessing of images and their representation in prompts.
-    """
+    """Image input of a loaded model: its mmproj file, and the preprocessing of images."""
 
     mmproj: str
     rule: ImageProcessor

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
     from engine.vision.images.resizing import Resizing, Size
 
-COMMAND = program_command("engine.vision.images.decoding")
-"""Command of the child."""
+COMMAND = program_command("engine.vision.images.decoding")  # command of the child
 
 _turns = FairSemaphore(MAX_AT_ONCE)
 """Limits the conversations that decode images in parallel; they take turns by image."""
@@ -85,11 +84,9 @@ class DecodedImage(NamedTuple):
 
 
 class ImageDecoder:
-    """Decoder of the images of one conversation: a child process with one time limit.
+    """Decoder of the n images of one conversation: a child process with one time limit.
 
-    Args:
-        n: number of images.
-        is_cancelled: polled on any thread; True ends the child.
+    `is_cancelled` is polled on any thread; True ends the child.
     """
 
     def __init__(self, n: int = 1, is_cancelled: IsCancelled = never) -> None:

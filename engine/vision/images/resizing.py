@@ -61,14 +61,12 @@ def _even(n: int) -> int:
 
 
 def _above(n: int, side: int) -> int:
-    """Return n rounded up to a multiple of a tile's side, at least one tile."""
     return max(1, -(-n // side)) * side
 
 
 Resample = Literal["bilinear", "bicubic", "lanczos"]
 
-MAX_NARROW = 200
-"""Maximum aspect ratio of images that keep theirs (Qwen's own limit)."""
+MAX_NARROW = 200  # maximum aspect ratio of images that keep theirs (Qwen's own limit)
 
 
 class TooNarrow(ValueError):

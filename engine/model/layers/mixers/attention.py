@@ -10,7 +10,7 @@ from engine.model.forward.state import KVState
 from engine.model.layers.linear import Linear, Vector
 from engine.model.layers.mixers.mixer import Mixer
 from engine.model.layers.module import Module, Slot, TensorSource
-from engine.model.layers.norm import LayerNorm, RMSNorm
+from engine.model.layers.norm import LayerNorm, RMSNorm, Rope
 from engine.model.sharding.placement import Replicate, Shard
 from engine.model.sharding.shares import Ranges
 from engine.model.sharding.split import BlockDims, BlockSplit
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from engine.model.forward.context import Context
     from engine.model.layers.hparams import HParams
-    from engine.model.layers.norm import Rope
 
 
 class Attention(Mixer):
@@ -103,12 +102,8 @@ class Attention(Mixer):
         return ctx.attention(self.cache, q, k, v, self.scores)
 
     def finish(self, heads: Tensor, x: Tensor, ctx: Context) -> Tensor:
-        """Return this rank's partial sum of the output, (T, n_embd).
-
-        Args:
-            heads: weighted values, (T, heads of this rank, head_dim_v).
-            x: input of the layer, (T, n_embd).
-        """
+        """Return this rank's partial sum of the output, (T, n_embd), from weighted values (T, heads
+        of this rank, head_dim_v) and the layer's input x (T, n_embd)."""
         return self.attn_output(heads.flatten(-2))
 
 
@@ -235,12 +230,7 @@ def alibi_slopes(n_head: int, max_bias: float) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class HeadGroups:
-    """Equal groups of adjacent heads, split over ranks.
-
-    Attributes:
-        heads: heads of each rank.
-        groups: groups of each rank's heads; ranks may share one.
-    """
+    """Equal groups of adjacent heads: each rank's heads and their groups, which ranks may share."""
 
     heads: Ranges
     groups: Ranges
@@ -343,9 +333,6 @@ class Temperature:
     """Query scale 1 + scale × ln(1 + floor((p + offset) / n_ctx)) at position p.
 
     Llama 4's formula, after arXiv 2501.19399; Mistral has another offset.
-
-    Attributes:
-        n_ctx: number of tokens between two steps of the factor.
     """
 
     scale: float

@@ -11,7 +11,7 @@ from engine.model.forward.state import RecurrentState
 from engine.model.layers.linear import Linear, Vector
 from engine.model.layers.mixers.attention import HeadGroups, split_heads
 from engine.model.layers.mixers.mixer import CausalConv, Mixer, split_last
-from engine.model.layers.norm import RMSNorm
+from engine.model.layers.norm import RMSNorm, Rope
 from engine.model.sharding.placement import Replicate, Shard
 from engine.model.sharding.shares import Ranges
 from engine.model.sharding.split import BlockDims, BlockSplit, tiles
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from engine.model.forward.context import Context
     from engine.model.layers.hparams import HParams
-    from engine.model.layers.norm import Rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +51,8 @@ class DeltaSizes:
             raise keys.invalid(
                 "{n} key heads and {heads} value heads of {size} elements do not make the {total}"
                 " values of its linear attention",
-                n=n_group,
-                heads=n_head,
-                size=head_dim,
-                total=n_value,
-            )
+                n=n_group, heads=n_head, size=head_dim, total=n_value,
+            )  # fmt: skip
         return cls(n_head, n_group, head_dim)
 
 

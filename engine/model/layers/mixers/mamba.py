@@ -10,7 +10,7 @@ from engine.model.forward.state import RecurrentState
 from engine.model.layers.linear import Linear, Vector
 from engine.model.layers.mixers.attention import GroupedRMSNorm, HeadGroups, split_heads
 from engine.model.layers.mixers.mixer import CausalConv, Mixer, split_last
-from engine.model.layers.norm import RMSNorm
+from engine.model.layers.norm import RMSNorm, Rope
 from engine.model.sharding.placement import Replicate, Shard
 from engine.model.sharding.split import COLUMN_UNIT, BlockDims, BlockSplit
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from engine.model.forward.context import Context
     from engine.model.layers.hparams import HParams
-    from engine.model.layers.norm import Rope
 
 
 class Mamba(Mixer):
@@ -84,11 +83,8 @@ class Mamba(Mixer):
         )
 
     def step_b_c(self, values: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """Project values (T, channels of this rank) to step sizes, B and C.
-
-        Returns:
-            Step sizes before the softplus (T, channels of this rank), B and C (T, n_state).
-        """
+        """Project values (T, channels of this rank) to step sizes before the softplus (T, channels
+        of this rank), B and C (T, n_state)."""
         projected = ctx.all_reduce(self.ssm_x(values), self.ssm_x.bias, sum(self.widths))
         dt, b, c = split_last(projected, *self.widths)
         if self.is_normed:
@@ -126,21 +122,16 @@ class Mamba2Sizes:
             raise keys.invalid(
                 "{n} channels, {heads} heads and {groups} groups of a Mamba 2 layer do not fit"
                 " together",
-                n=n_inner,
-                heads=n_head,
-                groups=n_group,
-            )
+                n=n_inner, heads=n_head, groups=n_group,
+            )  # fmt: skip
         return cls(n_head, n_group, n_inner // n_head, keys.integer("ssm.state_size"))
 
 
 class Mamba2(Mixer):
     """Mamba 2 layer, a state-space dual model (arXiv 2405.21060), split by heads.
 
-    B and C belong to groups of heads; ranks that share a group both compute them.
-
-    Attributes:
-        norm_is_optional: whether a file may omit `ssm_norm`.
-        state: declaration of the convolution's inputs and a matrix per head.
+    B and C belong to groups of heads; ranks that share a group both compute them. If a file may
+    omit `ssm_norm`, `norm_is_optional` is set.
     """
 
     norm_is_optional: ClassVar[bool] = False

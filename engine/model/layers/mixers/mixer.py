@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from itertools import accumulate
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.model.forward.operands import NO_SLICE
+from engine.model.forward.operands import NO_SLICE, Activation
 from engine.model.forward.state import RecurrentState
 from engine.model.layers.linear import Linear
 from engine.model.layers.module import Module, Slot, TensorSource
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.forward.context import Context
-    from engine.model.forward.operands import Activation
     from engine.model.layers.hparams import HParams
 
 

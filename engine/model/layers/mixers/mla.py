@@ -11,7 +11,7 @@ from engine.model.layers.linear import HeadLinear, Linear
 from engine.model.layers.mixers.attention import split_heads
 from engine.model.layers.mixers.mixer import Mixer
 from engine.model.layers.module import Slot, TensorSource
-from engine.model.layers.norm import RMSNorm
+from engine.model.layers.norm import RMSNorm, Rope
 from engine.model.sharding.placement import Replicate, Shard
 from engine.model.sharding.split import BlockDims, BlockSplit
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from engine.model.forward.context import Context
     from engine.model.layers.hparams import HParams
-    from engine.model.layers.norm import Rope
 
 
 @dataclass(frozen=True, slots=True)
