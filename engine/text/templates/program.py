@@ -10,8 +10,7 @@ from typing import Any
 
 import jinja2
 
-from engine.errors import Sentence
-from engine.text.templates.sandbox import BoundedEnvironment, Budget, limited
+from engine.text.templates.sandbox import BoundedEnvironment, Budget, SandboxError, limited
 from engine.util.child_program import answer_lines, ending_after
 
 MAX_SOURCE = 128 << 10  # maximum number of characters of a template
@@ -20,7 +19,6 @@ GRACE_S = 0.25  # seconds after that for the sandbox to stop a template before i
 MAX_MEMORY = 512 << 20  # maximum memory of a template's process, in bytes
 MAX_REQUEST = 16 << 20  # maximum bytes of a template and a conversation as JSON
 MAX_ADDED = 4 << 20  # maximum number of characters by which a prompt may exceed its request
-
 
 MAX_COMPILED = 4  # maximum number of cached templates
 MAX_REASON = 300  # maximum characters of an error message, which a template may have written
@@ -103,15 +101,13 @@ def _to_json(
     )
 
 
-def _describe(error: Exception) -> Sentence:
+def _describe(error: Exception) -> SandboxError:
     if isinstance(error, RecursionError):
-        return Sentence("it is nested too deeply, or recurses without end")
-    if error.args and isinstance(error.args[0], Sentence):
-        return error.args[0]
-    text = str(error) or type(error).__name__
-    if isinstance(error, jinja2.TemplateSyntaxError):
-        text = f"line {error.lineno}: {text}"
-    return Sentence(text)
+        return SandboxError("it is nested too deeply, or recurses without end")
+    if isinstance(error, SandboxError):
+        return error
+    where = f"line {error.lineno}: " if isinstance(error, jinja2.TemplateSyntaxError) else ""
+    return SandboxError(where + (str(error) or type(error).__name__))
 
 
 def _in_one_line(reason: str) -> str:

@@ -25,8 +25,6 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engine.errors import Sentence
-
 MAX_TEXT = 1 << 24  # characters of one text
 MAX_TOTAL = 1 << 29  # characters of all texts of one rendering
 MAX_BITS = 4096  # size of an integer
@@ -39,6 +37,17 @@ WIDE_PERCENT = re.compile(rf"%(\([^)]*\))?[-+ #0]*({WIDE}|\d*\.{WIDE})")
 WIDE_BRACES = re.compile(r"\d{4,}|\{")  # in a format after the colon
 
 
+class SandboxError(SecurityError):
+    """Error of a template: a template for the end of a sentence, and its values.
+
+    `engine.errors` is not imported, because the program must start fast.
+    """
+
+    def __init__(self, template: str, **values: str | float) -> None:
+        super().__init__(template.format(**values) if values else template)
+        self.template, self.values = template, values
+
+
 class Budget:
     """Remaining time and text of one rendering."""
 
@@ -48,16 +57,16 @@ class Budget:
         self._left = MAX_TOTAL
 
     def spend(self, size: int) -> None:
-        """Charge `size` characters; raise SecurityError if the budget is exceeded."""
+        """Charge `size` characters; raise SandboxError if the budget is exceeded."""
         self._left -= size
         self.check_size(size if self._left >= 0 else MAX_TEXT + 1)
         if time.monotonic() > self._deadline:
-            raise SecurityError(Sentence("it runs for more than {n:g} seconds", n=self._seconds))
+            raise SandboxError("it runs for more than {n:g} seconds", n=self._seconds)
 
     def check_size(self, size: int, most: int = MAX_TEXT) -> None:
-        """Raise SecurityError if one text is too long."""
+        """Raise SandboxError if one text is too long."""
         if size > most:
-            raise SecurityError(Sentence("it produces text that is too long"))
+            raise SandboxError("it produces text that is too long")
 
 
 _budget: ContextVar[Budget | None] = ContextVar("budget", default=None)
@@ -195,7 +204,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
         """Raise immediately; Jinja would print `x.__class__` as nothing."""
         text = "it accesses '{name}' of a {type}"
-        raise SecurityError(Sentence(text, name=attribute, type=type(obj).__name__))
+        raise SandboxError(text, name=attribute, type=type(obj).__name__)
 
     def counted(self, items: Iterable[Any], size: int) -> Iterator[Any]:
         """Yield the items of a loop with `size` characters of literal text in its body."""
@@ -230,12 +239,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if operator == "+" or (operator == "%" and isinstance(left, str | bytes)):
             spend(text_size(left) + text_size(right))
             if operator == "%" and formats_wide(left):
-                raise SecurityError(Sentence("it formats with a width that is too large"))
+                raise SandboxError("it formats with a width that is too large")
         elif isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length()
             bits = bits * abs(right) if operator == "**" else bits + right.bit_length()
             if bits > MAX_BITS:
-                raise SecurityError(Sentence("it computes a number that is too large"))
+                raise SandboxError("it computes a number that is too large")
         elif operator == "*":
             count, items = (left, right) if isinstance(left, int) else (right, left)
             unit = len(items) if isinstance(items, str | bytes) else text_size(items)
