@@ -1,2 +1,1 @@
-"""The network: architectures, the layers that they declare, what layers use in a pass, and how
-weights are cut."""
+"""The network: architectures, their layers, the forward pass, and how weights are sharded."""

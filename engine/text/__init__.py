@@ -1,4 +1,2 @@
-"""Turns text into tokens and back: tokenizers and chat templates from GGUF metadata.
-
-Imports no torch, and of the engine only `errors`, `gguf` and `templates`.
-"""
+"""Text in and out: tokenizers and chat templates from GGUF metadata, thinking and tool calls. No
+torch."""

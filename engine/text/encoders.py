@@ -1,18 +1,17 @@
-"""Encoders of text without special tokens: byte-level BPE, and joining of pieces by score as SPM.
+"""Encoders of text without special tokens: byte-level BPE, and SPM, which merges pieces by score.
 
-BPE cuts text into words by regular expressions and merges them by a ranked list; the `tokenizers`
-library does the merging. Gemma's BPE (plain text, bytes as <0xXX> tokens) differs in its alphabet
-alone. SentencePiece joins the adjacent pieces whose token scores highest, and repeats. Ties go to
-the leftmost pair. No merge list could do it: tokens may share a score, and a token can be reached
-from parts that no merge rule would name, so pairs are looked up in the vocabulary.
+BPE splits text into words by regular expressions and merges them by a ranked list; the `tokenizers`
+library does the merging. Gemma's BPE (plain text, bytes as <0xXX> tokens) differs only in its
+alphabet. SentencePiece merges the adjacent pieces with the highest token score, and repeats; ties
+go to the leftmost pair. A merge list cannot represent this: tokens may share a score, and a token
+can be reached from parts that no merge rule would name, so pairs are looked up in the vocabulary.
 
-How BPE vocabularies cut text into words, a GGUF file only names (`tokenizer.ggml.pre`). A table
-here supplies the regular expressions (Oniguruma syntax) and the other habits that go with the name.
-Patterns run one after the other, each inside the pieces that the one before left; text between
-matches is a piece too. Names and groups are llama.cpp's (`src/llama-vocab.cpp`), but for
-"whitespace", which comes only with a tokenizer of its own. Where llama.cpp's regex engine
-approximates a model's pattern (upper and lower case outside ASCII), the model's own pattern stands
-here.
+GGUF files only name the pre-tokenizer of a BPE vocabulary (`tokenizer.ggml.pre`). A table here has
+the regular expressions (Oniguruma syntax) and other properties for each name. Patterns run one
+after the other, each inside the pieces that the previous one left; text between matches is a piece,
+too. Names and groups are llama.cpp's (`src/llama-vocab.cpp`), except "whitespace", which requires
+its own tokenizer. Where llama.cpp's regex engine approximates a model's pattern (upper and lower
+case outside ASCII), the model's own pattern is used.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ KANA = r"\x{3040}-\x{309F}\x{30A0}-\x{30FF}"
 
 
 def one_of(*alternatives: str) -> str:
-    """Return a pattern that matches any of the alternatives, the first that fits."""
+    """Return a pattern that matches the first fitting alternative."""
     return "|".join(alternatives)
 
 
 def cased_words(lead: str = r"[^\r\n\p{L}\p{N}]?", ending: str = "") -> str:
-    """Return a pattern of words that end before a new capital, as tekken and o200k cut them."""
+    """Return a pattern of words that end before a new capital, as in tekken and o200k."""
     return one_of(f"{lead}{UPPER}*{LOWER}+{ending}", f"{lead}{UPPER}+{LOWER}*{ending}")
 
 
@@ -121,8 +120,8 @@ KIMI_K2 = one_of(
     rf"[^\r\n\p{{L}}\p{{N}}]?{HAN_FREE_UPPER}+{HAN_FREE_LOWER}*{CONTRACTION}?",
     r"\p{N}{1,3}", SYMBOLS, NEWLINES, SPACES,
 )  # fmt: skip
-# Digits in threes from the right. The model's pattern counts the remaining digits at every third
-# one, which takes quadratic time; cutting off the one or two on the left gives the same threes.
+# Groups of three digits from the right. The model's pattern counts the remaining digits in every
+# group, which takes quadratic time; splitting off the one or two on the left gives the same groups.
 AFMOE = (
     r"(?<!\p{N})\p{N}{1,2}(?=(?:\p{N}{3})*(?!\p{N}))|\p{N}{3}",
     r"[\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{F900}-\x{FAFF}" + KANA + r"\x{FF65}-\x{FF9F}"
@@ -153,15 +152,14 @@ class PreTokenizer:
     """The rules and defaults of one kind of vocabulary.
 
     Args:
-        patterns: regular expressions that cut text before merging, applied in order.
+        patterns: regular expressions that split text before merging, applied in order.
         clean_spaces: whether decoding drops spaces before punctuation.
-        ignore_merges: whether a word that is a token becomes it, whatever the merges say.
+        ignore_merges: whether a word that is a token always becomes it, regardless of merges.
         add_bos: whether texts begin with BOS unless the file says otherwise.
         forces_bos: whether texts begin with BOS even if the file says otherwise.
         byte_level: whether pieces are spelled in GPT-2's byte alphabet; else in plain text, with
             U+2581 for spaces and <0xXX> tokens for missing characters.
-        whole_newlines: whether a run of newlines that is a token becomes it, whatever the merges
-            say.
+        whole_newlines: whether a run of newlines that is a token always becomes it.
     """
 
     patterns: tuple[str, ...]
@@ -186,13 +184,9 @@ PRE_GPT4O = PreTokenizer((GPT4O,))
 PRE_DEEPSEEK3 = PreTokenizer(DEEPSEEK3)
 PRE_BAILING = PreTokenizer((BAILING,))
 PRE_GEMMA4 = PreTokenizer(
-    (LINES,),
-    clean_spaces=True,
-    add_bos=True,
-    forces_bos=True,
-    byte_level=False,
+    (LINES,), clean_spaces=True, add_bos=True, forces_bos=True, byte_level=False,
     whole_newlines=True,
-)
+)  # fmt: skip
 
 BY_NAMES: dict[str, PreTokenizer] = {
     "default": DEFAULT,
@@ -237,16 +231,16 @@ BY_NAMES: dict[str, PreTokenizer] = {
     "gemma4 granite-embed-multi-311m": PRE_GEMMA4,
     "sarvam-moe": PreTokenizer((LINES,), byte_level=False),
 }
-"""Each kind of vocabulary with the names that files give it, separated by spaces."""
+"""Pre-tokenizers by the names that files use, separated by spaces."""
 
 PRE_TOKENIZERS = {name: kind for names, kind in BY_NAMES.items() for name in names.split()}
-"""Each kind of vocabulary by the `tokenizer.ggml.pre` of a file."""
+"""Pre-tokenizers by `tokenizer.ggml.pre`."""
 
 
 SPACE = "\u2581"
-CACHED_WORD = 64  # characters of the longest word to cache
-CACHED_WORDS = 50_000  # number of words to cache
-PART = 4096  # number of ids that a part of a text has, or some more
+CACHED_WORD = 64  # maximum characters of a cached word
+CACHED_WORDS = 50_000  # maximum number of cached words
+PART = 4096  # approximate number of ids in a part of a text
 
 
 class SpmEncoder:
@@ -284,7 +278,7 @@ class SpmEncoder:
         yield output
 
     def _words(self, text: str) -> Iterator[str]:
-        """Cut between characters that are adjacent in no token, as no merge can cross there."""
+        """Split between characters that are adjacent in no token: no merge can cross there."""
         start = 0
         for end, pair in enumerate(map(add, text, text[1:]), start=1):
             if pair not in self._inner_pairs:
@@ -320,7 +314,7 @@ class SpmEncoder:
         while queue:
             _, left, right, text = heapq.heappop(queue)
             if pieces[left] + pieces[right] != text or not (pieces[left] and pieces[right]):
-                continue  # one of the two has been merged since
+                continue  # one of the two has already been merged
             pieces[left], pieces[right] = text, ""
             following[left] = after = following[right]
             if after < len(pieces):
@@ -331,7 +325,6 @@ class SpmEncoder:
         return [piece for piece in pieces if piece]
 
     def _spell(self, char: str) -> list[int]:
-        """Return the ids of a character that is not a token: of its bytes, or the unknown token."""
         spelled = [self._bytes[byte] for byte in char.encode()]
         known = [token_id for token_id in spelled if token_id is not None]
         return known if len(known) == len(spelled) else self._unk
@@ -340,17 +333,18 @@ class SpmEncoder:
 LINE_BREAKS = re.compile(r"(\n+)")
 
 MAX_PIECE = 1 << 14
-"""Number of characters that are encoded at once, if there is a place to cut: longer pieces take
-more time for each character, and more memory."""
+"""Number of characters after which a text is split for encoding, where possible: longer pieces take
+more time and memory per character."""
 
 CUT = re.compile(r"[A-Za-z](?=[ \n])")
-"""End of a piece. No pattern of `pretokenizers` matches otherwise where a text ends or begins
-there: words end behind the letter, or, where words have spaces, no merge joins the characters."""
+"""End of a piece. No pattern above matches differently if a text ends or begins there: words end
+after the letter, or, if words contain spaces, no merge joins the characters."""
 
 JOINED = re.compile(r"[A-Za-z][ \n\u2581\u0120\u010a]")
-"""What a merge would have to make for such an end to matter; the last three are spellings."""
+"""Merge result that would make such a split unsafe; the last three characters are spellings of
+spaces and newlines."""
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: threads are no help
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # useless for one text at a time
 
 
 def split_merge(merge: str) -> tuple[str, str]:
@@ -369,11 +363,6 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def _missing(pairs: list[tuple[str, str]], ids: dict[str, int], other: str = "") -> ValueError:
-    """Return an error that names the first text in merges that is not a token.
-
-    Args:
-        other: what is wrong if all of them are tokens.
-    """
     texts = (text for left, right in pairs for text in (left, right, left + right))
     missing = next((text for text in texts if text not in ids), None)
     return ValueError(quote(other) if missing is None else f"{quote(missing)} is not a token")
@@ -384,8 +373,8 @@ class BpeEncoder:
 
     Args:
         ids: id of each token.
-        merges: merges "left right", first those to apply first.
-        pre: rules that cut text into words before merging.
+        merges: merges "left right", by rank.
+        pre: pre-tokenizer.
 
     Raises:
         ValueError: a merge is not a pair of tokens.
@@ -396,12 +385,12 @@ class BpeEncoder:
         self._pre = pre
         pairs = [split_merge(merge) for merge in dict.fromkeys(merges)]
         if not all(map(ids.__contains__, map("".join, pairs))):
-            raise _missing(pairs, ids)  # the library panics where one is longer than all tokens
+            raise _missing(pairs, ids)  # the library panics if one is longer than all tokens
         try:
             model = BPE(
                 ids, pairs, ignore_merges=pre.ignore_merges, byte_fallback=not pre.byte_level
             )
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # the library raises only this
             raise _missing(pairs, ids, str(error)) from error
         self._is_cut = JOINED.search("\0".join(map("".join, pairs))) is None
         self._tokenizer = Tokenizer(model)
@@ -410,7 +399,7 @@ class BpeEncoder:
         self._tokenizer.pre_tokenizer = Chain([*cuts, *spelling])
 
     def parts(self, text: str) -> Iterator[list[int]]:
-        """Yield the ids of a text, which are the same in parts as at once."""
+        """Yield the ids of a text in parts; together they are the same as from `encode`."""
         start = 0
         while self._is_cut and len(text) - start > MAX_PIECE:
             cut = CUT.search(text, start + MAX_PIECE)
@@ -421,7 +410,7 @@ class BpeEncoder:
         yield self.encode(text[start:] if start else text)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, encoded at once."""
+        """Return the ids of a text, encoded as a whole."""
         if self._pre.byte_level:
             return self._encode_words(text)
         text = text.replace(" ", SPACE)
@@ -429,13 +418,13 @@ class BpeEncoder:
             return self._encode_words(text)
         output: list[int] = []
         for part in LINE_BREAKS.split(text):
-            # a run of newlines is looked up whole: its merges would give other tokens
+            # runs of newlines are looked up as a whole: merging would give other tokens
             known = self._ids.get(part) if part.startswith("\n") else None
             output += self._encode_words(part) if known is None else [known]
         return output
 
     def _encode_words(self, text: str) -> list[int]:
-        # unlike the method for one text, this lets other threads run meanwhile
-        (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        ids: list[int] = found.ids
+        # unlike the method for one text, this releases the GIL
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
         return ids

@@ -1,4 +1,4 @@
-"""The turns of a conversation, as chat templates take them, and how thinking in them is marked."""
+"""The messages of a conversation, and the tags around thinking."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Literal
 
-IMAGE_PLACEHOLDER = "\ufffc"
-"""Character that stands for a picture in the text of a message that has some."""
+IMAGE_PLACEHOLDER = "\ufffc"  # character that represents an image in the text of a message
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a function that the assistant asks for.
-
-    Attributes:
-        arguments: text of a JSON object.
-        id: name of the call, by which its result refers to it.
-    """
+    """A function call requested by the assistant: arguments as JSON text, and an id for its
+    result."""
 
     name: str
     arguments: str
@@ -27,12 +22,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call.
-
-    Attributes:
-        description: what it does, for the model.
-        parameters: JSON schema of its arguments, as text; "" for none.
-    """
+    """A function that the model may call; `parameters` is the JSON schema of its arguments, or
+    ""."""
 
     name: str
     description: str = ""
@@ -41,11 +32,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
-    """A picture in a file of this machine, which is read when it is needed.
-
-    Attributes:
-        path: path of the file, whose content does not change.
-    """
+    """An image file on this machine, which is read on use; its content must not change."""
 
     path: str
 
@@ -55,14 +42,14 @@ class ChatMessage:
     """One turn: role is "system", "user", "assistant" or "tool".
 
     Attributes:
-        reasoning: what the assistant has thought before its answer, without marks; templates get
-            it as `reasoning_content`.
-        tool_calls: calls that the assistant asks for behind its text.
-        tool_call_id: name of the call whose result a "tool" message is.
-        name: name of the function whose result it is, where it is known.
-        pictures: pictures, or the bytes of their files as base64, see
-            `images.reading.image_base64`. Each `IMAGE_PLACEHOLDER` in the text stands for the
-            next one; those that are left come first.
+        reasoning: the assistant's thinking before its answer, without tags; templates get it as
+            `reasoning_content`.
+        tool_calls: calls that the assistant requests after its text.
+        tool_call_id: id of the call that a "tool" message is the result of.
+        name: name of that function, if known.
+        pictures: image files, or their bytes as base64, see `images.reading.image_base64`. Each
+            `IMAGE_PLACEHOLDER` in the text represents the next one; images without a placeholder
+            come first.
     """
 
     role: str
@@ -77,7 +64,7 @@ class ChatMessage:
 def text_size(value: object) -> int:
     """Return the number of characters of all texts in a command, or in a part of one.
 
-    Each item of a list counts as one as well, since many small texts take time, too.
+    Each item of a list adds one, because many small texts take time, too.
     """
     if isinstance(value, str):
         return len(value)
@@ -91,38 +78,38 @@ def text_size(value: object) -> int:
 
 
 THINKING_VARIABLES = ("enable_thinking", "thinking")
-"""Variables of templates: the name that Qwen and GLM use, and that of DeepSeek and Granite."""
+"""Template variables for thinking: of Qwen and GLM, and of DeepSeek and Granite."""
 
 EFFORT_VARIABLE = "reasoning_effort"
-"""Variable of gpt-oss and others, which is "low", "medium" or "high"."""
+"""Template variable of gpt-oss and others: "low", "medium" or "high"."""
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
-"""Marks around a thought in the text of an answer, as most models write them."""
+"""Tags around thinking in an answer, as most models write them."""
 
-_ASKS = re.compile(
+_USES_THINKING = re.compile(
     r"\b(?:enable_thinking\b|thinking is defined\b|(?:if|not|and|or) thinking\b(?!\s*[=(.\[]))"
 )
 
 
 def can_think(template: str) -> bool:
-    """Return whether a template's source asks for one of `THINKING_VARIABLES`."""
-    return _ASKS.search(template) is not None
+    """Return whether a template's source uses one of `THINKING_VARIABLES`."""
+    return _USES_THINKING.search(template) is not None
 
 
 def has_effort(template: str) -> bool:
-    """Return whether a template's source asks for `EFFORT_VARIABLE`."""
+    """Return whether a template's source uses `EFFORT_VARIABLE`."""
     return EFFORT_VARIABLE in template
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingMarks:
-    """The texts between which a family of models thinks.
+    """The tags around thinking of a family of models.
 
     Attributes:
-        opening: text with which thinking begins.
-        closing: texts that come behind it, in this order, before what is said.
-        is_always: whether the texts of `closing` also come where the model does not think, so that
-            what is said always has a beginning of its own.
+        opening: text that starts thinking.
+        closing: texts that follow it, in this order, before the answer.
+        is_always: whether the texts of `closing` are also written without thinking, so that every
+            answer has an explicit beginning.
     """
 
     opening: str
@@ -133,7 +120,7 @@ class ThinkingMarks:
 HARMONY_THINKING = ThinkingMarks(
     "<|channel|>analysis<|message|>", ("<|channel|>final", "<|message|>"), is_always=True
 )
-"""Marks of gpt-oss, whose answers are in channels."""
+"""Tags of gpt-oss, which answers in channels."""
 
 THINKING_MARKS = (
     ThinkingMarks(THINK_OPEN, (THINK_CLOSE,)),
@@ -147,16 +134,15 @@ THINKING_MARKS = (
     ThinkingMarks("<thought>", ("</thought>",)),
     ThinkingMarks("Here are my reasoning steps:", ("[BEGIN FINAL RESPONSE]",)),
 )
-"""Marks of others: of most, Magistral, Gemma 4, Seed-OSS, Command A, Apertus, Kimi-VL, two that
-instructions ask for, and Apriel.
-"""
+"""Tags of other models: of most, Magistral, Gemma 4, Seed-OSS, Command A, Apertus, Kimi-VL, two
+that instructions request, and Apriel."""
 
 ThinkingState = Literal["open", "possible", "over"]
-"""Whether an answer begins within thinking, may begin with it, or does not."""
+"""Whether an answer begins inside thinking, may begin with it, or does not."""
 
 
 def thinking_marks(template: str) -> ThinkingMarks | None:
-    """Return the marks of thinking that a template's source knows; None for none."""
+    """Return the thinking tags in a template's source, or None."""
     known = (
         marks
         for marks in (HARMONY_THINKING, *THINKING_MARKS)
@@ -168,12 +154,12 @@ def thinking_marks(template: str) -> ThinkingMarks | None:
 def thinking_state(
     prompt: str, marks: ThinkingMarks, thinks: bool | None, *, is_chat: bool
 ) -> ThinkingState:
-    """Return whether a prompt's end has opened thinking, or the answer may.
+    """Return whether thinking is open at the end of a prompt, or may follow.
 
     Args:
-        prompt: end of a prompt, up to where the model's answer begins.
-        thinks: whether the model was asked to think; None as its template has it.
-        is_chat: whether the prompt comes from the model's template, and is no text to complete.
+        prompt: end of a prompt, up to where the answer begins.
+        thinks: whether thinking was requested; None for the template's default.
+        is_chat: whether the prompt comes from the model's template and is not text to complete.
     """
     end = prompt.rstrip()
     if end.endswith(marks.closing[-1]):
@@ -184,18 +170,16 @@ def thinking_state(
 
 
 class ThoughtMarker:
-    """Writer of the parts of one answer as one text, with the thought in front between marks.
+    """Formatter of one answer as a single text, with its thinking between tags.
 
-    Args:
-        is_open: whether the answer goes on inside its thought.
-        has_said: whether it goes on behind its thought.
+    A continued answer may be inside its thinking (`is_open`) or after it (`has_said`).
     """
 
     def __init__(self, *, is_open: bool = False, has_said: bool = False) -> None:
         self._is_open, self._has_said = is_open, has_said
 
     def written(self, text: str, *, is_thought: bool) -> str:
-        """Return more text with the marks it needs; a thought behind what was said gets none."""
+        """Return more text with the necessary tags; later thinking gets none."""
         if is_thought and not self._has_said:
             opening = f"{THINK_OPEN}\n" if text and not self._is_open else ""
             self._is_open = self._is_open or bool(text)
@@ -207,7 +191,7 @@ class ThoughtMarker:
         return closing + text
 
     def closed(self) -> str:
-        """Return the mark that ends an open thought; "" where none is open."""
+        """Return the tag that ends open thinking, or ""."""
         if not self._is_open:
             return ""
         self._is_open, self._has_said = False, True
@@ -215,9 +199,9 @@ class ThoughtMarker:
 
 
 def thought_apart(message: ChatMessage) -> ChatMessage:
-    """Return an answer whose thought, which stands in its text between marks, is apart."""
+    """Return an answer with its thinking moved from tags in its content to `reasoning`."""
     start = message.content.lstrip()
     if message.reasoning or not start.startswith(THINK_OPEN):
         return message
-    thought, _, said = start.removeprefix(THINK_OPEN).partition(THINK_CLOSE)
-    return replace(message, reasoning=thought.strip(), content=said.lstrip())
+    thought, _, content = start.removeprefix(THINK_OPEN).partition(THINK_CLOSE)
+    return replace(message, reasoning=thought.strip(), content=content.lstrip())

@@ -1,6 +1,6 @@
 """Encodes text to token ids and decodes them, with the vocabulary of a GGUF file.
 
-The ids are those of llama.cpp's `llama_tokenize`, the text that of its `llama_detokenize`.
+The ids match llama.cpp's `llama_tokenize`, the text its `llama_detokenize`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
-from engine.errors import InvalidGGUF, ModelFileError
+from engine.errors import InvalidGGUF, ModelFileError, Sentence
 from engine.text.encoders import (
     DEFAULT,
     PRE_TOKENIZERS,
@@ -52,9 +52,8 @@ class SpecialToken:
 
     Args:
         text: spelling of the token.
-        token_id: its id.
-        is_hidden: whether it is found only where special tokens are asked for.
-        eats_spaces: whether white space after it belongs to it.
+        is_hidden: whether it is parsed only if special tokens are requested.
+        eats_spaces: whether following whitespace belongs to it.
         letters: distinct characters of its spelling.
     """
 
@@ -75,12 +74,9 @@ class SpecialToken:
 
 
 class SpecialTokens:
-    """The special tokens of a vocabulary.
+    """The special tokens of a vocabulary; one with `eats_spaces` may include following whitespace.
 
-    The longest is searched first, the next one in the pieces that are left, and so on.
-
-    Attributes:
-        eats_spaces: whether white space after one of them may belong to it.
+    Longer ones are searched first, each in the pieces that the previous ones left.
     """
 
     def __init__(self, tokens: list[SpecialToken]) -> None:
@@ -91,7 +87,7 @@ class SpecialTokens:
     def of(cls, vocab: Vocabulary, model_name: str) -> SpecialTokens:
         """Return the special tokens of a vocabulary.
 
-        In Phi-3 models, which only their name tells, they eat the spaces after them.
+        In Phi-3 models, recognised only by name, they include the spaces after them.
         """
         name = model_name.lower()
         is_phi3 = "phi-3" in name or "phi3" in name
@@ -110,7 +106,7 @@ class SpecialTokens:
         )
 
     def split(self, text: str, parse_special: bool) -> list[str | int]:
-        """Return the pieces of plain text and the ids of special tokens, in order."""
+        """Split text into plain text and the ids of special tokens."""
         parts: list[str | int] = [text] if text else []
         letters = set(text)
         for token in self._tokens:
@@ -126,10 +122,9 @@ class SpecialTokens:
 
 
 class StreamDecoder:
-    """Decoder of single token ids; a character appears when its last byte has come.
+    """Incremental decoder of token ids; a character appears with its last byte.
 
-    Args:
-        token_bytes: function that returns the bytes a token adds; none for a hidden token.
+    `token_bytes` returns the bytes that a token adds; empty for a hidden token.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
@@ -138,7 +133,7 @@ class StreamDecoder:
 
     @property
     def begun(self) -> bytes:
-        """Bytes of a character whose last byte has not come yet."""
+        """Bytes of an incomplete character."""
         return self._decoder.getstate()[0]
 
     @begun.setter
@@ -146,30 +141,32 @@ class StreamDecoder:
         self._decoder.setstate((value, 0))
 
     def feed(self, token_id: int) -> str:
-        """Add a token and return the text that is complete now; may be empty."""
+        """Add a token and return the newly completed text, which may be empty."""
         return self._decoder.decode(self._token_bytes(token_id))
 
     def flush(self) -> str:
-        """Return leftover bytes that never became a character, as U+FFFD, and start afresh."""
+        """Return the bytes of an incomplete character as U+FFFD, and reset."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest
 
 
 def find_pre_tokenizer(meta: Metadata, model: str) -> tuple[str, PreTokenizer, tuple[str, ...]]:
-    """Return the name of the file's pre-tokenizer, the one to use, and warnings if these differ."""
+    """Return the name of the file's pre-tokenizer, the one to use, and warnings if they differ."""
     name = "gemma4" if model == "gemma4" else meta.str(KEY + "pre", "")
     if model == "llama" or name in PRE_TOKENIZERS:
         return name, PRE_TOKENIZERS.get(name, DEFAULT), ()
-    problem = (
-        f"The pre-tokenizer {name[:MAX_NAME]!r} is unknown" if name else "No pre-tokenizer is named"
+    warning = Sentence(
+        "The pre-tokenizer {name} is unknown: the default one is used, and answers may be worse."
+        if name
+        else "No pre-tokenizer is named: the default one is used, and answers may be worse.",
+        name=repr(name[:MAX_NAME]),
     )
-    warning = f"{problem}: the default one is used, and answers may be worse."
     return name, DEFAULT, (warning,)
 
 
 def tokenizer_warnings(meta: Metadata) -> tuple[str, ...]:
-    """Return warnings about a file's tokenizer, from its name alone; nothing is built."""
+    """Return warnings about a file's tokenizer without building it."""
     try:
         if not has_vocabulary(meta):
             return (NO_VOCABULARY,)
@@ -180,7 +177,7 @@ def tokenizer_warnings(meta: Metadata) -> tuple[str, ...]:
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 BYTE_OF = {char: bytes([byte]) for char, byte in byte_alphabet().items()}
-# spaces that some vocabularies' decoders remove, in this order
+# spaces that the decoders of some vocabularies remove, in this order
 TIDY = ((rb" ([?!.,])", rb"\1"), (rb" ' ", rb"'"), (rb" '(?=s|m|re|ve)", rb"'"))
 
 
@@ -188,8 +185,7 @@ class Encoder(Protocol):
     """Encoder of text without special tokens."""
 
     def parts(self, text: str) -> Iterator[list[int]]:
-        """Yield the ids of a text in parts, as each takes a moment."""
-        ...
+        """Yield the ids of a text in parts, because long texts take time."""
 
 
 class Tokenizer:
@@ -197,31 +193,19 @@ class Tokenizer:
 
     Attributes:
         model: kind of tokenizer, such as "llama" (SPM) or "gpt2" (BPE).
-        pre: name of the pre-tokenizer in the file; "" where it has none.
-        n_vocab: number of tokens.
-        bos_id, eos_id: ids of BOS and EOS; None where there is none.
+        pre: name of the pre-tokenizer in the file; "" if it has none.
         eog_ids: ids of the tokens that end a generation.
-        never_ids: ids of the tokens that the model must not answer with.
-        fill_in_ids: ids of the tokens before the text in front of a gap, before the text behind it,
-            and before what fills it; None without such tokens.
-        add_bos, add_eos: whether the model wants them around a text.
-        warnings: sentences on what may be wrong with this tokenizer.
+        never_ids: ids of the tokens that must never be sampled.
+        fill_in_ids: ids of the fill-in-the-middle tokens for prefix, suffix and middle; None
+            without.
+        add_bos, add_eos: whether the model expects them around a text.
+        warnings: possible problems of this tokenizer.
     """
 
     def __init__(
-        self,
-        vocab: Vocabulary,
-        encoder: Encoder,
-        special: SpecialTokens,
-        *,
-        model: str,
-        pre: str,
-        byte_level: bool,
-        add_bos: bool,
-        add_eos: bool,
-        add_space_prefix: bool,
-        clean_spaces: bool,
-    ) -> None:
+        self, vocab: Vocabulary, encoder: Encoder, special: SpecialTokens, *, model: str, pre: str,
+        byte_level: bool, add_bos: bool, add_eos: bool, add_space_prefix: bool, clean_spaces: bool,
+    ) -> None:  # fmt: skip
         self._vocab = vocab
         self._encoder = encoder
         self._special = special
@@ -236,7 +220,8 @@ class Tokenizer:
         self.eos_id = vocab.eos_id
         self.eog_ids = vocab.eog_ids
         self.never_ids = vocab.never_ids
-        self.fill_in_ids = _fill_in_ids(vocab)
+        roles = [vocab.fill_in.get(role) for role in ("fim_pre", "fim_suf", "fim_mid")]
+        self.fill_in_ids = None if None in roles else tuple(roles)
         self.add_bos = add_bos
         self.add_eos = add_eos
         self.warnings = tuple(vocab.warnings)
@@ -247,7 +232,7 @@ class Tokenizer:
 
         Raises:
             InvalidGGUF: the vocabulary contradicts itself.
-            ModelFileError: there is no tokenizer, or one of an unsupported kind.
+            ModelFileError: there is no tokenizer, or an unsupported one.
         """
         model = tokenizer_model(meta)
         is_spm = model == "llama"
@@ -279,11 +264,11 @@ class Tokenizer:
         """Return the token ids of a text.
 
         Args:
-            add_special: whether to add BOS and EOS where the model wants them.
-            parse_special: whether to read the spelling of a control token, such as "<|im_end|>",
+            add_special: whether to add BOS and EOS if the model expects them.
+            parse_special: whether to parse the spelling of a control token, such as "<|im_end|>",
                 as that token. Never do so with untrusted text.
-            most: number of tokens that are enough: of a text with more, only the first are
-                returned, but more than these; None for all.
+            most: number of tokens after which the rest may be skipped; the result then has more
+                tokens than this. None for all.
         """
         output: list[int] = []
         if add_special and self.add_bos and self.bos_id is not None:
@@ -304,16 +289,15 @@ class Tokenizer:
         return output
 
     def encode_inner(self, text: str) -> list[int]:
-        """Return the token ids of text in the middle of another: nothing is added or special."""
+        """Return the token ids of text inside another: nothing is added or special."""
         return [*chain.from_iterable(self._encoder.parts(_valid_unicode(text)))]
 
     def fewest(self, text: str) -> int:
-        """Return a number of tokens that a text has at least, without encoding it."""
+        """Return a lower bound of the number of tokens of a text, without encoding it."""
         return -(-len(text.encode("utf-8", "replace")) // self._longest) if self._longest else 0
 
     @cached_property
     def _longest(self) -> int:
-        """Largest number of bytes of a text that one token stands for; 0 if there is no limit."""
         if self._special.eats_spaces or not self._covers_bytes:
             return 0
         kinds = zip(self._vocab.tokens, self._vocab.kinds, strict=True)
@@ -324,7 +308,6 @@ class Tokenizer:
 
     @property
     def _covers_bytes(self) -> bool:
-        """Whether each byte is a token, so that no character is left out of a text."""
         ids = self._vocab.ids
         alphabet = BYTE_OF if self._byte_level else [f"<0x{byte:02X}>" for byte in range(256)]
         return all(char in ids for char in alphabet)
@@ -334,11 +317,10 @@ class Tokenizer:
     ) -> str:
         """Return the text of `ids`, with U+FFFD for invalid bytes.
 
-
         Args:
             skip_special: whether to leave out control tokens, such as BOS.
-            is_tidied: whether vocabularies whose decoder tidies spaces (Llama 3, GPT-2) lose the
-                space in "so ?".
+            is_tidied: whether to remove the space in "so ?" for vocabularies with `clean_spaces`
+                (Llama 3, GPT-2).
         """
         hidden = CONTROL | UNKNOWN if skip_special else 0
         pieces = [self.token_bytes(i) for i in ids if not self._vocab.kind(i) & hidden]
@@ -353,10 +335,9 @@ class Tokenizer:
     def stream(
         self, skip_special: bool = True, shown: Collection[int] = frozenset()
     ) -> StreamDecoder:
-        """Return a decoder for tokens as they are generated, which keeps all spaces.
+        """Return an incremental decoder, which keeps all spaces.
 
-        Args:
-            skip_special: whether to leave out control tokens, such as BOS, but for `shown`.
+        `skip_special` leaves out control tokens, such as BOS, except `shown`.
         """
         hidden = CONTROL | UNKNOWN if skip_special else 0
 
@@ -367,7 +348,7 @@ class Tokenizer:
         return StreamDecoder(spelled)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that a token adds to a text; none for an id beyond the vocabulary."""
+        """Return the bytes that a token adds to a text; empty for an id beyond the vocabulary."""
         piece = self._pieces.get(token_id)
         if piece is None:
             piece = self._pieces[token_id] = self._spell(token_id)
@@ -382,7 +363,7 @@ class Tokenizer:
         return bool(self._vocab.kind(token_id) & CONTROL)
 
     def is_hidden(self, token_id: int) -> bool:
-        """Return whether a token is left out of text that is shown, as control tokens are."""
+        """Return whether a token is left out of displayed text, as control tokens are."""
         return bool(self._vocab.kind(token_id) & (CONTROL | UNKNOWN))
 
     def _spell(self, token_id: int) -> bytes:
@@ -403,24 +384,21 @@ def _bpe_encoder(meta: Metadata, vocab: Vocabulary, pre: PreTokenizer) -> BpeEnc
     try:
         return BpeEncoder(vocab.ids, list(meta.strs(KEY + "merges")), pre)
     except ValueError as error:
-        raise InvalidGGUF(file_of(meta), f"its merges do not fit its tokens ({error})") from error
+        raise InvalidGGUF(
+            file_of(meta), "its merges do not fit its tokens ({error})", error=str(error)
+        ) from error
 
 
 def _adds(
     meta: Metadata, vocab: Vocabulary, name: str, default: bool, always: bool = False
 ) -> bool:
-    wanted = always or meta.bool(f"{KEY}add_{name}_token", default)
-    if wanted and (vocab.bos_id if name == "bos" else vocab.eos_id) is None:
-        vocab.warnings.append(f"The file asks for a {name.upper()} token but has none.")
+    is_added = always or meta.bool(f"{KEY}add_{name}_token", default)
+    if is_added and (vocab.bos_id if name == "bos" else vocab.eos_id) is None:
+        vocab.warnings.append(
+            Sentence("The file asks for a {name} token but has none.", name=name.upper())
+        )
         return False
-    return wanted
-
-
-def _fill_in_ids(vocab: Vocabulary) -> tuple[int, int, int] | None:
-    found = vocab.fill_in
-    if not {"fim_pre", "fim_suf", "fim_mid"} <= found.keys():
-        return None
-    return found["fim_pre"], found["fim_suf"], found["fim_mid"]
+    return is_added
 
 
 def _with_spaces(text: str) -> bytes:
@@ -428,10 +406,8 @@ def _with_spaces(text: str) -> bytes:
 
 
 def _from_byte_alphabet(text: str) -> bytes:
-    """Return the bytes of a token; characters outside the alphabet stand for themselves.
-
-    Broken vocabularies have such characters.
-    """
+    """Return the bytes of a token; characters outside the alphabet (broken vocabularies) are
+    kept."""
     return b"".join(BYTE_OF.get(char) or char.encode() for char in text)
 
 

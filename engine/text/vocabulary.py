@@ -1,7 +1,7 @@
 """Reads the vocabulary of a GGUF file: its tokens, their kinds, and the special ones.
 
-It does not encode text. What llama.cpp derives from token names (which tokens end a generation,
-which only look like normal ones) is derived here in the same way.
+As in llama.cpp, some properties are derived from token names: which tokens end a generation, and
+which only look like normal ones.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.errors import EngineError, InvalidGGUF, ModelFileError
+from engine.errors import EngineError, InvalidGGUF, ModelFileError, Sentence
 
 if TYPE_CHECKING:
     from engine.formats.gguf.metadata import Metadata
     from engine.formats.gguf.reader import GGUFFile
 
 KEY = "tokenizer.ggml."
-MAX_TOKEN = 4096  # characters of a token: an answer of a few may not fill a chat
+MAX_TOKEN = 4096  # characters of a token: a few tokens must not fill a chat
 
 # kinds of tokens, as bits: a normal token can turn out to be a control token as well
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 4, 8, 16, 32
@@ -32,7 +32,7 @@ END_NAMES = frozenset(
         "<｜end▁of▁sentence｜>", "[e~[",
     }
 )  # fmt: skip
-# tokens of fill-in-the-middle roles are control tokens; the last three also end a generation
+# fill-in-the-middle tokens are control tokens; the last three also end a generation
 FILL_IN_NAMES = {
     "fim_pre": "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> "
     "<|code_prefix|> <|prefix|>",
@@ -54,15 +54,13 @@ class Vocabulary:
     """The tokens of a model by id, with their kinds and roles.
 
     Args:
-        tokens: raw pieces as the file spells them.
+        tokens: raw spelling in the file.
         kinds: kind bits of each token, see above.
         scores: score of each token, for SPM; higher ones are merged first.
-        ids: id of each token.
-        bos_id, eos_id, unk_id: ids of BOS, EOS and the unknown token; None where there is none.
         eog_ids: ids of the tokens that end a generation.
         never_ids: ids of tokens that must never be sampled, such as image placeholders (Gemma 4).
-        fill_in: ids of the tokens of fill-in-the-middle roles that it has, see `FILL_IN_NAMES`.
-        warnings: sentences on what is odd in the file.
+        fill_in: ids of fill-in-the-middle tokens by role, see `FILL_IN_NAMES`.
+        warnings: possible problems of the file.
     """
 
     tokens: list[str]
@@ -78,11 +76,11 @@ class Vocabulary:
     warnings: list[str] = field(default_factory=list)
 
     def kind(self, token_id: int) -> int:
-        """Return a token's kind bits; none for an id beyond the vocabulary (padded embeddings)."""
+        """Return a token's kind bits; 0 for an id beyond the vocabulary (padded embeddings)."""
         return self.kinds[token_id] if 0 <= token_id < len(self.kinds) else 0
 
     def plain_ids(self) -> dict[str, int]:
-        """Return the ids of tokens that plain text may become: all but control tokens."""
+        """Return the ids of tokens that plain text may become: all except control tokens."""
         hidden = CONTROL | UNKNOWN
         return {text: i for text, i in self.ids.items() if not self.kinds[i] & hidden}
 
@@ -96,8 +94,7 @@ def read_vocabulary(meta: Metadata, is_spm: bool) -> Vocabulary:
     """Read and check the vocabulary.
 
     Raises:
-        InvalidGGUF: it has no tokens, a token twice or of absurd length, or arrays that are too
-            short.
+        InvalidGGUF: it has no tokens, a duplicate or oversized token, or arrays that are too short.
     """
     tokens, ids = _read_tokens(meta)
     vocab = Vocabulary(tokens, _read_kinds(meta, len(tokens)), _read_scores(meta, len(tokens)), ids)
@@ -116,13 +113,17 @@ def _read_tokens(meta: Metadata) -> tuple[list[str], dict[str, int]]:
         raise InvalidGGUF(file_of(meta), "it names a tokenizer but has no tokens")
     longest = max(map(len, tokens))
     if longest > MAX_TOKEN:
-        raise InvalidGGUF(file_of(meta), f"its vocabulary holds a token of {longest} characters")
+        raise InvalidGGUF(
+            file_of(meta), "its vocabulary holds a token of {n} characters", n=longest
+        )
     if "" in tokens:
         tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
     ids = {token: i for i, token in enumerate(tokens)}
     if len(ids) < len(tokens):
         twice = next(token for i, token in enumerate(tokens) if ids[token] != i)
-        raise InvalidGGUF(file_of(meta), f"its vocabulary holds the token {twice[:80]!r} twice")
+        raise InvalidGGUF(
+            file_of(meta), "its vocabulary holds the token {token} twice", token=repr(twice[:80])
+        )
     return tokens, ids
 
 
@@ -131,7 +132,8 @@ def _read_kinds(meta: Metadata, n: int) -> list[int]:
         return [NORMAL] * n
     types = meta.ints(KEY + "token_type")
     if len(types) < n:
-        raise InvalidGGUF(file_of(meta), f"it has {n} tokens but only {len(types)} token types")
+        text = "it has {n} tokens but only {other} token types"
+        raise InvalidGGUF(file_of(meta), text, n=n, other=len(types))
     return [KIND_OF_TYPE.get(kind, 0) for kind in types[:n]]
 
 
@@ -140,14 +142,15 @@ def _read_scores(meta: Metadata, n: int) -> list[float]:
         return [0.0] * n
     scores = meta.floats(KEY + "scores")
     if len(scores) < n:
-        raise InvalidGGUF(file_of(meta), f"it has {n} tokens but only {len(scores)} scores")
+        text = "it has {n} tokens but only {other} scores"
+        raise InvalidGGUF(file_of(meta), text, n=n, other=len(scores))
     return [-math.inf if math.isnan(score) else score for score in scores[:n]]
 
 
 def _special_id(
     meta: Metadata, vocab: Vocabulary, name: str, default: int | None = None
 ) -> int | None:
-    """Return the id under `<name>_token_id`; ignore one that is not a token, with a warning."""
+    """Return the id under `<name>_token_id`; ignore invalid ids with a warning."""
     n = len(vocab.tokens)
     if default is not None and default >= n:
         default = None
@@ -157,20 +160,21 @@ def _special_id(
     token_id = meta.int(key, -1)
     if 0 <= token_id < n:
         return token_id
-    vocab.warnings.append(f"{key} is {token_id}, but there are only {n} tokens; it is ignored.")
+    text = "{key} is {id}, but there are only {n} tokens; it is ignored."
+    vocab.warnings.append(Sentence(text, key=key, id=token_id, n=n))
     return default
 
 
 def _find_ends(meta: Metadata, vocab: Vocabulary) -> set[int]:
-    """Return the tokens that end a generation; correct the kinds of tokens known by their name."""
-    found = {role: _fill_in_id(meta, vocab, role) for role in FILL_IN_NAMES}
-    vocab.fill_in = {role: token for role, token in found.items() if token is not None}
+    """Return the tokens that end a generation; correct the kinds of tokens known by name."""
+    roles = {role: _fill_in_id(meta, vocab, role) for role in FILL_IN_NAMES}
+    vocab.fill_in = {role: token for role, token in roles.items() if token is not None}
     for name in ALWAYS_SHOWN:
         if name in vocab.ids:
             vocab.kinds[vocab.ids[name]] = USER_DEFINED
     named = [_make_control(vocab, vocab.ids[name]) for name in END_NAMES & vocab.ids.keys()]
     given = [vocab.eos_id, _special_id(meta, vocab, "eot"), _special_id(meta, vocab, "eom")]
-    given += [found[role] for role in FILL_IN_ENDS]
+    given += [roles[role] for role in FILL_IN_ENDS]
     ends = {token_id for token_id in given + named if token_id is not None}
     _spare_inner_ends(vocab, ends)
     return ends
@@ -181,8 +185,8 @@ def _fill_in_id(meta: Metadata, vocab: Vocabulary, role: str) -> int | None:
     if token_id is not None:
         return token_id
     names = FILL_IN_NAMES[role].split()
-    found = next((vocab.ids[name] for name in names if name in vocab.ids), None)
-    return None if found is None else _make_control(vocab, found)
+    token_id = next((vocab.ids[name] for name in names if name in vocab.ids), None)
+    return None if token_id is None else _make_control(vocab, token_id)
 
 
 def _make_control(vocab: Vocabulary, token_id: int) -> int:
@@ -191,7 +195,7 @@ def _make_control(vocab: Vocabulary, token_id: int) -> int:
 
 
 def _spare_inner_ends(vocab: Vocabulary, ends: set[int]) -> None:
-    """Drop ends that some models use as separators inside their answers."""
+    """Remove ends that some models use as separators inside their answers."""
     names = {vocab.tokens[token_id] for token_id in ends}
     if names & {"<|call|>", "<|calls|>"} and names & {"<|return|>", "<|flush|>"}:
         _drop_end(vocab, ends, "<|end|>", USER_DEFINED)
@@ -206,18 +210,15 @@ def _drop_end(vocab: Vocabulary, ends: set[int], name: str, kind: int) -> None:
         vocab.kinds[token_id] = kind
 
 
-MODELS = ("llama", "gpt2", "gemma4")
-"""Supported kinds of tokenizers."""
+MODELS = ("llama", "gpt2", "gemma4")  # supported kinds of tokenizers
+NO_MODEL = ("", "none", "no_vocab")  # kinds in files without a tokenizer
 
-NO_MODEL = ("", "none", "no_vocab")
-"""Names of the kind in files without a tokenizer."""
-
-NO_VOCABULARY = "This file has no vocabulary: it can be measured, but not talked to."
-MAX_NAME = 40  # characters of a name to show
+NO_VOCABULARY = Sentence("This file has no vocabulary: it can be benchmarked, but cannot chat.")
+MAX_NAME = 40  # characters of a name that are shown
 
 
 def has_vocabulary(meta: Metadata) -> bool:
-    """Return whether the file names a tokenizer; without one it still computes logits."""
+    """Return whether the file names a tokenizer; without one, the model still computes logits."""
     return meta.str(KEY + "model", "") not in NO_MODEL
 
 
@@ -225,76 +226,73 @@ def tokenizer_model(meta: Metadata) -> str:
     """Return the file's kind of tokenizer.
 
     Raises:
-        ModelFileError: it has none, or one of an unsupported kind.
+        ModelFileError: it has none, or an unsupported one.
     """
     model, file = meta.str(KEY + "model", ""), file_of(meta)
     if model in NO_MODEL:
         raise ModelFileError(
             file,
-            f"{file.name} contains no tokenizer.",
+            "{file} contains no tokenizer.",
             "Pick a file that was converted with its vocabulary.",
+            file=file.name,
         )
     if model not in MODELS:
         raise ModelFileError(
             file,
-            f"{file.name} uses the tokenizer {model[:MAX_NAME]!r}, which Tandem cannot run yet.",
-            "Supported are: " + ", ".join(MODELS) + ".",
-        )
+            "{file} uses the tokenizer {name}, which is not supported yet.",
+            "Supported are: {names}.",
+            file=file.name, name=repr(model[:MAX_NAME]), names=", ".join(MODELS),
+        )  # fmt: skip
     return model
 
 
 MAX_OTHER_SIZE = 128
-"""Largest difference of the numbers of tokens: padding, or special tokens that were added."""
+"""Maximum difference of the numbers of tokens: padding, or added special tokens."""
 
 FIRST_COMPARED = 5
-"""First id whose text is compared; those before may be named otherwise, such as `<unk>`."""
+"""First id with compared text; earlier ones may have other names, such as `<unk>`."""
 
 
 def check_vocabulary(draft: GGUFFile, main: GGUFFile) -> None:
-    """Check that a draft model has the vocabulary of the model that it guesses for.
+    """Check that a draft model has the vocabulary of its main model.
 
-    The rule is llama.cpp's (`common/speculative.cpp`): the same kind of tokenizer, the same BOS and
-    EOS, sizes that differ little, and the same text of each id that both have, but for the first
-    ones.
+    The rule is llama.cpp's (`common/speculative.cpp`): the same kind of tokenizer, BOS and EOS,
+    similar sizes, and the same text of each common id except the first ones.
 
     Raises:
         EngineError: their vocabularies differ.
         ModelFileError: the draft model's vocabulary contradicts itself.
     """
     if not has_vocabulary(draft.meta) and not has_vocabulary(main.meta):
-        return  # sizes are all there is, and guesses beyond them are left out
-    found = _difference(draft, main)
-    if found:
+        return  # only sizes can be compared, and draft tokens beyond the smaller one are dropped
+    difference = _difference(draft, main)
+    if difference:
         raise EngineError(
-            f"{draft.path.name} cannot be the draft model of {main.path.name}: {found}.",
+            "{file} cannot be the draft model of {other}: {problem}.",
             "Choose a smaller model of the same family.",
-        )
+            file=draft.path.name, other=main.path.name, problem=difference,
+        )  # fmt: skip
 
 
-def _difference(draft: GGUFFile, main: GGUFFile) -> str:
-    """Return what differs, as the end of a sentence; "" for nothing."""
+def _difference(draft: GGUFFile, main: GGUFFile) -> Sentence | None:
     for file in (draft, main):
         if not has_vocabulary(file.meta):
-            return f"{file.path.name} has no vocabulary"
+            return Sentence("{file} has no vocabulary", file=file.path.name)
     kinds = [tokenizer_model(file.meta) for file in (draft, main)]
     if kinds[0] != kinds[1]:
-        return f"its tokenizer is {kinds[0]!r}, not {kinds[1]!r}"
+        text = "its tokenizer is {name}, not {other}"
+        return Sentence(text, name=repr(kinds[0]), other=repr(kinds[1]))
     a, b = (read_vocabulary(file.meta, kinds[0] == "llama") for file in (draft, main))
-    for name, ids in (("BOS", (a.bos_id, b.bos_id)), ("EOS", (a.eos_id, b.eos_id))):
-        if ids[0] != ids[1]:
-            return f"its {name} is {_named(ids[0])}, not {_named(ids[1])}"
-    if abs(len(a.tokens) - len(b.tokens)) > MAX_OTHER_SIZE:
-        return f"it has {len(a.tokens)} tokens, not {len(b.tokens)}"
-    return _other_text(a, b)
-
-
-def _other_text(a: Vocabulary, b: Vocabulary) -> str:
-    """Return which token has another text; "" for none."""
-    for token, (one, other) in enumerate(zip(a.tokens, b.tokens, strict=False)):
-        if token >= FIRST_COMPARED and one != other:
-            return f"its token {token} is {one[:40]!r}, not {other[:40]!r}"
-    return ""
-
-
-def _named(token: int | None) -> str:
-    return "none" if token is None else f"token {token}"
+    for name, one, other in (("BOS", a.bos_id, b.bos_id), ("EOS", a.eos_id, b.eos_id)):
+        if one != other:
+            text = "its {name} is token {id}, not {other}"
+            ids = ["none" if token is None else str(token) for token in (one, other)]
+            return Sentence(text, name=name, id=ids[0], other=ids[1])
+    n, n_main = len(a.tokens), len(b.tokens)
+    if abs(n - n_main) > MAX_OTHER_SIZE:
+        return Sentence("it has {n} tokens, not {other}", n=n, other=n_main)
+    for token, (own, main_text) in enumerate(zip(a.tokens, b.tokens, strict=False)):
+        if token >= FIRST_COMPARED and own != main_text:
+            text = "its token {id} is {text}, not {other}"
+            return Sentence(text, id=token, text=repr(own[:40]), other=repr(main_text[:40]))
+    return None

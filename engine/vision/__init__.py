@@ -1,1 +1,1 @@
-"""Images in: decoding and resizing, and the encoders that turn them into embeddings."""
+"""Vision: decoding and resizing of images, and the encoders that turn them into embeddings."""

@@ -37,7 +37,7 @@ class _Held(ImageDecoder):
         for _ in range(int(PATIENCE_S / 0.005)):
             if self._is_over():
                 self._held.cancelled.set()
-                raise Cancelled("Reading the pictures")
+                raise Cancelled("Reading the images")
             if self._held.may_end.wait(0.005):
                 self._held.n_read += 1
                 return super().views(picture, resizing)

@@ -1,5 +1,5 @@
-"""Draft tokens (speculative decoding): proposals for the next tokens, which one pass verifies.
+"""Draft tokens (speculative decoding): proposals for the next tokens, verified in one pass.
 
-The model samples at each place as it would without them, and a draft token counts only where it is
-what was sampled. So an answer has the same tokens with and without drafts. Imports no torch.
+Every position is sampled as it would be without drafting, and a draft token is accepted only if it
+equals the sampled token. So answers do not depend on drafting. Imports no torch.
 """

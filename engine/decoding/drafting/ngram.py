@@ -1,21 +1,21 @@
-"""Drafts from the text itself: what has followed the last tokens where they stood before."""
+"""N-gram drafting from the text itself: the continuation of the latest tokens at an earlier
+place."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-Answer = TypeVar("Answer", bound=Hashable)
-"""Answer that runs, as who asks for drafts tells it from others."""
+Answer = TypeVar("Answer", bound=Hashable)  # key of a running answer
 
 
 class Kind(NamedTuple):
-    """Class of drafts, whose share of right ones is measured apart.
+    """Class of draft tokens with its own acceptance rate.
 
     Attributes:
-        source: name of what makes them.
-        sureness: number of the class among those of its source, which tells likelier ones apart.
-        first_share: assumed share of right drafts until some have been checked.
+        source: name of the drafter.
+        sureness: number of the class within its drafter; higher ones are accepted more often.
+        first_share: assumed acceptance rate until some were verified.
     """
 
     source: str
@@ -24,24 +24,19 @@ class Kind(NamedTuple):
 
 
 class DraftTokens(NamedTuple):
-    """Tokens that may follow one text.
-
-    Attributes:
-        tokens: ids of the next tokens, one at least.
-        kind: class of these drafts.
-    """
+    """Draft tokens for one text: at least one id, and their kind."""
 
     tokens: Sequence[int]
     kind: Kind
 
 
 class DraftSource(Protocol[Answer]):
-    """Maker of drafts for all running answers of one model at once.
+    """Drafter for all running answers of one model.
 
     Attributes:
-        kind: class of all its drafts, where making them takes time, so that they are made only if
-            they are going to be checked; None where they take next to none.
-        most: largest number of drafts that it makes for a text; 0 for any number.
+        kind: class of all its draft tokens, if making them takes time, so that they are made only
+            when they will be verified; None if that is negligible.
+        most: maximum number of draft tokens per text; 0 for no limit.
     """
 
     @property
@@ -53,35 +48,34 @@ class DraftSource(Protocol[Answer]):
     def draft(
         self, texts: Mapping[Answer, Sequence[int]], most: int
     ) -> Mapping[Answer, DraftTokens]:
-        """Return up to `most` tokens that may follow each text; answers without a draft are absent.
+        """Return up to `most` draft tokens for each text; answers without any are absent.
 
         Args:
-            texts: all tokens of some answers so far, prompts included; mostly those of the last
-                call with some more, or with the last ones replaced.
+            texts: all tokens of some answers so far, prompts included; usually the texts of the
+                last call, extended or with their last tokens replaced.
         """
-        ...
 
     def n_unread(self, texts: Mapping[Answer, Sequence[int]]) -> int:
-        """Return about how many tokens it has to read before it can draft what follows texts."""
-        ...
+        """Return the approximate number of tokens it has to read before drafting for these
+        texts."""
 
     def forget(self, answer: Answer) -> None:
-        """Free what is kept for an answer that is over; it may be unknown."""
-        ...
+        """Free the memory of a finished answer, which may be unknown."""
 
 
-ROOT = 0
+ROOT = 0  # state of the empty sequence
 NONE = -1
-"""State of the empty sequence, and what stands for none."""
 
 
 class Repeats:
-    """A sequence of tokens, and where its end stands for the second time.
+    """A sequence of tokens, and the earlier occurrence of its longest repeated suffix.
+
+    It is a suffix automaton (Blumer et al. 1985).
 
     Attributes:
         n: number of tokens.
-        n_alike: length in tokens of the longest end that stands in the sequence earlier as well.
-        behind: position behind such an earlier place, the latest that is known.
+        n_alike: length in tokens of the longest suffix that also occurs earlier.
+        behind: position after its latest known earlier occurrence.
     """
 
     def __init__(self) -> None:
@@ -102,25 +96,23 @@ class Repeats:
             before = self._link[before]
         self._link[state] = ROOT if before == NONE else self._after(before, token)
         self._last = state
-        alike = self._link[state]
-        self.n_alike, self.behind = self._length[alike], self._behind[alike]
-        self._behind[alike] = self.n
+        suffix = self._link[state]
+        self.n_alike, self.behind = self._length[suffix], self._behind[suffix]
+        self._behind[suffix] = self.n
 
     def _after(self, before: int, token: int) -> int:
-        """Return the state of exactly the sequence of a state with one more token."""
-        found, length = self._next[before][token], self._length[before] + 1
-        if self._length[found] == length:
-            return found
-        made = self._new(length, dict(self._next[found]), self._behind[found])
-        self._link[made] = self._link[found]
-        self._link[found] = made
-        while before != NONE and self._next[before].get(token) == found:
-            self._next[before][token] = made
+        state, length = self._next[before][token], self._length[before] + 1
+        if self._length[state] == length:
+            return state
+        clone = self._new(length, dict(self._next[state]), self._behind[state])
+        self._link[clone] = self._link[state]
+        self._link[state] = clone
+        while before != NONE and self._next[before].get(token) == state:
+            self._next[before][token] = clone
             before = self._link[before]
-        return made
+        return clone
 
     def _new(self, length: int, following: dict[int, int], behind: int) -> int:
-        """Add a state, whose link is still to be set, and return its number."""
         self._next.append(following)
         self._link.append(ROOT)
         self._length.append(length)
@@ -129,26 +121,21 @@ class Repeats:
 
 
 ALIKE = (2, 3, 5, 9)
-"""Numbers of last tokens that stood in the text before, from each of which on drafts are a kind of
-their own: the more tokens are alike, the more drafts are right."""
+"""Lengths of the repeated suffix at which a new kind of draft tokens begins: longer matches are
+accepted more often."""
 
-MIN_ALIKE = ALIKE[0]
-"""Smallest number of last tokens that have to stand in the text before."""
+MIN_ALIKE = ALIKE[0]  # minimum length of the repeated suffix
 
 KINDS = tuple(Kind("ngram", n, share) for n, share in enumerate((0.3, 0.45, 0.6, 0.8)))
-"""Kind of drafts for each number of `ALIKE`."""
+"""Kind of draft tokens for each length in `ALIKE`."""
 
 MAX_TOKENS = 1 << 16
-"""Largest number of tokens that are searched: half as many of the last ones are, once there are
-more. A token takes about half a kilobyte of the host's memory."""
+"""Maximum number of searched tokens; beyond it, only the last half is kept. A token takes about
+half a kilobyte of host memory."""
 
 
 class NgramDrafter:
-    """Drafts for one answer, from its prompt and from what it has said so far.
-
-    Attributes:
-        n_alike: number of last tokens that stand in the text before.
-    """
+    """Drafts tokens for one answer from its prompt and its text so far."""
 
     def __init__(self) -> None:
         self._begin = 0
@@ -160,22 +147,18 @@ class NgramDrafter:
         return self._seen.n_alike
 
     def draft(self, ids: Sequence[int], most: int) -> list[int]:
-        """Return up to `most` tokens that may follow; none where nothing is alike.
-
-        Args:
-            ids: all tokens so far; mostly those of the last call with some more.
-        """
+        """Return up to `most` draft tokens after ids, which usually extend the last call's."""
         self._read(ids)
         if self.n_alike < MIN_ALIKE:
             return []
         behind = self._begin + self._seen.behind
-        found = list(ids[behind : behind + most])
-        while found and len(found) < most:  # the text repeats itself, so it may go on doing so
-            found.append(found[len(found) - (len(ids) - behind)])
-        return found
+        tokens = list(ids[behind : behind + most])
+        while tokens and len(tokens) < most:  # the text repeats itself and may continue to do so
+            tokens.append(tokens[len(tokens) - (len(ids) - behind)])
+        return tokens
 
     def _read(self, ids: Sequence[int]) -> None:
-        """Take in the tokens that are new; all of them if others have changed."""
+        """Add new tokens; start over if earlier ones have changed."""
         n = self._begin + self._seen.n
         if n > len(ids) or (n and ids[n - 1] != self._last):
             self._begin, self._seen, n = 0, Repeats(), 0
@@ -188,7 +171,7 @@ class NgramDrafter:
 
 
 class NgramSource(Generic[Answer]):
-    """Drafts for all running answers, each from its own text."""
+    """Drafts tokens for all running answers, each from its own text."""
 
     kind, most = None, 0
 
@@ -198,24 +181,23 @@ class NgramSource(Generic[Answer]):
     def draft(
         self, texts: Mapping[Answer, Sequence[int]], most: int
     ) -> Mapping[Answer, DraftTokens]:
-        """Return what has followed the last tokens of each text, see `DraftSource`."""
-        found = dict[Answer, DraftTokens]()
+        """Return the continuation of the last tokens of each text, see `DraftSource`."""
+        drafts = dict[Answer, DraftTokens]()
         for answer, ids in texts.items():
             drafter = self._drafters.setdefault(answer, NgramDrafter())
-            tokens = drafter.draft(ids, most)
-            if tokens:
-                found[answer] = DraftTokens(tokens, kind_of(drafter.n_alike))
-        return found
+            if tokens := drafter.draft(ids, most):
+                drafts[answer] = DraftTokens(tokens, kind_of(drafter.n_alike))
+        return drafts
 
     def n_unread(self, texts: Mapping[Answer, Sequence[int]]) -> int:
-        """Return 0: reading takes next to no time."""
+        """Return 0: reading takes negligible time."""
         return 0
 
     def forget(self, answer: Answer) -> None:
-        """Free what is known of an answer's text."""
+        """Free the memory of an answer."""
         self._drafters.pop(answer, None)
 
 
 def kind_of(n_alike: int) -> Kind:
-    """Return the kind of drafts behind so many tokens that stood in the text before."""
+    """Return the kind of draft tokens after a repeated suffix of this length."""
     return KINDS[max(0, sum(n_alike >= least for least in ALIKE) - 1)]

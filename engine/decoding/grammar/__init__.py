@@ -1,4 +1,1 @@
-"""Forms of answers: grammars, and which tokens they allow next (llguidance).
-
-Knows tokenizers, not models or answers; imports no torch, and llguidance only where it is used.
-"""
+"""Structured output: grammars, and the tokens that they allow next (llguidance). No torch."""

@@ -1,4 +1,4 @@
-"""Checks grammars in child processes, so that none can hang or end the process that asks."""
+"""Checks grammars in child processes, so that none can hang or crash the engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 import time
 from collections import OrderedDict
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.decoding.grammar.schema import (
     MAX_AT_ONCE,
@@ -20,14 +20,17 @@ from engine.decoding.grammar.schema import (
     MAX_SECONDS,
     MAX_STATES,
     MAX_SYMBOLS,
+    NO_TEXT,
     Schema,
     as_lark,
     error_of,
+    line_and_column,
     place_of_rule,
     read_schema,
-    told,
+    short_problem,
+    unusable,
 )
-from engine.errors import Cancelled, EngineError, GrammarError
+from engine.errors import Cancelled, EngineError, GrammarError, Sentence
 from engine.sampling_params import Grammar
 from engine.util.child_program import answer_lines, ending_after
 from engine.util.programs import program_command
@@ -38,32 +41,28 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 ITEM_SEPARATOR, KEY_SEPARATOR = ", ?", ": ?"
-"""Regular expressions of what stands between the items of JSON, and behind a key.
+"""Regular expressions of the separators of JSON items, and after a key.
 
-That is the white space that most models write in a line. More would be no better to read for a
-program, and a model that has lost its way might write nothing else.
+They allow the whitespace that most models write within a line. More would not help programs, and a
+confused model might write nothing else.
 """
 
 PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
-"""Line and column at the beginning of a message on a Lark grammar."""
+"""Line and column at the beginning of a message about a Lark grammar."""
 
 REGEX_PLACE = re.compile(r"^ {4}( *)\^", re.MULTILINE)
-"""The line with which a message on a regular expression points at a column."""
+"""The line of a message about a regular expression that points at a column."""
 
 OPENING, CLOSING = "([{", ")]}"
 
 
 def source_of(grammar: Grammar) -> str:
-    """Return a grammar in the form that llguidance compiles.
+    """Return a grammar in llguidance's format.
 
     Raises:
-        GrammarError: it is too long, nested too deep, or not written in its language.
+        GrammarError: it is too long, nested too deeply, or has a syntax error.
     """
-    if len(grammar.text) > MAX_CHARACTERS:
-        n = len(grammar.text)
-        raise GrammarError(
-            f"The grammar has {n} characters; at most {MAX_CHARACTERS} are accepted."
-        )
+    _check_length(grammar)
     if grammar.kind == "json_schema":
         return _schema_source(read_schema(grammar.text))
     from llguidance import LLMatcher
@@ -87,17 +86,24 @@ def _schema_source(schema: Schema) -> str:
     )  # fmt: skip
 
 
+def _check_length(grammar: Grammar, n_bytes: int = 0) -> None:
+    n = len(grammar.text)
+    if n > MAX_CHARACTERS or n_bytes > MAX_REQUEST:
+        text = "The grammar has {n} characters; at most {most} are accepted."
+        raise GrammarError(text, "", SIMPLER, n=n, most=MAX_CHARACTERS)
+
+
 def _check_depth(text: str) -> None:
-    """Refuse brackets that are nested too deep for a parser's stack."""
+    """Refuse brackets that are nested too deeply for a parser's stack."""
     depth = 0
     for char in text:
         depth += (char in OPENING) - (char in CLOSING and depth > 0)
         if depth > MAX_DEPTH:
-            raise GrammarError(f"The grammar is nested more than {MAX_DEPTH} deep.")
+            raise GrammarError("The grammar is nested more than {n} levels deep.", n=MAX_DEPTH)
 
 
 def limits() -> LLParserLimits:
-    """Return what compiling a grammar and computing a mask may take."""
+    """Return the limits for compiling a grammar and computing a mask."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(
@@ -106,7 +112,7 @@ def limits() -> LLParserLimits:
 
 
 def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
-    """Return the matcher of a grammar that was checked.
+    """Return the matcher of a checked grammar.
 
     Raises:
         GrammarError: llguidance refuses it.
@@ -120,7 +126,7 @@ def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
 
 
 def check(grammar: Grammar) -> None:
-    """Check a grammar, however long that takes; see `engine.decoding.grammar.checker` for limits.
+    """Check a grammar without a time limit.
 
     Raises:
         GrammarError: it cannot be used.
@@ -130,30 +136,23 @@ def check(grammar: Grammar) -> None:
     matcher = compiled(grammar, LLTokenizer("byte"))
     is_possible = any(matcher.compute_bitmask()) and not matcher.get_error()
     if not is_possible and not matcher.is_accepting():
-        problem = matcher.get_error() or "no text has this form"
-        raise GrammarError(f"The grammar cannot be used: {told(problem)}.")
+        problem = matcher.get_error()
+        raise unusable(short_problem(problem) if problem else NO_TEXT)
 
 
 def error_from(grammar: Grammar, problem: str) -> GrammarError:
-    """Return the error of a grammar that llguidance refuses.
-
-    Args:
-        problem: why it does.
-    """
+    """Return the error of a grammar that llguidance refuses with the message `problem`."""
     if grammar.kind == "json_schema":
         return error_of(read_schema(grammar.text), problem, _problem_of)
     place = ""
     if grammar.kind == "regex" and (caret := REGEX_PLACE.search(problem)):
-        place = f"column {len(caret[1]) + 1}"
-    elif grammar.kind == "lark" and (found := PLACE.match(problem)):
-        place = place_of_rule(grammar.text, problem) or f"line {found[1]}, column {found[2]}"
-    at = f" at {place}" if place else ""
-    why = told(PLACE.sub("", problem))
-    return GrammarError(f"The grammar cannot be used{at}: {why}.", place)
+        place = Sentence("column {n}", n=len(caret[1]) + 1)
+    elif grammar.kind == "lark" and (at := PLACE.match(problem)):
+        place = place_of_rule(grammar.text, problem) or line_and_column(int(at[1]), int(at[2]))
+    return unusable(short_problem(PLACE.sub("", problem)), place)
 
 
 def _problem_of(schema: Schema) -> str:
-    """Return why llguidance refuses a schema; "" if it does not."""
     from llguidance import LLMatcher
 
     is_error, messages = LLMatcher.validate_grammar_with_warnings(
@@ -162,24 +161,18 @@ def _problem_of(schema: Schema) -> str:
     return messages[0] if is_error else ""
 
 
-COMMAND = program_command("engine.decoding.grammar.checker")
-"""Command of the child."""
-
-MAX_KNOWN = 256
-"""Number of grammars whose check is remembered; the same ones come again and again."""
-
-MAX_REMEMBERED = 2048
-"""Longest refusal that is remembered, in characters; it may quote the grammar."""
+COMMAND = program_command("engine.decoding.grammar.checker")  # command of the child
+MAX_KNOWN = 256  # number of grammars with a cached result; requests often repeat the same ones
+MAX_REMEMBERED = 2048  # maximum characters of a cached error, which may quote the grammar
 
 EXCESS_S = 60.0
-"""Seconds for which a refusal for too much time or memory is remembered: a machine that is less
-busy may come to another result."""
+"""Seconds for which an error about time or memory is cached; a less busy machine may succeed."""
 
-SIMPLER = "Make it simpler."
+SIMPLER = Sentence("Simplify it.")
 
 
 class GrammarChecker:
-    """Checker of all grammars of a process; a few at once, others in order of arrival."""
+    """Checker of all grammars of a process; a few in parallel, others in order of arrival."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -189,7 +182,7 @@ class GrammarChecker:
         self._known: OrderedDict[bytes, tuple[GrammarError | None, float]] = OrderedDict()
 
     def check(self, grammar: Grammar, is_cancelled: IsCancelled = never) -> None:
-        """Check a grammar; any thread may.
+        """Check a grammar; thread-safe.
 
         Raises:
             GrammarError: it cannot be used; the error names the place.
@@ -199,28 +192,23 @@ class GrammarChecker:
         key = blake2b(request, digest_size=16).digest()
         if not self._recall(key):
             if not self._turns.acquire(is_cancelled):
-                raise Cancelled("Checking the grammar")
+                raise Cancelled(CHECKING)
             try:
-                if not self._recall(key):  # another thread may have checked it meanwhile
+                if not self._recall(key):  # another thread may have checked it in between
                     self._ask(key, request, is_cancelled)
             finally:
                 self._turns.release()
 
     def close(self) -> None:
-        """End the children, also while they check; the next grammar starts another."""
+        """End the children, even busy ones; the next grammar starts another."""
         with self._lock:
             for child in self._busy:
-                child.kill()  # the thread that waits for its answer closes it
+                child.kill()  # closed by the thread that waits for its answer
             idle, self._idle = self._idle, []
         for child in idle:
             child.close()
 
     def _recall(self, key: bytes) -> bool:
-        """Return whether a grammar is known to be usable.
-
-        Raises:
-            GrammarError: it is known to be unusable.
-        """
         with self._lock:
             if key not in self._known:
                 return False
@@ -242,28 +230,29 @@ class GrammarChecker:
                 self._known.popitem(last=False)
 
     def _ask(self, key: bytes, request: bytes, is_cancelled: IsCancelled) -> None:
-        """Have a child check a grammar, and remember what it says."""
         child = None
         error: GrammarError | None = None
         try:
             child = self._taken()
             child.wait_until_ready(is_cancelled)
             if answer := child.ask(request, MAX_SECONDS, is_cancelled):
-                error = GrammarError(answer["message"], answer["place"], answer["hint"])
+                message, place, hint = (_read(answer[n]) for n in ("message", "place", "hint"))
+                error = GrammarError(message, place, hint)
             self._remember(key, error, float("inf"))
         except ChildEnded as ended:
             self._drop(child)
             if ended.excess is Excess.CANCELLED:
-                raise Cancelled("Checking the grammar") from None
-            error = GrammarError(f"The grammar cannot be used: {_why(ended)}.", "", SIMPLER)
+                raise Cancelled(CHECKING) from None
+            error = unusable(_why(ended), hint=SIMPLER)
             self._remember(key, error, EXCESS_S)
         except OSError as problem:
             self._drop(child)
             raise EngineError(
-                f"The program that checks grammars cannot be started: {problem}.",
-                "Let Tandem start programs, or leave the form of the answer open.",
+                "The program that checks grammars cannot be started: {problem}.",
+                "Allow Tandem to start programs, or do not use structured output.",
+                problem=Sentence(problem.strerror or str(problem)),
             ) from problem
-        except BaseException:  # such as Ctrl+C: an answer may be on its way
+        except BaseException:  # e.g. KeyboardInterrupt: an answer may still arrive
             self._drop(child)
             raise
         else:
@@ -274,7 +263,6 @@ class GrammarChecker:
             raise error
 
     def _taken(self) -> LimitedChild:
-        """Take a child that is idle and runs, or start one."""
         while True:
             with self._lock:
                 if not self._idle:
@@ -296,43 +284,34 @@ class GrammarChecker:
                 self._busy.discard(child)
 
 
-def _request(grammar: Grammar) -> bytes:
-    """Return the request to check a grammar, a line of JSON.
+CHECKING = Sentence("Checking the grammar")
 
-    Raises:
-        GrammarError: it is too long.
-    """
+
+def _request(grammar: Grammar) -> bytes:
     text = json.dumps({"kind": grammar.kind, "text": grammar.text}, ensure_ascii=False)
     line = (text + "\n").encode("utf-8", "replace")
-    if len(grammar.text) > MAX_CHARACTERS or len(line) > MAX_REQUEST:
-        raise GrammarError(
-            f"The grammar has {len(grammar.text)} characters; at most {MAX_CHARACTERS} are "
-            "accepted.",
-            "",
-            SIMPLER,
-        )
+    _check_length(grammar, len(line))
     return line
 
 
-def _why(ended: ChildEnded) -> str:
+def _why(ended: ChildEnded) -> Sentence:
     if ended.excess is Excess.TIME:
-        return f"compiling it takes more than {MAX_SECONDS:g} seconds"
+        return Sentence("compiling it takes more than {n:g} seconds", n=MAX_SECONDS)
     if ended.is_out_of_memory:
-        return f"compiling it takes more than {MAX_MEMORY >> 20} MiB of memory"
-    return "its rules refer to each other too often"
+        return Sentence("compiling it takes more than {n} MiB of memory", n=MAX_MEMORY >> 20)
+    return Sentence("its rules are nested too deeply")
 
 
-shared_checker = GrammarChecker()
-"""The checker of this process, whose children end with it."""
+shared_checker = GrammarChecker()  # the checker of this process; its children end with it
 
 atexit.register(shared_checker.close)
 
 
 def check_grammar(grammar: Grammar, is_cancelled: IsCancelled = never) -> None:
-    """Check a form for answers, in at most some seconds once it is its turn.
+    """Check a grammar for structured output, which takes a few seconds at most plus waiting.
 
     Args:
-        is_cancelled: asked again and again, on any thread; returning True ends the check.
+        is_cancelled: polled on any thread; True ends the check.
 
     Raises:
         GrammarError: it cannot be used; the error names the place.
@@ -342,31 +321,43 @@ def check_grammar(grammar: Grammar, is_cancelled: IsCancelled = never) -> None:
 
 
 STACK = 512 << 10
-"""Bytes of stack for checking, less than any thread of the engine has: where a grammar makes
-llguidance call itself too often, this program ends rather than the engine."""
+"""Stack size for checking, smaller than that of any engine thread: if a grammar makes llguidance
+recurse too deeply, the child crashes instead of the engine."""
 
 
-def _answer(line: bytes) -> dict[str, str]:
+def _answer(line: bytes) -> dict[str, object]:
     request = json.loads(line)
-    found = dict[str, str]()
+    grammar, answer = Grammar(request["kind"], request["text"]), dict[str, object]()
     with ending_after(2 * MAX_SECONDS):
-        checking = threading.Thread(
-            target=_check, args=(Grammar(request["kind"], request["text"]), found)
-        )
+        checking = threading.Thread(target=_check, args=(grammar, answer))
         checking.start()
         checking.join()
-    return found
+    return answer
 
 
-def _check(grammar: Grammar, found: dict[str, str]) -> None:
-    """Put the error of a grammar into `found`, if it has one."""
+def _check(grammar: Grammar, answer: dict[str, object]) -> None:
     try:
         check(grammar)
-    except GrammarError as error:
-        found.update(message=error.message, hint=error.hint, place=error.place)
-    except Exception as error:  # noqa: BLE001 what llguidance does not expect must not pass
-        why = f"{type(error).__name__}: {error}"
-        found.update(message=f"The grammar cannot be used: {why}.", hint="", place="")
+        return
+    except GrammarError as caught:
+        error = caught
+    except Exception as caught:  # noqa: BLE001 unexpected errors of llguidance must not pass
+        error = unusable(f"{type(caught).__name__}: {caught}")
+    answer.update({n: _plain(getattr(error, n)) for n in ("message", "place", "hint")})
+
+
+def _plain(value: object) -> object:
+    """Return a value of a message for JSON, with templates as lists."""
+    if not isinstance(value, Sentence):
+        return value
+    return [value.template, {name: _plain(inner) for name, inner in value.values.items()}]
+
+
+def _read(plain: Any) -> Any:
+    if not isinstance(plain, list):
+        return plain
+    template, values = plain
+    return Sentence(template, **{name: _read(inner) for name, inner in values.items()})
 
 
 if __name__ == "__main__":

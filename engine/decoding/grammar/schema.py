@@ -1,6 +1,6 @@
-"""JSON schemas: reads their text, and finds the part of one that llguidance refuses.
+"""JSON schemas: reads their text, and locates the part of one that llguidance refuses.
 
-Places are JSON pointers (RFC 6901) with "#" before them, as in "$ref".
+Places are JSON pointers (RFC 6901) prefixed with "#", as in "$ref".
 """
 
 from __future__ import annotations
@@ -13,62 +13,53 @@ from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 from typing import Any, NoReturn, TypeGuard
 
-from engine.errors import GrammarError
+from engine.errors import GrammarError, Sentence
 
-MAX_CHARACTERS = 1 << 20
-"""Largest number of characters of a grammar."""
-
-MAX_DEPTH = 100
-"""Deepest nesting of a schema, and of brackets in other grammars."""
-
-MAX_SECONDS = 3.0
-"""Longest time to check a grammar."""
-
-MAX_AT_ONCE = 2
-"""Largest number of grammars that are checked at once."""
-
-MAX_MEMORY = 1 << 30
-"""Largest number of bytes of memory that checking a grammar may take."""
+MAX_CHARACTERS = 1 << 20  # maximum number of characters of a grammar
+MAX_DEPTH = 100  # maximum nesting of a schema, and of brackets in other grammars
+MAX_SECONDS = 3.0  # maximum time for checking a grammar
+MAX_AT_ONCE = 2  # maximum number of grammars that are checked in parallel
+MAX_MEMORY = 1 << 30  # maximum memory for checking a grammar, in bytes
 
 MAX_REQUEST = 4 * MAX_CHARACTERS
-"""Largest number of bytes of a grammar as a line of JSON, which escapes some characters."""
+"""Maximum bytes of a grammar as a line of JSON, where some characters are escaped."""
 
 MAX_SYMBOLS = 200_000
-"""Largest number of symbols of a compiled grammar; llguidance's default is 500 000."""
+"""Maximum number of symbols of a compiled grammar; llguidance's default is 500 000."""
 
 MAX_STATES = 50_000
-"""Largest number of states of a lexer, of 1 to 2 kB each; llguidance's default is 250 000."""
+"""Maximum number of states of a lexer, of 1 to 2 kB each; llguidance's default is 250 000."""
 
 USUAL_MASK_SECONDS = 0.03
-"""Processor time, in seconds, that a mask may take. Most take well below a millisecond, and 10 ms
-with a large vocabulary of which nearly everything is allowed."""
+"""Processor time that a mask may take. Most take well below a millisecond, and 10 ms if nearly all
+of a large vocabulary is allowed."""
 
 MAX_MASK_SECONDS = 0.3
-"""Processor time, in seconds, that the masks of one answer may take beyond that, all together.
+"""Processor time that the masks of one answer may take beyond that in total.
 
-All other answers wait meanwhile. Where a grammar can read a text in very many ways, each mask takes
-longer than the one before."""
+All other answers wait for it. If a grammar is very ambiguous, each mask takes longer than the one
+before.
+"""
 
 DRAFTED_MASK_SECONDS = 0.01
-"""Processor time, in seconds, beyond which a mask is too slow for one pass to compute several."""
+"""Processor time of a mask beyond which a pass does not verify draft tokens."""
 
-MAX_PLACING_SECONDS = 1.0
-"""Longest time to search for the part of a schema that is wrong."""
+MAX_PLACING_SECONDS = 1.0  # maximum time to locate the invalid part of a schema
 
 
 Schema = dict[str, Any]
 
 MAPPINGS = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
-"""Keywords whose value has a schema for each name; first those to which others refer."""
+"""Keywords that map names to schemas; referenced ones first."""
 
 LISTS = ("anyOf", "allOf", "oneOf", "prefixItems", "items")
-"""Keywords whose value may be a list of schemas."""
+"""Keywords that may contain a list of schemas."""
 
 SINGLE = (
     "items", "additionalItems", "additionalProperties", "not", "if", "then", "else", "contains",
     "propertyNames", "unevaluatedItems", "unevaluatedProperties",
 )  # fmt: skip
-"""Keywords whose value may be a schema."""
+"""Keywords that may contain a schema."""
 
 KEYWORD_OF = (
     (re.compile(r"Unimplemented keys: \[\"([^\"]+)\""), ""),
@@ -80,19 +71,16 @@ KEYWORD_OF = (
     (re.compile(r"anyOf is empty"), "enum"),
     (re.compile(r"regex"), "pattern"),
 )
-"""Patterns of llguidance's messages, with the keyword that they are about; "" for group 1."""
+"""Patterns of llguidance's messages and the keyword each is about; "" for group 1."""
 
-NEARLY_NONE = 1e-9
-"""What a narrowed range of numbers lacks at its end."""
+NEARLY_NONE = 1e-9  # amount by which the end of a range of numbers is narrowed
+MAX_EXACT = 2**20  # whole numbers below this differ from their narrowed values, even as floats
 
-MAX_EXACT = 2**20
-"""Whole numbers below it differ from those that lack so little, also as floats."""
-
-COERCED = "Use anyOf in place of oneOf."
+COERCED = Sentence("Use anyOf instead of oneOf.")
 
 
 def read_schema(text: str) -> Schema:
-    """Return the JSON schema that a text holds.
+    """Parse a JSON schema.
 
     Raises:
         GrammarError: it is not JSON, too deep, or neither an object nor `true`.
@@ -100,14 +88,19 @@ def read_schema(text: str) -> Schema:
     try:
         schema = json.loads(text, parse_constant=_refuse_constant, parse_int=_number)
     except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
-        raise GrammarError(f"The JSON schema is not JSON: {error.msg} at {place}.", place) from None
+        place = line_and_column(error.lineno, error.colno)
+        problem = Sentence(error.msg)
+        raise GrammarError(
+            "The JSON schema is not JSON: {problem} at {place}.", place, problem=problem
+        ) from None
     except RecursionError:
         raise _too_deep() from None
     if schema is True:
         return {}
     if not isinstance(schema, dict):
-        raise GrammarError('The JSON schema must be an object, such as {"type": "object"}.', "#")
+        example = '{"type": "object"}'
+        text = "The JSON schema must be an object, such as {example}."
+        raise GrammarError(text, "#", example=example)
     for _, inner in subschemas(schema):
         _without_open_ends(inner)
     return schema
@@ -136,23 +129,23 @@ def _is_whole(number: object) -> TypeGuard[float]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise GrammarError(f"The JSON schema is not JSON: it holds {name}.", "#")
+    raise GrammarError("The JSON schema is not JSON: it contains {name}.", "#", name=name)
 
 
 def _number(digits: str) -> int | float:
-    """Return a whole number, or the nearest F64 number where llguidance has none so large."""
+    """Return a whole number; as a float if it is too large for llguidance."""
     if not isfinite(float(digits)):
-        _refuse_constant(f"a number of {len(digits)} digits")
+        _refuse_constant(Sentence("a number of {n} digits", n=len(digits)))
     number = int(digits)
     return number if -(1 << 63) <= number < 1 << 64 else float(number)
 
 
 def _too_deep() -> GrammarError:
-    return GrammarError(f"The JSON schema is nested more than {MAX_DEPTH} deep.", "#")
+    return GrammarError("The JSON schema is nested more than {n} levels deep.", "#", n=MAX_DEPTH)
 
 
 def subschemas(schema: Schema, pointer: str = "#", depth: int = 0) -> Iterator[tuple[str, Schema]]:
-    """Yield the schemas inside a schema with their pointers, the innermost first, itself last.
+    """Yield the schemas inside a schema with their pointers, innermost first, itself last.
 
     Raises:
         GrammarError: they are nested too deep.
@@ -166,15 +159,14 @@ def subschemas(schema: Schema, pointer: str = "#", depth: int = 0) -> Iterator[t
 
 
 def _inside(schema: Schema) -> Iterator[tuple[str, object]]:
-    """Yield what may be a schema directly inside one, with the end of its pointer."""
     for key in MAPPINGS:
-        found = schema.get(key)
-        if isinstance(found, dict):
-            yield from ((f"{key}/{_escaped(name)}", inner) for name, inner in found.items())
+        value = schema.get(key)
+        if isinstance(value, dict):
+            yield from ((f"{key}/{_escaped(name)}", inner) for name, inner in value.items())
     for key in LISTS:
-        found = schema.get(key)
-        if isinstance(found, list):
-            yield from ((f"{key}/{n}", inner) for n, inner in enumerate(found))
+        value = schema.get(key)
+        if isinstance(value, list):
+            yield from ((f"{key}/{n}", inner) for n, inner in enumerate(value))
     for key in SINGLE:
         yield key, schema.get(key)
 
@@ -184,28 +176,27 @@ def _escaped(name: str) -> str:
 
 
 def error_of(schema: Schema, message: str, problem_of: Callable[[Schema], str]) -> GrammarError:
-    """Return the error of a schema that llguidance refuses, with the place of the part to blame.
+    """Return the error of a schema that llguidance refuses with `message`, and the place of its
+    cause.
 
-    That is the innermost schema that is refused for the same reason where it stands alone.
-
-    Args:
-        message: why llguidance refuses all of it.
-        problem_of: returns why llguidance refuses a schema; "" if it does not.
+    This is the innermost schema for which `problem_of` returns the same message.
     """
     place, stop = "#", time.monotonic() + MAX_PLACING_SECONDS
     known: Schema = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     for pointer, inner in subschemas(schema):
         if time.monotonic() > stop:
             break
-        if told(problem_of({**known, **inner})) == told(message):
+        if short_problem(problem_of({**known, **inner})) == short_problem(message):
             place = _with_keyword(pointer, inner, message)
             break
     hint = COERCED if "coerce_one_of" in message else ""
-    return GrammarError(f"The JSON schema cannot be used at {place}: {told(message)}.", place, hint)
+    problem = short_problem(message)
+    return GrammarError(
+        "The JSON schema cannot be used at {place}: {problem}.", place, hint, problem=problem
+    )
 
 
 def _with_keyword(pointer: str, schema: Mapping[str, object], message: str) -> str:
-    """Return the pointer of the keyword that a message is about, as far as that can be told."""
     for pattern, keyword in KEYWORD_OF:
         if match := pattern.search(message):
             name = keyword or match[1]
@@ -213,28 +204,32 @@ def _with_keyword(pointer: str, schema: Mapping[str, object], message: str) -> s
     return pointer
 
 
-def told(message: str) -> str:
-    """Return what a message of llguidance says, in one line and without its end."""
+NO_TEXT = Sentence("no text can match it")
+
+
+def short_problem(message: str) -> Sentence:
+    """Return a message of llguidance in one line, as the end of a sentence."""
     lines = [line.strip() for line in message.strip().splitlines()] or ["it is refused"]
-    told = next((line[7:] for line in lines if line.startswith("error: ")), lines[0])
-    if told.startswith("NoExtension"):
-        return "no text has this form"
-    if "retrieving it failed" in told:
-        return f"{told.split(' is not present')[0]} is not in the schema, and nothing is fetched"
-    return told.split(". Enable 'coerce_one_of'")[0].rstrip(".")
+    problem = next((line[7:] for line in lines if line.startswith("error: ")), lines[0])
+    if problem.startswith("NoExtension"):
+        return NO_TEXT
+    if "retrieving it failed" in problem:
+        name = problem.split(" is not present")[0]
+        return Sentence("{name} is not in the schema, and nothing is downloaded", name=name)
+    return Sentence(problem.split(". Enable 'coerce_one_of'")[0].rstrip("."))
 
 
 CODE = re.compile(r"\\(\\|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))")
-"""Escape in a literal: a backslash, or a character by its number."""
+"""Escape in a literal: a backslash, or a character code."""
 
 PLAIN = re.compile(r"[^\x00-\x1f\x7f\"\\/\[\]^-]")
-"""Characters that can stand for themselves in a literal and in a class of characters."""
+"""Characters that need no escape in a literal and in a character class."""
 
 MISSING = re.compile(r"Rule '(.*)' not found|unknown name: \"(.*)\"")
 
 
 def as_lark(text: str) -> str:
-    """Return the Lark grammar that a GBNF grammar means.
+    """Convert a GBNF grammar to Lark.
 
     Raises:
         GrammarError: it is not GBNF.
@@ -245,18 +240,27 @@ def as_lark(text: str) -> str:
         return gbnf_to_lark(CODE.sub(_character, text))
     except GbnfToLarkError as error:
         place = _place(error.pos.text, error.pos.pos)
-        why = str(error).split(" at line ")[0]
-        raise GrammarError(f"The grammar cannot be used at {place}: {why}.", place) from None
+        raise unusable(str(error).split(" at line ")[0], place) from None
     except RecursionError:
-        raise GrammarError("The grammar is nested too deep.") from None
-    except Exception as error:  # noqa: BLE001 the converter has no class of its own for these
-        place = place_of_rule(text, str(error))
-        at = f" at {place}" if place else ""
-        raise GrammarError(f"The grammar cannot be used{at}: {error}.", place) from None
+        raise GrammarError("The grammar is nested too deeply.") from None
+    except Exception as error:  # noqa: BLE001 the converter has no class for these errors
+        raise unusable(str(error), place_of_rule(text, str(error))) from None
+
+
+def unusable(problem: str, place: str = "", hint: str = "") -> GrammarError:
+    """Return the error of a grammar other than a JSON schema; `problem` ends a sentence."""
+    return GrammarError(
+        "The grammar cannot be used at {place}: {problem}."
+        if place
+        else "The grammar cannot be used: {problem}.",
+        place,
+        hint,
+        problem=problem if isinstance(problem, Sentence) else Sentence(problem),
+    )
 
 
 def _character(match: re.Match[str]) -> str:
-    """Return the character that an escape stands for, which the converter would spell wrong."""
+    """Return the character of an escape that the converter would spell wrong."""
     number = match[2] or match[3]
     if number is None or int(number, 16) > 0x10FFFF:
         return match[0]
@@ -265,14 +269,18 @@ def _character(match: re.Match[str]) -> str:
 
 
 def place_of_rule(text: str, message: str) -> str:
-    """Return where a rule that does not exist is named; "" where that is not the problem."""
+    """Return where a missing rule is named; "" if the problem is another."""
     missing = MISSING.search(message)
     if missing is None:
         return ""
-    found = re.search(rf"(?<![\w-]){re.escape(missing[1] or missing[2])}(?![\w-])", text)
-    return _place(text, found.start()) if found else ""
+    name = re.search(rf"(?<![\w-]){re.escape(missing[1] or missing[2])}(?![\w-])", text)
+    return _place(text, name.start()) if name else ""
 
 
-def _place(text: str, at: int) -> str:
+def _place(text: str, at: int) -> Sentence:
     line = text.count("\n", 0, at) + 1
-    return f"line {line}, column {at - text.rfind(chr(10), 0, at)}"
+    return line_and_column(line, at - text.rfind("\n", 0, at))
+
+
+def line_and_column(line: int, column: int) -> Sentence:
+    return Sentence("line {line}, column {column}", line=line, column=column)

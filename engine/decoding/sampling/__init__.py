@@ -1,4 +1,2 @@
-"""Samples the next token from logits on the host: filter steps, the draw, slices of a vocabulary.
-
-Imports no torch, and of the engine only `config` and `errors`.
-"""
+"""Sampling of the next token on the host: filter steps, the random draw, vocabulary slices. No
+torch."""

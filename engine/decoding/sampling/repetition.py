@@ -1,4 +1,4 @@
-"""DRY ("don't repeat yourself"): what would go on repeating earlier text becomes less likely."""
+"""DRY ("don't repeat yourself"): a penalty on tokens that would continue a repetition."""
 
 from __future__ import annotations
 
@@ -10,37 +10,31 @@ import numpy as np
 
 from engine.decoding.sampling.steps import Candidates, IntArray, find_ids
 
-MAX_LOG = 88.7228391
-"""Logarithm of the largest 32-bit float, beyond which no penalty grows."""
+MAX_LOG = 88.7228391  # logarithm of the largest 32-bit float, the limit of penalties
 
 TokenBytes = Callable[[int], bytes]
 
 
 class DryHistory:
-    """The tokens of a sequence, and the penalties of those that would repeat it.
+    """The tokens of a sequence, and the penalties of tokens that would continue a repetition.
 
     A repetition of n tokens, n at least `allowed`, makes the token that would continue it less
     likely by `strength * growth ** (n - allowed)`. It is counted only back to the last breaker, and
-    no token that holds a breaker is penalised: a name or a list may come again.
+    tokens that contain a breaker are not penalised: a name or a list may come again.
 
     p-e-w, "DRY: A modern repetition penalty that reliably prevents looping"
     (github.com/oobabooga/text-generation-webui/pull/5677).
 
     Args:
-        n_last: number of recent tokens in which repetitions are looked for; -1 for all.
+        n_last: number of recent tokens that are searched; -1 for all.
         breakers: strings at which repetitions end.
         token_bytes: returns the bytes that a token adds to a text; None for models without text.
     """
 
     def __init__(
-        self,
-        strength: float,
-        growth: float,
-        allowed: int,
-        n_last: int,
-        breakers: Sequence[str] = (),
-        token_bytes: TokenBytes | None = None,
-    ) -> None:
+        self, strength: float, growth: float, allowed: int, n_last: int,
+        breakers: Sequence[str] = (), token_bytes: TokenBytes | None = None,
+    ) -> None:  # fmt: skip
         self._strength, self._growth, self._allowed = strength, growth, allowed
         self._n_last = n_last
         self._breakers = [text.encode() for text in breakers]
@@ -48,7 +42,7 @@ class DryHistory:
         self._n_kept_bytes = max(map(len, self._breakers), default=1) - 1
         self._tail = b""  # end of the text, in which a breaker may have begun
         self._tokens = np.zeros(256, np.int64)
-        self._n = self._n_since = 0  # all tokens, and those since the last breaker
+        self._n = self._n_since = 0  # all tokens, and tokens since the last breaker
         self._all_since: list[int] = []  # `_n_since` after each token
 
     def append(self, token: int) -> None:
@@ -66,7 +60,7 @@ class DryHistory:
         self._all_since.append(self._n_since)
 
     def take_back(self, n: int) -> None:
-        """Forget the last n tokens."""
+        """Remove the last n tokens."""
         self._n -= n
         del self._all_since[self._n :]
         self._n_since = self._all_since[-1] if self._all_since else 0
@@ -76,21 +70,20 @@ class DryHistory:
             self._tail = text[max(0, len(text) - self._n_kept_bytes) :]
 
     def penalties(self) -> tuple[IntArray, np.ndarray]:
-        """Return the tokens that would go on with a repetition, ascending, and their penalties."""
+        """Return the tokens that would continue a repetition, ascending, and their penalties."""
         lengths = self._repetitions()
         tokens = np.array(sorted(token for token in lengths if not self._breaks(token)), np.int64)
         exponents = np.array([lengths[int(token)] - self._allowed for token in tokens], np.float64)
         return tokens, self._strength * self._growth**exponents
 
     def _repetitions(self) -> dict[int, int]:
-        """Return the longest repetition that each token would continue, in tokens."""
         n = self._n if self._n_last < 0 else min(self._n, self._n_last)
         longest = min(self._n_since, n - 1, self._allowed + self._most_growth())
         if n <= self._allowed or min(self._n_since, n) < self._allowed:
             return {}
         tokens = self._tokens[self._n - n : self._n]
-        ends = np.arange(n - 1)  # where an earlier stretch may end like the present one
-        found: dict[int, int] = {}
+        ends = np.arange(n - 1)  # possible ends of earlier occurrences
+        repetitions: dict[int, int] = {}
         for length in range(longest + 1):
             if length:
                 ends = ends[ends >= length - 1]
@@ -98,8 +91,8 @@ class DryHistory:
             if not ends.size:
                 break
             if length >= self._allowed:
-                found.update(dict.fromkeys(tokens[ends + 1].tolist(), length))
-        return found
+                repetitions.update(dict.fromkeys(tokens[ends + 1].tolist(), length))
+        return repetitions
 
     def _most_growth(self) -> int:
         return int(MAX_LOG / math.log(self._growth)) if self._growth > 1.000001 else 0
@@ -113,7 +106,7 @@ class DryHistory:
 
 @dataclass(frozen=True, slots=True)
 class Dry:
-    """Step that lowers the logits of tokens that would go on repeating earlier text."""
+    """Step that lowers the logits of tokens that would continue a repetition."""
 
     history: DryHistory
 

@@ -1,18 +1,17 @@
-"""Sampling from logits that are split over processes: each sends the top candidates of its slice.
+"""Sampling from logits that are sharded over processes: each sends the top candidates of its slice.
 
-Every rank has the logits of one slice of the vocabulary, and one of them a `Sampler`, of which
-`slice_query` tells the others what they need. `slice_candidates` applies the penalties to a slice
-and returns its most likely tokens. On the rank with the sampler, `sample_gathered` samples from the
-gathered candidates of all slices. It returns the token that the sampler would choose from all
-logits:
+Every rank has the logits of one slice of the vocabulary, and one rank also has a `Sampler`.
+`slice_query` returns the request for the others. `slice_candidates` applies the penalties to a
+slice and returns its most likely tokens. `sample_gathered` samples from the gathered candidates. It
+returns the token that the sampler would choose from all logits:
 
 - greedy, and with top-k: always;
 - with min-p and neither top-k nor top-p: always;
-- with top-p and no top-k: but for rounding. The sum of all weights is added up from the ranks'
-  sums, so its last bits may differ; the token may then differ where the probabilities add up to
-  top-p within these bits.
+- with top-p and no top-k: up to rounding. The sum of all weights is the sum of the ranks' sums, so
+  its last bits may differ; the token can differ if the cumulative probability equals top-p within
+  these bits.
 
-All logits must be gathered instead where `slice_query` or `sample_gathered` returns None.
+If `slice_query` or `sample_gathered` returns None, all logits must be gathered instead.
 """
 
 from __future__ import annotations
@@ -45,25 +44,24 @@ from engine.sampling_params import SAMPLERS
 KNOWN_STEPS = (Penalties, TopK, TypicalP, TopP, MinP, SamplingTemperature)
 """Step types that can be applied to slices, in this order; any other needs all logits."""
 
-N_WITHOUT_TOP_K = TopP.N_FIRST
-"""Number of candidates of a slice where no top-k limits it."""
+N_WITHOUT_TOP_K = TopP.N_FIRST  # number of candidates of a slice without top-k
 
 N_LIMIT = 4096
-"""Largest number of candidates of a slice; beyond it, sending all logits costs hardly more."""
+"""Maximum number of candidates of a slice; beyond it, sending all logits costs hardly more."""
 
 N_HEAD = 5
 """Words of a message before the candidates: count, `has_more`, `max_logit`, `weight_sum` (2)."""
 
 
 class SliceQuery(NamedTuple):
-    """Question for the top candidates of a slice, in plain values that can be sent.
+    """Request for the top candidates of a slice, in plain values that can be sent.
 
     Attributes:
         n: number of candidates, see `n_candidates`.
-        never: token ids, of any slice, that must not come.
-        is_weighed: whether the sum of the weights of all tokens is wanted.
-        penalties: those of repetition, frequency and presence; none if they change nothing.
-        counted: tokens that the penalties look at, each with its count.
+        never: banned token ids, of any slice.
+        is_weighed: whether the sum of all tokens' weights is needed.
+        penalties: repetition, frequency and presence penalty; () if they change nothing.
+        counted: tokens that the penalties count, each with its count.
     """
 
     n: int
@@ -78,13 +76,13 @@ class SliceCandidates:
     """The most likely tokens of one slice of the vocabulary.
 
     Args:
-        ids: token ids, (n,), sorted by falling logit, and by rising id where logits are equal.
+        ids: token ids, (n,), by descending logit, then by ascending id.
         logits: their logits after penalties, (n,).
         has_more: whether the slice has other, less likely tokens that could be sampled.
-        max_logit: largest logit of the slice; not finite if the slice is unusable, or if none of
-            its tokens may come.
-        weight_sum: sum of the weights of all tokens of the slice, as in `Candidates.weights`; 0
-            if no step needs it.
+        max_logit: largest logit of the slice; not finite if the slice is unusable, or if all its
+            tokens are banned.
+        weight_sum: sum of the weights of all tokens of the slice, as in `Candidates.weights`; 0 if
+            no step needs it.
     """
 
     ids: IntArray
@@ -106,7 +104,7 @@ class SliceCandidates:
 
     @staticmethod
     def unpack(words: NDArray[np.int32]) -> SliceCandidates:
-        """Return the candidates of a message that `pack` made."""
+        """Return the candidates of a message from `pack`."""
         n, has_more = words[:2].tolist()
         capacity = (len(words) - N_HEAD) // 2
         max_logit, weight_sum = words[2:3].view(np.float32), words[3:N_HEAD].copy().view(np.float64)
@@ -118,12 +116,13 @@ class SliceCandidates:
 
 
 def packed_words(capacity: int) -> int:
-    """Return the length of a message with room for so many candidates."""
+    """Return the length of a message for this many candidates."""
     return N_HEAD + 2 * capacity
 
 
 def n_candidates(sampler: Sampler, n_vocab: int) -> int | None:
-    """Return how many candidates of each slice a sampler needs; None where it needs all logits."""
+    """Return the number of candidates that a sampler needs per slice; None if it needs all
+    logits."""
     p = sampler.params
     if p.samplers != SAMPLERS or not all_known(sampler.steps, KNOWN_STEPS):
         return None
@@ -136,12 +135,9 @@ def n_candidates(sampler: Sampler, n_vocab: int) -> int | None:
 
 
 def slice_query(sampler: Sampler, n_vocab: int, never: Sequence[int] = ()) -> SliceQuery | None:
-    """Return what to ask of each slice for the next token; None where all logits are needed.
+    """Return the request for the next token's candidates; None if all logits are needed.
 
-    Args:
-        sampler: settings and history.
-        n_vocab: number of tokens of the vocabulary.
-        never: token ids that must not come.
+    `never` has the banned token ids.
     """
     n = n_candidates(sampler, n_vocab)
     if n is None:
@@ -159,10 +155,7 @@ def slice_query(sampler: Sampler, n_vocab: int, never: Sequence[int] = ()) -> Sl
 def slice_candidates(logits: FloatArray, first: int, query: SliceQuery) -> SliceCandidates:
     """Return the most likely tokens of a slice of the vocabulary, after penalties.
 
-    Args:
-        logits: logits of the slice, (size,); may be empty. Not modified.
-        first: first token id of the slice.
-        query: what is asked for.
+    `logits` (size,) may be empty and are not modified; `first` is the slice's first token id.
     """
     ids = np.arange(first, first + logits.size)
     logits = np.array(logits, np.float32)
@@ -191,17 +184,16 @@ def _history(counted: Sequence[Sequence[int]]) -> TokenHistory:
 
 
 def sample_gathered(sampler: Sampler, slices: Sequence[SliceCandidates]) -> int | None:
-    """Return the next token; None, with nothing changed, where the candidates do not suffice.
+    """Return the next token; None, without side effects, if the candidates do not suffice.
 
     Args:
-        sampler: settings and random numbers.
         slices: candidates of slices that together cover the vocabulary once.
 
     Raises:
         EngineError: the logits are unusable, see `Candidates.from_logits`.
     """
     bests = np.array([part.max_logit for part in slices], np.float32)
-    Candidates.from_logits(bests)  # raises an error where all logits would
+    Candidates.from_logits(bests)  # raises the same error as for all logits
     known, has_more = _merge(slices)
     steps = [step for step in sampler.steps if not isinstance(step, Penalties)]
     if sampler.params.top_k == 0 and not sampler.is_greedy:
@@ -223,14 +215,13 @@ def sample_gathered(sampler: Sampler, slices: Sequence[SliceCandidates]) -> int 
 
 
 def _least_logit(step: Step, known: Candidates) -> float:
-    """Return the smallest logit that passes a step, or -inf if that cannot be told."""
     if not isinstance(step, MinP):
         return -math.inf
     return float(known.logits.max() + np.float32(math.log(step.p)))
 
 
 def _merge(slices: Sequence[SliceCandidates]) -> tuple[Candidates, bool]:
-    """Return the most likely tokens of all slices without a gap, and whether others may count."""
+    """Return the most likely tokens of all slices without gaps, and whether others may matter."""
     ids = np.concatenate([part.ids for part in slices])
     logits = np.concatenate([part.logits for part in slices])
     order = np.argsort(ids)

@@ -1,9 +1,8 @@
 """Filter steps of sampling: pure functions from candidates to candidates.
 
-The meaning of each is llama.cpp's. Every filter leaves at least one candidate. To add a step, write
-it here and list it in `sampling.sampler`; the paths that sample without calling the steps
-(`sampling.slices`, `sampling.on_device`) leave unknown steps to the host, as
-`all_known` tells them.
+Their semantics are llama.cpp's. Every filter leaves at least one candidate. To add a step, write it
+here and list it in `sampling.sampler`; paths that sample without calling the steps
+(`sampling.slices`, GPU kernels) leave unknown steps to the host, see `all_known`.
 """
 
 from __future__ import annotations
@@ -29,11 +28,9 @@ class Candidates:
     """Tokens that may come next; at least one.
 
     Args:
-        ids: token ids, (n,), each once; ascending, unless `is_sorted`.
-        logits: their logits, (n,), at least one of them finite; -inf for a token that must not
-            come.
-        is_sorted: whether they are ordered by falling logit, and by rising id where logits are
-            equal.
+        ids: distinct token ids, (n,); ascending, unless `is_sorted`.
+        logits: their logits, (n,), at least one of them finite; -inf for a banned token.
+        is_sorted: whether they are ordered by descending logit, then by ascending id.
     """
 
     ids: IntArray
@@ -47,12 +44,11 @@ class Candidates:
         Raises:
             EngineError: the logits contain a NaN or +inf, or are all -inf.
         """
-        # the maximum of anything with a NaN is NaN
-        if not np.isfinite(logits.max(initial=-np.inf)):
+        if not np.isfinite(logits.max(initial=-np.inf)):  # max propagates NaN
             raise EngineError(
-                "The model produced no usable probabilities for the next token (infinite or not "
-                "a number).",
-                "Load the model again; if it happens again the file may be damaged.",
+                "The model produced no usable probabilities for the next token (infinite or not"
+                " a number).",
+                "Load the model again; if this happens again, the file may be corrupted.",
             )
         return Candidates(np.arange(logits.size), logits)
 
@@ -64,7 +60,7 @@ class Candidates:
         return Candidates(self.ids[index], self.logits[index], is_sorted)
 
     def sort(self) -> Candidates:
-        """Return the candidates sorted as `is_sorted` says."""
+        """Return the candidates sorted, see `is_sorted`."""
         if self.is_sorted:
             return self
         return self.take(np.argsort(-self.logits, kind="stable"), is_sorted=True)
@@ -84,7 +80,7 @@ class Candidates:
         return normalised
 
     def weights(self) -> NDArray[np.float64]:
-        """Return the probabilities as multiples of the largest one, (n,)."""
+        """Return the probabilities relative to the largest one, (n,)."""
         below_best = self.logits.astype(np.float64) - float(self.logits.max())
         weights: NDArray[np.float64] = np.exp(below_best)
         return weights
@@ -93,8 +89,9 @@ class Candidates:
 def _at_most_kth_largest(values: FloatArray, k: int) -> np.float32:
     """Return a bound that at least `k` values reach, and hardly more in a large vocabulary.
 
-    The values are cut into many blocks. The k-th largest of the blocks' maxima is such a bound, as
-    each maximum is one of the values. Finding it reads the values once and sorts next to nothing.
+    The values are split into many blocks. The k-th largest of the blocks' maxima is such a bound,
+    because each maximum is one of the values. It takes one pass over the values and almost no
+    sorting.
     """
     block = max(1, values.size // (16 * k))
     whole = values.size // block * block
@@ -104,23 +101,19 @@ def _at_most_kth_largest(values: FloatArray, k: int) -> np.float32:
 
 
 Step: TypeAlias = Callable[[Candidates], Candidates]
-"""Filter or change of the candidates; leaves at least one."""
+"""Filter or transformation of the candidates; leaves at least one."""
 
 
 class TokenHistory:
-    """The last tokens of a sequence and how often each occurs among them.
-
-    Args:
-        n_last: number of tokens that count; -1 for all.
-    """
+    """The tokens of a sequence and the counts of the last `n_last`; -1 for all."""
 
     def __init__(self, n_last: int) -> None:
         self.n_last = n_last
-        self._tokens: list[int] = []  # the older ones as well, for `take_back`
+        self._tokens: list[int] = []  # including older ones, for `take_back`
         self._counts: Counter[int] = Counter()
 
     def append(self, token: int) -> None:
-        """Add a token; the oldest one does not count any more if there are more than `n_last`."""
+        """Add a token; only the last `n_last` count."""
         if self.n_last == 0:
             return
         self._tokens.append(token)
@@ -129,14 +122,14 @@ class TokenHistory:
             self._forget(self._tokens[-self.n_last - 1])
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Add many tokens at once."""
+        """Add many tokens."""
         if self.n_last == 0:
             return
         self._tokens += tokens
         self._counts = Counter(self.tokens)
 
     def take_back(self, n: int) -> None:
-        """Forget the last n tokens; older ones count again in place of them."""
+        """Remove the last n tokens; older ones count again instead."""
         for _ in range(n if self.n_last else 0):
             if 0 < self.n_last < len(self._tokens):
                 self._counts[self._tokens[-self.n_last - 1]] += 1
@@ -184,7 +177,7 @@ class Penalties:
 
 
 def find_ids(ids: IntArray, tokens: IntArray) -> tuple[IntArray, IntArray]:
-    """Return where tokens found in `ids` (ascending) stand: positions in `ids` and in `tokens`."""
+    """Return the positions of common tokens in `ids` (ascending) and in `tokens`."""
     at = np.searchsorted(ids, tokens)
     is_here = at < ids.size
     is_here[is_here] = ids[at[is_here]] == tokens[is_here]
@@ -203,7 +196,7 @@ class TopK:
 
 @dataclass(frozen=True, slots=True)
 class TypicalP:
-    """Step that keeps the candidates of the most typical surprise, up to a probability above `p`.
+    """Step that keeps the candidates with the most typical surprise, up to a probability above `p`.
 
     A candidate is typical if its surprise, -log(probability), is close to the expected surprise,
     the entropy.
@@ -231,24 +224,22 @@ class TopP:
 
     p: float
     N_FIRST = 1024
-    """Number of candidates to sort at first; the result nearly always lies among them."""
+    """Number of candidates to sort at first, nearly always enough."""
 
     def __call__(self, candidates: Candidates) -> Candidates:
         total = float(candidates.weights().sum())
         # sorting a whole vocabulary is slow
         for n_sorted in (min(self.N_FIRST, len(candidates)), len(candidates)):
             top = candidates.top(n_sorted)
-            found = self.among_top(top, total)
-            if found is not None:
-                return found
+            kept = self.among_top(top, total)
+            if kept is not None:
+                return kept
         return top
 
     def among_top(self, top: Candidates, total: float) -> Candidates | None:
-        """Apply the step to the top candidates alone; None if they do not reach `p`.
+        """Apply the step to only the top candidates, sorted; None if they do not reach `p`.
 
-        Args:
-            top: the most likely candidates, sorted.
-            total: sum of the weights of all candidates, as in `Candidates.weights`.
+        `total` is the sum of `Candidates.weights` over all candidates.
         """
         reached = np.cumsum(np.exp(top.logits.astype(np.float64) - float(top.logits[0]))) / total
         n = int(np.searchsorted(reached, self.p, side="left")) + 1
@@ -270,14 +261,14 @@ class MinP:
 class SamplingTemperature:
     """Step that divides the logits by the temperature.
 
-    They are counted from the largest one, so that none can overflow to +inf.
+    They are relative to the largest one, so that none can overflow to +inf.
     """
 
     temperature: float
 
     def __call__(self, candidates: Candidates) -> Candidates:
         below_best = candidates.logits.astype(np.float64) - float(candidates.logits.max())
-        with np.errstate(over="ignore"):  # to -inf, a probability of 0, as it should be
+        with np.errstate(over="ignore"):  # to -inf, a probability of 0, which is correct
             logits = (below_best / self.temperature).astype(np.float32)
         return replace(candidates, logits=logits)
 
@@ -285,8 +276,8 @@ class SamplingTemperature:
 def all_known(steps: Sequence[Step], known: Sequence[type]) -> bool:
     """Return whether all steps are of the `known` types, each at most once and in that order.
 
-    A path that samples without calling the steps asks this first and serves nothing else, so that
-    a new step is never dropped silently. A subclass is another type.
+    Paths that sample without calling the steps check this first, so that a new step is never
+    silently dropped. A subclass is another type.
     """
     order = {kind: n for n, kind in enumerate(known)}
     places = [order.get(type(step), -1) for step in steps]
@@ -294,12 +285,12 @@ def all_known(steps: Sequence[Step], known: Sequence[type]) -> bool:
 
 
 MIN_TEMPERATURE = float(np.finfo(np.float64).tiny)
-"""Temperature that stands for 0: it leaves the best candidates alone."""
+"""Replacement for a temperature of 0: only the best candidates remain."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogitBias:
-    """Step that adds numbers to the logits of tokens; where it forbids all, it changes nothing."""
+    """Step that adds biases to the logits of tokens; if that would ban all, it changes nothing."""
 
     biases: tuple[tuple[int, float], ...]
 
@@ -309,8 +300,8 @@ class LogitBias:
         at, which = find_ids(candidates.ids, tokens[order])
         values = np.array([bias for _, bias in self.biases], np.float32)[order]
         logits = candidates.logits.copy()
-        np.add.at(logits, at, values[which])  # a token may be named twice
-        return _if_any(candidates, logits)
+        np.add.at(logits, at, values[which])  # a token may have several biases
+        return Candidates(candidates.ids, logits) if np.isfinite(logits.max()) else candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,11 +321,8 @@ class TopNSigma:
 
 @dataclass(frozen=True, slots=True)
 class Xtc:
-    """Step that sometimes leaves out all likely candidates but the least likely of them.
-
-    Args:
-        draw: returns a random number from [0, 1).
-    """
+    """Step that sometimes, by a random `draw`, removes all likely candidates except the least
+    likely."""
 
     probability: float
     threshold: float
@@ -353,7 +341,7 @@ class DynamicTemperature:
     """Step that divides the logits by a temperature that rises with the candidates' entropy.
 
     Args:
-        lowest, highest: temperatures at an entropy of 0, and where all are equally likely.
+        lowest, highest: temperatures at zero and at maximum entropy.
         exponent: above 1, only a high entropy raises it.
     """
 
@@ -372,14 +360,14 @@ class DynamicTemperature:
 
 
 class Mirostat:
-    """Step that keeps the candidates whose surprise is below a bound, which follows the text.
+    """Step that keeps the candidates with a surprise below an adaptive bound.
 
     Basu et al., "Mirostat: A Neural Text Decoding Algorithm that Directly Controls Perplexity"
     (arXiv 2007.14966), version 2.
 
     Args:
-        target: surprise that the text should have on average, in bits per token.
-        rate: part of the error by which the bound moves.
+        target: mean surprise of the text, in bits per token.
+        rate: learning rate of the bound.
     """
 
     def __init__(self, target: float, rate: float) -> None:
@@ -394,20 +382,9 @@ class Mirostat:
         return best_first.take(slice(n_kept), is_sorted=True)
 
     def observe(self, surprise: float) -> None:
-        """Move the bound after a token.
-
-        Args:
-            surprise: that of the token among the candidates that were kept, in bits.
-        """
+        """Update the bound with the surprise of a token among the kept candidates, in bits."""
         self._bounds.append(self._bounds[-1] - self._rate * (surprise - self._target))
 
     def take_back(self, n: int) -> None:
-        """Forget the last n observed tokens, or all if there are fewer."""
+        """Remove the last n observed tokens."""
         del self._bounds[max(1, len(self._bounds) - n) :]
-
-
-def _if_any(candidates: Candidates, logits: FloatArray) -> Candidates:
-    """Return candidates with other logits, or as they were if none of them could come."""
-    if not np.isfinite(logits.max()):
-        return candidates
-    return Candidates(candidates.ids, logits)

@@ -1,4 +1,2 @@
-"""Model architectures: families, registered under the names that GGUF files give them.
-
-Imports only `layers` and what that may import; no torch at run time.
-"""
+"""Model architectures, registered under their GGUF names. Imports only `layers`; no torch at run
+time."""

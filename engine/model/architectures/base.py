@@ -1,8 +1,4 @@
-"""Base classes of language models: an embedding, blocks, a final norm and an output head.
-
-`MTP` holds the blocks of a model that only guess. After `CausalLM` come variants that several
-families share: recurrent layers, RoPE that differs by layer, and scaled embeddings.
-"""
+"""Base classes of language models: embedding, blocks, final norm and output head."""
 
 from __future__ import annotations
 
@@ -18,8 +14,8 @@ from engine.model.layers.hparams import HParams, Traits
 from engine.model.layers.keys import DEFAULT_BASE
 from engine.model.layers.linear import CopiedHead, Embedding, Linear, TiedHead
 from engine.model.layers.module import Module, TensorSource
-from engine.model.layers.mtp import MTPHead
-from engine.model.layers.norm import Rope, choose_rope_factors
+from engine.model.layers.mtp import MTPHead, MTPInput
+from engine.model.layers.norm import Norm, Rope, choose_rope_factors
 from engine.model.sharding.placement import Replicate, Shard
 from engine.model.sharding.split import ModelSplit
 
@@ -27,27 +23,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.forward.context import Context
-    from engine.model.layers.mtp import MTPInput
-    from engine.model.layers.norm import Norm
 
 
 class MTP(Module):
-    """The MTP blocks of a model, which guess from the hidden states of the blocks before them.
+    """The MTP blocks of a model (multi-token prediction), which draft tokens from hidden states.
 
-    A block sees pairs of a token and the hidden state of the token before. Such a pair lies in
-    its KV cache at the position of the token, so that what is cached depends on no later token;
-    there is none at position 0. A prompt's pass computes the pairs of its tokens. Single tokens
-    only leave their hidden states behind: a guess computes the pairs of all tokens since the
-    last guess, and goes on from them.
+    A block reads pairs of a token and the hidden state of the token before it. A pair is cached at
+    the token's position, so cached values never depend on later tokens; position 0 has no pair. A
+    prompt pass computes the pairs of all its tokens. Passes over single tokens only store their
+    hidden states; the next draft computes the missing pairs and continues from them.
 
-    A block that is alone guesses any number of tokens: its own output stands for the trunk's
-    hidden state of a guess. Of several, each guesses one token, and reads the outputs of the
-    one before in place of the trunk's hidden states (DeepSeek-V3, arXiv 2412.19437, section
-    2.2), so that its pairs begin one position later.
+    A single block drafts any number of tokens, with its own output as the hidden state of each
+    draft token. Of several blocks, each drafts one token and reads the outputs of the one before
+    instead of the trunk's hidden states (DeepSeek-V3, arXiv 2412.19437, section 2.2), so its pairs
+    begin one position later.
 
     Args:
-        blocks: the blocks, which belong to the model; one at least.
-        reads_normed: whether they read hidden states behind the final norm.
+        blocks: the MTP blocks, at least one; they are children of the model.
+        reads_normed: whether they read hidden states after the final norm.
 
     Attributes:
         heads: embedding, norm and output head of each block.
@@ -58,7 +51,7 @@ class MTP(Module):
     def __init__(
         self, hp: HParams, split: ModelSplit, blocks: Sequence[Block], *, reads_normed: bool
     ) -> None:
-        self._parts: tuple[tuple[MixerBlock, MTPInput], ...] = ()  # found as children elsewhere
+        self._parts: tuple[tuple[MixerBlock, MTPInput], ...] = ()  # a tuple: not children of this
         for block in blocks:
             if not isinstance(block, MixerBlock) or block.nextn is None:
                 raise hp.keys.invalid("its MTP block has no attention")
@@ -66,20 +59,21 @@ class MTP(Module):
         self.heads = [MTPHead(hp, split, block.layer, block.norm_type) for block in blocks]
         self._reads_normed, self._n_embd = reads_normed, hp.n_embd
 
-    def remember(
+    def consume(
         self, trunk: CausalLM, ids: Tensor, embedded: Tensor | None, x: Tensor | None, ctx: Context
     ) -> None:
-        """Write the keys and values of a prompt's tokens, or keep hidden states of single ones.
+        """Cache the keys and values of a prompt's tokens, or store the hidden states of single
+        tokens.
 
-        The group of ranks that `ctx` is at stays the same.
+        The current group of `ctx` is restored afterwards.
 
         Args:
             ids: tokens of the pass, (T,).
-            embedded: their embeddings on the ranks that hold the trunk's; None on the others.
-            x: the residual stream behind the trunk's last block, (T, n_embd), on its ranks.
+            embedded: their embeddings on the ranks that hold the trunk's embedding, else None.
+            x: residual stream after the trunk's last block, (T, n_embd), on its ranks.
         """
         here = ctx.group
-        hidden = self._handed(trunk, x, trunk.output_norm, 0, ctx)
+        hidden = self._hidden_for(trunk, x, trunk.output_norm, 0, ctx)
         if ctx.batch.is_of_few_singles:
             if hidden is not None:
                 ctx.hidden_states.keep(hidden)
@@ -90,38 +84,34 @@ class MTP(Module):
             x = None
             if hidden is not None and mine is not None:
                 x = joint(mine, ctx.hidden_states.exchanged(hidden, number), ctx)
-            hidden = self._passed(trunk, x, number, ctx)
+            hidden = self._run(trunk, x, number, ctx)
         ctx.join(here)
 
     def read(self, trunk: CausalLM, ids: Tensor, ctx: Context, number: int) -> None:
-        """Write the keys and values of single tokens whose hidden states were kept.
-
-        Args:
-            ids: tokens of the pass, (T,).
-            number: index of the block that reads them.
-        """
-        hidden = self._passed(trunk, self._joined(trunk, ids, number, ctx), number, ctx)
+        """Cache the keys and values of single tokens ids (T,) in block `number`, from stored hidden
+        states."""
+        hidden = self._run(trunk, self._input(trunk, ids, number, ctx), number, ctx)
         if hidden is not None:
             ctx.hidden_states.keep(hidden, number + 1)
 
     def guess(self, trunk: CausalLM, ids: Tensor, ctx: Context, number: int) -> Tensor | None:
-        """Return logits of what follows tokens that the trunk has not seen yet.
+        """Return draft logits for tokens that the trunk has not processed yet.
 
-        The output of a block that is alone stands for the trunk's hidden state of these tokens
-        until then. Else it is kept for the next block.
+        The output of a single block serves as the hidden state of these tokens until the trunk
+        computes it; with several blocks it is stored for the next one.
 
         Args:
-            ids: tokens, (T,). First those that the blocks before have computed and the block has
-                not read; from the batch's first wanted row on each is the next one of its sequence,
-                or behind a guess.
+            ids: tokens, (T,): first the tokens that earlier blocks have processed and this one has
+                not; from the batch's first wanted row on, the newest token or draft token of each
+                sequence.
             number: index of the block.
 
         Returns:
-            Logits (rows, n_vocab) of the latter, or of the tokens that are guessed from, as
-            `CausalLM.forward` returns them.
+            Logits (rows, n_vocab) of the wanted rows, or of the reduced draft vocabulary; on the
+            ranks that `CausalLM.forward` returns logits on.
         """
         block, _ = self._parts[number]
-        x = self._joined(trunk, ids, number, ctx)
+        x = self._input(trunk, ids, number, ctx)
         x = None if x is None else block.forward(x, ctx)
         if not self._reads_normed:
             self._keep(x, number, ctx)
@@ -136,11 +126,7 @@ class MTP(Module):
         return ctx.gather(trunk.head(normed, ctx) if own is None else own(normed), normed)
 
     def _keep(self, x: Tensor | None, number: int, ctx: Context) -> None:
-        """Keep the output of a block for that of the next guess; the group stays the same.
-
-        Args:
-            x: (T, n_embd), on the ranks that `ctx` is at.
-        """
+        """Store a block's output for the next draft step; the current group stays the same."""
         here, next_one, first = ctx.group, number + 1, 0
         if len(self._parts) == 1:
             next_one, first = 0, ctx.batch.first_logit
@@ -150,30 +136,20 @@ class MTP(Module):
                 ctx.hidden_states.keep(x, next_one, first)
             ctx.join(here)
 
-    def _passed(
-        self, trunk: CausalLM, x: Tensor | None, number: int, ctx: Context
-    ) -> Tensor | None:
-        """Compute a block of its input x (T, n_embd), and return what the next block reads.
-
-        That is on the next block's ranks. Of the last one only keys and values are of use.
-        """
+    def _run(self, trunk: CausalLM, x: Tensor | None, number: int, ctx: Context) -> Tensor | None:
+        """Run a block on x (T, n_embd); return the next block's hidden states on its ranks."""
         block, _ = self._parts[number]
-        if number + 1 == len(self._parts):
+        if number + 1 == len(self._parts):  # of the last block, only keys and values are needed
             if x is not None:
                 block.mix(x, ctx)
             return None
         x = None if x is None else block.forward(x, ctx)
-        return self._handed(trunk, x, self._norm(trunk, number), number + 1, ctx)
+        return self._hidden_for(trunk, x, self._norm(trunk, number), number + 1, ctx)
 
-    def _handed(
+    def _hidden_for(
         self, trunk: CausalLM, x: Tensor | None, norm: Norm, number: int, ctx: Context
     ) -> Tensor | None:
-        """Return hidden states x (T, n_embd) as a block reads them, on its ranks.
-
-        Args:
-            norm: the norm behind them, on the ranks of the output head.
-            number: index of the block.
-        """
+        """Return hidden states x (T, n_embd) as block `number` reads them, on its ranks."""
         if self._reads_normed:
             x = ctx.enter(x, trunk.split.last_group, self._n_embd)
             x = None if x is None else norm(x, ctx)
@@ -182,8 +158,8 @@ class MTP(Module):
     def _norm(self, trunk: CausalLM, number: int) -> Norm:
         return self.heads[number].shared_head_norm or trunk.output_norm
 
-    def _joined(self, trunk: CausalLM, ids: Tensor, number: int, ctx: Context) -> Tensor | None:
-        """Return a block's input (T, n_embd) on its ranks, from kept hidden states."""
+    def _input(self, trunk: CausalLM, ids: Tensor, number: int, ctx: Context) -> Tensor | None:
+        """Return a block's input (T, n_embd) on its ranks, from stored hidden states."""
         has_own = self.heads[number].embed_tokens is not None
         embedded = None if has_own else trunk.embed(ids, ctx)
         x = self._embedded(trunk, ids, embedded, number, ctx)
@@ -194,14 +170,9 @@ class MTP(Module):
     def _embedded(
         self, trunk: CausalLM, ids: Tensor, embedded: Tensor | None, number: int, ctx: Context
     ) -> Tensor | None:
-        """Return the embeddings of ids (T,) on a block's ranks.
-
-        Args:
-            embedded: those of the trunk, on the ranks that hold them.
-        """
         own = self.heads[number].embed_tokens
         if own is not None:
-            embedded = ctx.with_pictures(own(ids, ctx))
+            embedded = ctx.with_images(own(ids, ctx))
         else:
             ctx.join(trunk.split.embedding.owners())
         return ctx.enter(embedded, self._parts[number][0].split.group, self._n_embd)
@@ -211,10 +182,10 @@ class CausalLM(Module):
     """A decoder-only language model.
 
     Attributes:
-        traits: facts of the architecture that its files do not state.
+        traits: properties of the architecture that its files do not state.
         block_type: class of its blocks.
-        last_full_layer: last block that reads all rows of a prompt, as it remembers something of
-            each; behind its mixer only rows go on whose logits are wanted. No block's number if
+        last_full_layer: last block that needs all rows of a prompt, because it has a cache or
+            state; after its mixer, rows without wanted logits are dropped. Past the last block if
             MTP blocks read all rows.
     """
 
@@ -247,44 +218,45 @@ class CausalLM(Module):
         if hp.n_mtp:
             reads_normed = self.traits.mtp_hidden == "normed"
             self.mtp = MTP(hp, split, self.blk[hp.n_trunk :], reads_normed=reads_normed)
-        remembering = [block.layer for block in self.trunk if block.states()]
-        self.last_full_layer = max(remembering, default=-1) if self.mtp is None else len(self.blk)
+        stateful = [block.layer for block in self.trunk if block.states()]
+        self.last_full_layer = max(stateful, default=-1) if self.mtp is None else len(self.blk)
 
     @property
     def trunk(self) -> Sequence[Block]:
-        """Blocks that every token goes through."""
+        """Blocks that run for every token: all except MTP blocks."""
         return self.blk[: self.hp.n_trunk]
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Return `hp` with what files of this architecture leave out or mean differently."""
+        """Return `hp` with this architecture's corrections of missing or differently defined
+        keys."""
         return hp
 
     @classmethod
     def block_for(cls, hp: HParams, layer: int) -> type[Block]:
-        """Return the class of block `layer`, where not all are alike."""
+        """Return the class of block `layer`."""
         return cls.block_type
 
     def make_ropes(self) -> None:
-        """Declare RoPEs other than `rope_freqs`."""
+        """Declare further RoPEs than `rope_freqs`."""
 
     def rope_of(self, layer: int) -> Rope | None:
-        """Return the RoPE of block `layer`; None where positions are not rotated."""
+        """Return the RoPE of block `layer`, or None if it does not rotate positions."""
         return self.rope_freqs if self.traits.rope_style else None
 
     def forward(self, ids: Tensor, ctx: Context) -> Tensor | None:
-        """Run ids (T,) after the tokens that are already in the caches.
+        """Run ids (T,) on top of the tokens that are already cached.
 
         Returns:
-            Logits (rows, n_vocab) of the rows from the first wanted one on, or their hidden states
-            (rows, n_embd) if the batch wants these, on the first rank of the output head; None on
-            the others, and on all if there are no such rows.
+            Logits (rows, n_vocab) from the first wanted row on, or hidden states (rows, n_embd) if
+            the batch wants those, on the first rank of the output head; None on other ranks and if
+            no row is wanted.
         """
         n_wanted = ctx.batch.n_wanted
-        x = ctx.with_pictures(self.embed(ids, ctx))
-        embedded = x if self.mtp is not None else None  # else its memory is free after a block
+        x = ctx.with_images(self.embed(ids, ctx))
+        embedded = x if self.mtp is not None else None  # else freed after the first block
         for block in self.trunk:
-            if not block.split.group:  # it has no part that a rank could hold
+            if not block.split.group:  # an empty block
                 continue
             x = ctx.enter(x, block.split.group, self.hp.n_embd)
             if block.layer == self.last_full_layer and not ctx.deepens(self.hp.n_embd, block.layer):
@@ -293,7 +265,7 @@ class CausalLM(Module):
                 x = ctx.steer(ctx.deepen(block.forward(x, ctx), block.layer), block.layer)
             ctx.drop_rows()
         if self.mtp is not None:
-            self.mtp.remember(self, ids, embedded, x, ctx)
+            self.mtp.consume(self, ids, embedded, x, ctx)
         if not n_wanted:
             return None
         x = ctx.enter(x, self.split.last_group, self.hp.n_embd)
@@ -305,17 +277,18 @@ class CausalLM(Module):
         return ctx.gather(self.head(hidden, ctx), x)
 
     def guess(self, ids: Tensor, ctx: Context, block: int) -> Tensor | None:
-        """Return logits of what follows ids (T,), see `MTP.guess`; the model has such a block."""
-        assert self.mtp is not None, "who guesses has asked for the block"
+        """Return draft logits after ids (T,), see `MTP.guess`; needs an MTP block."""
+        assert self.mtp is not None, "drafting needs an MTP block"
         return self.mtp.guess(self, ids, ctx, block)
 
     def read(self, ids: Tensor, ctx: Context, block: int) -> None:
-        """Have an MTP block read tokens ids (T,) that were computed before, see `MTP.read`."""
-        assert self.mtp is not None, "who guesses has asked for the block"
+        """Cache computed tokens ids (T,) in an MTP block, see `MTP.read`; needs an MTP block."""
+        assert self.mtp is not None, "drafting needs an MTP block"
         self.mtp.read(self, ids, ctx, block)
 
     def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
-        """Return the hidden state (T, n_embd) of ids (T,), on the ranks that hold the embedding."""
+        """Return the embeddings (T, n_embd) of ids (T,) on the ranks that hold the embedding
+        matrix."""
         return self.token_embd(ids, ctx)
 
     def head(self, x: Tensor, ctx: Context) -> Tensor:
@@ -324,7 +297,7 @@ class CausalLM(Module):
 
     @classmethod
     def adapt(cls, source: TensorSource, hp: HParams) -> None:
-        """Rename and split tensors of `source` to those that this class declares."""
+        """Rename and split tensors of `source` to match the names that this class declares."""
         choose_rope_factors(source, hp)
         for layer in range(hp.n_layer):
             separate_qkv(source, hp, layer)
@@ -332,12 +305,7 @@ class CausalLM(Module):
 
 
 class HybridLM(CausalLM):
-    """A model in which some layers have a recurrent state in place of attention.
-
-    Attributes:
-        block_type: class of the blocks with attention.
-        recurrent_type: class of the other blocks.
-    """
+    """A model with both recurrent layers (`recurrent_type`) and attention layers (`block_type`)."""
 
     recurrent_type: ClassVar[type[Block]]
 
@@ -347,17 +315,13 @@ class HybridLM(CausalLM):
 
 
 class SwaRopeLM(CausalLM):
-    """A model whose layers with a sliding window have a RoPE of their own, without scaling.
-
-    Attributes:
-        has_swa_base: whether that RoPE's base is a key of its own, or else the other layers' base.
-    """
+    """A model with a separate, unscaled RoPE in sliding-window layers; its base may have a key."""
 
     has_swa_base: ClassVar[bool] = True
 
     @classmethod
     def swa_rope(cls, hp: HParams) -> RopeParams:
-        """Return the RoPE of the layers with a window."""
+        """Return the RoPE of the sliding-window layers."""
         base = hp.rope.base
         if cls.has_swa_base:
             base = hp.keys.number("rope.freq_base_swa", DEFAULT_BASE)
@@ -366,17 +330,18 @@ class SwaRopeLM(CausalLM):
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Check that either RoPE fits the heads of its layers.
+        """Check that both RoPEs fit the heads of their layers.
 
         Raises:
-            InvalidGGUF: more elements are rotated than a head has.
+            InvalidGGUF: a RoPE rotates more elements than a head has.
         """
         n_rot = {True: cls.swa_rope(hp).n_rot, False: hp.rope.n_rot}
         for is_swa, head_dim in zip(hp.swa, hp.head_dim_k, strict=True):
             if n_rot[is_swa] % 2 or n_rot[is_swa] > head_dim:
                 raise hp.keys.invalid(
-                    f"it rotates {n_rot[is_swa]} of the {head_dim} elements of a head"
-                )
+                    "it rotates {n} of the {total} elements of a head",
+                    n=n_rot[is_swa], total=head_dim,
+                )  # fmt: skip
         return hp
 
     def make_ropes(self) -> None:
@@ -387,14 +352,14 @@ class SwaRopeLM(CausalLM):
 
 
 class SwaOnlyRopeLM(CausalLM):
-    """A model whose layers without a window do not rotate positions (RNoPE, arXiv 2501.18795)."""
+    """A model with RoPE in sliding-window layers only (RNoPE, arXiv 2501.18795)."""
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Check that there are layers with a window, as only these know positions.
+        """Check that the model has sliding windows; without them, no layer would encode positions.
 
         Raises:
-            InvalidGGUF: the file does not state the length of the windows.
+            InvalidGGUF: the window length is missing.
         """
         hp.require_windows()
         return hp
@@ -404,17 +369,15 @@ class SwaOnlyRopeLM(CausalLM):
 
 
 class EachFourthNoPELM(CausalLM):
-    """A model whose every fourth layer does not rotate positions (RNoPE, arXiv 2501.18795).
-
-    No key of the file says so.
-    """
+    """A model without RoPE in every fourth layer (RNoPE, arXiv 2501.18795); files have no key for
+    this."""
 
     def rope_of(self, layer: int) -> Rope | None:
         return None if layer % 4 == 3 else super().rope_of(layer)
 
 
 class ScaledLM(CausalLM):
-    """A model that multiplies the embedding and the logits by a factor each."""
+    """A model that scales the embedding and the logits."""
 
     def __init__(self, hp: HParams, split: ModelSplit) -> None:
         super().__init__(hp, split)

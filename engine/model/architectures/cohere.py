@@ -1,4 +1,4 @@
-"""Cohere's Command models: parallel blocks after one norm without bias, scaled logits."""
+"""Cohere's Command models: parallel blocks with one bias-free norm, scaled logits."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class CommandRBlock(ParallelBlock):
-    """A parallel block with LayerNorms; query and key heads have norms in Command R+ alone."""
+    """A parallel block with LayerNorms; query and key norms in Command R+ only."""
 
     norm_type = LayerNorm
     mixer_type = HeadNormAttention
 
 
 class CohereLM(ScaledLM):
-    """A model that multiplies the logits by a factor of the file."""
+    """A model with a logit scale in the file."""
 
     @classmethod
     def logit_factor(cls, hp: HParams) -> float:
@@ -43,7 +43,7 @@ class CommandR(CohereLM):
 
 
 class Cohere2Block(ParallelBlock):
-    """A parallel block with LayerNorms, without norms of heads."""
+    """A parallel block with LayerNorms and no query or key norms."""
 
     norm_type = LayerNorm
 
@@ -57,7 +57,7 @@ class Cohere2(SwaOnlyRopeLM, CohereLM):
 
 
 class AveragedMoE(MoE):
-    """Experts of which the routed sum and the shared expert are averaged."""
+    """Experts that average the routed sum and the shared expert."""
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
         y = super().__call__(x, ctx)
@@ -65,7 +65,7 @@ class AveragedMoE(MoE):
 
 
 class Cohere2MoEBlock(ParallelBlock):
-    """A parallel block with RMSNorms and experts, gated by sigmoid by default."""
+    """A parallel block with RMSNorms and experts; sigmoid gating is the default."""
 
     gating = "sigmoid"
     normalises_experts = False
@@ -75,7 +75,7 @@ class Cohere2MoEBlock(ParallelBlock):
 
 
 class Cohere2MoELayerNormBlock(Cohere2MoEBlock):
-    """A parallel block with LayerNorms and experts, for files without an epsilon of RMSNorms."""
+    """A parallel block with LayerNorms and experts, for files without an RMSNorm epsilon."""
 
     norm_type = LayerNorm
 
@@ -84,7 +84,7 @@ class Cohere2MoELayerNormBlock(Cohere2MoEBlock):
 class Cohere2MoE(Cohere2):
     """Command models with routed experts.
 
-    Leading dense blocks and the one that guesses always rotate positions; the latter sees all.
+    Leading dense blocks and the MTP block always use RoPE; the MTP block has no window.
     """
 
     traits = Traits(norm_eps="layer", swa_period=4, swa_first_full=True, mtp_hidden="normed")

@@ -1,4 +1,4 @@
-"""Builds the declared model (layers, tensors, placements) that planner and loader share."""
+"""Declares a model (layers, tensors, placements) for the planner and the loader."""
 
 from __future__ import annotations
 
@@ -30,17 +30,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """A model with its split, whose tensors are found but not read.
+    """A declared model: its tensors are located in the file but not read.
 
     Attributes:
-        model: layers of the model.
-        hp: sizes and settings of the model.
-        split: cut of the model.
-        devices: device of each rank; moved parts may have added one without a share.
-        shares: wanted share of each rank.
-        dims: sizes by which each block is cut.
-        slots: all tensors of all layers, with their placements.
-        states: states that the layers keep between tokens.
+        devices: device of each rank; overrides may add devices without a share.
+        shares: requested share of each rank.
+        dims: sizes of each block that are split.
+        slots: all tensors with their placements.
+        states: KV caches and recurrent states of the layers.
     """
 
     model: CausalLM
@@ -54,54 +51,54 @@ class Declaration:
 
 
 def declare(file: GGUFFile, params: LoadParams) -> Declaration:
-    """Declare the model in `file`, split as `params` asks.
+    """Declare the model in `file`, split as `params` says.
 
     Raises:
         ModelFileError: the architecture is unknown, or a tensor is missing or misshapen.
-        SplitError: the split cannot be made.
+        SplitError: the split is impossible.
         EngineError: see `read_sizes`.
     """
     cls, hp = read_sizes(file, params)
     if not hp.n_mtp:
         _refuse_short_head(params)
     hp = with_context(cls, hp, params)
-    wanted = requested_shares(
+    requested = requested_shares(
         params, hp.n_trunk, tied=hp.tied, tensors=file.tensors.keys(), recurrent=hp.recurrent,
         n_mtp=hp.n_mtp,
     )  # fmt: skip
     dims = block_dims(cls, hp)
-    split = cut_model(wanted.table, dims, hp.n_vocab, tied=hp.tied)
+    split = cut_model(requested.table, dims, hp.n_vocab, tied=hp.tied)
     model, _, slots = bind_model(file, cls, hp, split)
-    return Declaration(
-        model, hp, split, wanted.devices, wanted.shares, dims, slots, tuple(model.states())
-    )
+    devices, shares = requested.devices, requested.shares
+    return Declaration(model, hp, split, devices, shares, dims, slots, tuple(model.states()))
 
 
 def read_sizes(file: GGUFFile, params: LoadParams) -> tuple[type[CausalLM], HParams]:
-    """Return the class of the model in `file`, and its sizes as the file states them.
+    """Return the class and the sizes of the model in `file`.
 
     Raises:
         ModelFileError: the architecture is unknown, or sizes contradict each other.
-        EngineError: an MTP block is asked for that the file does not have, or tokens to guess from
-            that the vocabulary does not have.
+        EngineError: `params` require an MTP block that the file lacks, or a draft vocabulary larger
+            than the model's.
     """
     cls = model_class(file.meta.architecture, str(file.path))
-    found = None
+    with_mtp = None
     if params.draft == "mtp" or (params.draft_path and file.companion is not None):
         _require_mtp(file, cls)
-        found = _read_with_mtp(file, cls)
+        with_mtp = _read_with_mtp(file, cls)
     elif params.draft == "auto" and set(params.all_devices) == {CPU}:
-        found = _with_usable_mtp(file, cls)
-    hp = found or HParams.read(file, cls.traits)
+        with_mtp = _with_usable_mtp(file, cls)
+    hp = with_mtp or HParams.read(file, cls.traits)
     most = hp.n_own_head or hp.n_vocab
     if params.draft_vocab > most:
         raise EngineError(
-            f"There are only {most} tokens to guess from, not {params.draft_vocab}.",
-            "Lower --draft-vocab (Guess from), or leave it out to guess from all.",
-        )
-    if found is not None and 0 < params.draft_vocab < hp.n_vocab:
+            "The draft vocabulary has only {n} tokens, not {wanted}.",
+            "Lower --draft-vocab (Draft vocabulary), or leave it out to draft from all tokens.",
+            n=most, wanted=params.draft_vocab,
+        )  # fmt: skip
+    if with_mtp is not None and 0 < params.draft_vocab < hp.n_vocab:
         hp = replace(hp, n_guessed=params.draft_vocab)
-    elif found is None and params.draft != "auto":  # else a search may try other devices
+    elif with_mtp is None and params.draft != "auto":  # else a search may try other devices
         _refuse_short_head(params)
     if hp.tied and copies_head(params):
         hp = replace(hp, tied=False, copies_head=True)
@@ -109,92 +106,74 @@ def read_sizes(file: GGUFFile, params: LoadParams) -> tuple[type[CausalLM], HPar
 
 
 def _refuse_short_head(params: LoadParams) -> None:
-    """Refuse to guess from some tokens alone, where nothing is loaded that could.
-
-    Raises:
-        EngineError: it is asked for.
-    """
     if params.draft_vocab:
         raise EngineError(
-            f"Nothing guesses from the first {params.draft_vocab} tokens, as no MTP block is "
-            "loaded.",
-            "Leave out --draft-vocab (Guess from), or ask for the block with --draft mtp.",
+            "A draft vocabulary of {n} tokens needs an MTP block, and none is loaded.",
+            "Leave out --draft-vocab (Draft vocabulary), or load the block with --draft mtp.",
+            n=params.draft_vocab,
         )
 
 
 def copies_head(params: LoadParams) -> bool:
-    """Return whether an output head that is the embedding is held in a copy of its own.
+    """Return whether a tied output head is held as a separate copy.
 
-    Else the machine with the head would send each token's embedding to the one with the first
-    blocks, and that one would have to wait for it.
+    Otherwise, for each token, the machine with the head would have to send its embedding to the
+    machine with the first blocks, which would wait for it.
     """
     return len(params.machines) > 1 and params.split_mode != "tensor"
 
 
 def _with_usable_mtp(file: GGUFFile, cls: type[CausalLM]) -> HParams | None:
-    """Return the sizes with MTP blocks, if the file has some that can guess.
-
-    Blocks that are not as expected are left out: without them the model answers as well.
-    """
+    """Return the sizes with MTP blocks, which are optional; None if absent or malformed."""
     if cls.traits.mtp_hidden is None or not n_mtp_blocks(file):
         return None
     try:
-        found = _read_with_mtp(file, cls)
-        hp = cls.refine(found)
+        sizes = _read_with_mtp(file, cls)
+        hp = cls.refine(sizes)
         table = share_table("tensor", (1.0,), hp.n_layer, tied=hp.tied)
         bind_model(file, cls, hp, cut_model(table, block_dims(cls, hp), hp.n_vocab, tied=hp.tied))
     except InvalidGGUF:
         return None
-    return found
+    return sizes
 
 
 def _read_with_mtp(file: GGUFFile, cls: type[CausalLM]) -> HParams:
-    """Return the sizes with MTP blocks, whose heads may have some tokens alone.
-
-    Raises:
-        InvalidGGUF: sizes contradict each other, or the heads' tokens are not those of the model.
-    """
     hp = HParams.read(file, cls.traits, n_mtp=n_mtp_blocks(file))
     n_own = len(draft_tokens(file, hp.n_vocab))
     return replace(hp, n_guessed=n_own, n_own_head=n_own)
 
 
 def n_mtp_blocks(file: GGUFFile) -> int:
-    """Return the number of MTP blocks behind those that every token goes through.
-
-    Files may lack some of them, and what is behind the first that they lack is of no use.
+    """Return the number of MTP blocks after the trunk, up to the first that the file lacks.
 
     Raises:
-        InvalidGGUF: a number of the file is out of bounds.
+        InvalidGGUF: a number in the file is out of bounds.
     """
     keys = Keys(file.meta)
     keys.check_bounds()
     layers = range(n_trunk_blocks(keys), keys.integer("block_count"))
-    there = takewhile(lambda layer: f"blk.{layer}.{JOINT}" in file.tensors, layers)
-    return sum(1 for _ in there)
+    present = takewhile(lambda layer: f"blk.{layer}.{JOINT}" in file.tensors, layers)
+    return sum(1 for _ in present)
 
 
 def _require_mtp(file: GGUFFile, cls: type[CausalLM]) -> None:
-    """Check that the file has an MTP block that can be used.
-
-    Raises:
-        EngineError: there is none, or its architecture's are not used.
-    """
     if not n_mtp_blocks(file):
         raise EngineError(
-            f"{file.path.name} has no MTP block to guess with.",
-            "Choose another source of guesses, a file of the model with MTP, or put its mtp-….gguf "
-            "beside it.",
+            "{file} has no MTP block for drafting.",
+            "Choose another draft model, a file of this model with MTP, or put its mtp-….gguf in"
+            " the same folder.",
+            file=file.path.name,
         )
     if cls.traits.mtp_hidden is None:
         raise EngineError(
-            f"The MTP block of {file.meta.architecture} models cannot be used yet.",
-            "Choose another source of guesses.",
+            "The MTP block of {name} models is not supported yet.",
+            "Choose another draft model.",
+            name=file.meta.architecture,
         )
 
 
 def with_context(cls: type[CausalLM], hp: HParams, params: LoadParams) -> HParams:
-    """Return the sizes with the wanted context and RoPE, and with what the file leaves out.
+    """Return the sizes with the requested context and RoPE, refined by the architecture.
 
     Raises:
         ModelFileError: sizes contradict each other.
@@ -204,14 +183,14 @@ def with_context(cls: type[CausalLM], hp: HParams, params: LoadParams) -> HParam
 
 
 def block_dims(cls: type[CausalLM], hp: HParams) -> tuple[BlockDims, ...]:
-    """Return the sizes by which each block is cut."""
+    """Return the sizes of each block that are split."""
     return tuple(cls.block_for(hp, layer).dims(hp, layer) for layer in range(hp.n_layer))
 
 
 def bind_model(
     file: GGUFFile, cls: type[CausalLM], hp: HParams, split: ModelSplit
 ) -> tuple[CausalLM, TensorSource, tuple[Slot, ...]]:
-    """Declare a model of a given cut and find its tensors.
+    """Declare a model with a given split and locate its tensors.
 
     Raises:
         InvalidGGUF: a tensor is missing, misshapen, or unknown to the architecture.
@@ -225,8 +204,7 @@ def bind_model(
     return model, source, slots
 
 
-Place = tuple[str, type[Module]]
-"""Path and class of a module within a block."""
+Place = tuple[str, type[Module]]  # path and class of a module within a block
 
 IGNORED = re.compile(
     r"rope_freqs\.weight|rope_factors_(long|short)\.weight"
@@ -234,62 +212,55 @@ IGNORED = re.compile(
     r"|(cls|cls\.output|dense_[23])\.(weight|bias)"
     r"|(.*\.)?(d2t|t2d)(\.weight)?"
 )
-"""Names of tensors that a model may ignore.
+"""Tensors that the model may leave unused.
 
-Tables that RoPE computes itself, ranges for rounding activations to NVFP4, what classifiers and
-embedding models add after the final norm, and tokens of a shortened head, which are read elsewhere.
+RoPE tables, activation ranges for NVFP4, layers that classifiers and embedding models add after the
+final norm, and token lists of shortened heads, which are read elsewhere.
 """
 
 
 def _check_all_used(file: GGUFFile, source: TensorSource, hp: HParams) -> None:
-    """Check that the model uses all tensors: half a model would answer nonsense.
-
-    Raises:
-        InvalidGGUF: a tensor, or a part of one, is unknown to the architecture; the error names
-            the first one.
-    """
+    """Check that the model uses all tensors: with part of a model missing, answers are nonsense."""
     for name in file.tensors:
         block = split_name(name)
         if IGNORED.fullmatch(name) or (block is not None and block[0] >= hp.n_layer):
             continue
         if name in source.used and source.is_fully_used(name):
             continue
-        problem = f"the tensor {quote(name)}, which {hp.architecture} models do not have"
+        problem = "it has the tensor {name}, which {architecture} models do not have"
         if name in source.used:
-            problem = f"more in the tensor {quote(name)} than {hp.architecture} models have"
+            problem = "the tensor {name} has more parts than in {architecture} models"
         raise InvalidGGUF(
             file.path,
-            f"it has {problem}",
-            "It may be of a newer variant; look for an update of Tandem or another file.",
-        )
+            problem,
+            "It may be a newer variant: look for an update of Tandem or another file.",
+            name=quote(name), architecture=hp.architecture,
+        )  # fmt: skip
 
 
 def _check_alike(file: GGUFFile, model: CausalLM, slots: Sequence[Slot]) -> None:
     """Check that an optional tensor is missing in all blocks of a kind or in none.
 
-    What an MTP block has of its own or leaves to the trunk is its own affair.
-
-    Raises:
-        InvalidGGUF: a block lacks a tensor that another one has; the error names the first one.
+    Tensors that only MTP blocks have (`nextn.…`) are exempt.
     """
-    found: list[set[str]] = [set() for _ in model.blk]
+    present: list[set[str]] = [set() for _ in model.blk]
     for name in (slot.tensor.name for slot in slots):
         block = split_name(name)
         if block is None or name.endswith(".scale"):  # only quantised matrices have one
             continue
         if not block[1].startswith("nextn."):
-            found[block[0]].add(block[1])
+            present[block[0]].add(block[1])
     layouts = [frozenset(_layout(block)) for block in model.blk]
     whole: dict[frozenset[Place], set[str]] = defaultdict(set)
-    for layout, names in zip(layouts, found, strict=True):
+    for layout, names in zip(layouts, present, strict=True):
         whole[layout] |= names
-    for layer, (layout, names) in enumerate(zip(layouts, found, strict=True)):
+    for layer, (layout, names) in enumerate(zip(layouts, present, strict=True)):
         if missing := whole[layout] - names:
-            raise InvalidGGUF(file.path, f"the tensor blk.{layer}.{min(missing)} is missing")
+            name = f"blk.{layer}.{min(missing)}"
+            raise InvalidGGUF(file.path, "the tensor {name} is missing", name=name)
 
 
 def _layout(module: Module, name: str = "") -> list[Place]:
-    """Return all modules below one; blocks with the same ones are of one kind."""
     places: list[Place] = []
     for child_name, child in module.children():
         place = f"{name}.{child_name}"

@@ -1,6 +1,6 @@
-"""DeepSeek V2 and V3 and families with their blocks: latent attention, routed and shared experts.
+"""DeepSeek V2 and V3 and related families: latent attention, routed and shared experts.
 
-Mistral 4, dots.llm1, Ling, MiniCPM 3, Kimi Linear, and GLM 4 with GLM 4.5 to 4.7.
+Mistral 4, dots.llm1, Ling, MiniCPM 3, Kimi Linear, GLM 4 and GLM 4.5 to 4.7.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 def mscale_of_all(hp: HParams) -> float:
-    """Return YaRN's `mscale_all_dim`, of which files store a tenth; 0 if they lack it."""
+    """Return YaRN's `mscale_all_dim`, of which files store a tenth; 0 if absent."""
     return 10 * hp.keys.number("rope.scaling.yarn_log_multiplier", 0.0)
 
 
 class DeepSeekAttention(LatentAttention):
-    """Latent attention in which YaRN sharpens whole heads, not only their rotated elements."""
+    """Latent attention where YaRN sharpens whole heads, not only their rotated elements."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
@@ -51,7 +51,7 @@ class DeepSeekAttention(LatentAttention):
 class DeepSeek2Block(TransformerBlock):
     """DeepSeek's block.
 
-    Files of V2 do not state the gating of experts; files with a bias on the choice gate like V3.
+    V2 files do not state the expert gating; files with a selection bias use V3's.
     """
 
     mixer_type = DeepSeekAttention
@@ -79,7 +79,7 @@ class DeepSeek2(CausalLM):
 
 @register("mistral4")
 class Mistral4(DeepSeek2):
-    """Mistral 4: DeepSeek V3 with an `mscale` of 1, whatever `mscale_all_dim` is."""
+    """Mistral 4: DeepSeek V3 with an `mscale` of 1, regardless of `mscale_all_dim`."""
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
@@ -88,7 +88,7 @@ class Mistral4(DeepSeek2):
 
 
 class SigmoidRoutedBlock(TransformerBlock):
-    """A block with normalised query and key heads, and experts gated by sigmoid by default."""
+    """A block with query and key norms and experts; sigmoid gating is the default."""
 
     mixer_type = QKNormAttention
     gating = "sigmoid"
@@ -111,34 +111,34 @@ class BailingMoE2(SigmoidRoutedMoE):
 
 
 class MiniCPM3Block(MiniCPMBlock):
-    """MiniCPM's block with latent attention; files fuse its maps to keys and values."""
+    """MiniCPM's block with latent attention; files fuse its key and value projections."""
 
     mixer_type = LatentAttention
 
 
 @register("minicpm3")
 class MiniCPM3(MiniCPM):
-    """MiniCPM 3, with MiniCPM's factors, which its files lack."""
+    """MiniCPM 3, with MiniCPM's scale factors, which its files omit."""
 
     traits = Traits(rope_style="neox")
     block_type = MiniCPM3Block
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Set the size of value heads, which unlike key heads share the width evenly."""
+        """Set the size of value heads: unlike key heads, they divide the width evenly."""
         value = hp.keys.integer("attention.value_length", hp.n_embd // hp.n_head[0])
         return replace(hp, head_dim_v=(value,) * hp.n_layer)
 
 
 class KimiBlock(TransformerBlock):
-    """A block of latent attention, with experts gated like DeepSeek V3's."""
+    """A block of latent attention and experts with DeepSeek V3's gating."""
 
     mixer_type: ClassVar[type[Mixer]] = LatentAttention
     gating = "sigmoid"
 
 
 class KimiLinearBlock(KimiBlock):
-    """Kimi's block with linear attention (KDA) in place of latent attention."""
+    """Kimi's block with linear attention (KDA) instead of latent attention."""
 
     mixer_type = KimiDeltaAttention
 
@@ -154,19 +154,19 @@ class KimiLinear(HybridLM):
 
 @register("glm4")
 class Glm4(CausalLM):
-    """GLM 4 (arXiv 2406.12793); biases load where a file has them."""
+    """GLM 4 (arXiv 2406.12793); biases are optional."""
 
     block_type = SandwichBlock
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Use NeoX-style RoPE for the vision models, whose files store q and k as M-RoPE needs."""
+        """Use NeoX-style RoPE for the vision models: their files store q and k for M-RoPE."""
         sections = hp.keys.integers("rope.dimension_sections", 2, (0, 0))
         return replace(hp, rope=replace(hp.rope, style="neox")) if all(sections) else hp
 
 
 class Glm4MoEBlock(SigmoidRoutedBlock):
-    """A block with routed experts, in GLM 4.5 Air and Solar Open without norms of heads."""
+    """A block with routed experts; GLM 4.5 Air and Solar Open have no query and key norms."""
 
     tensor_names: ClassVar = {"ffn_norm": "post_attention_norm"}
 

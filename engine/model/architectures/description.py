@@ -1,4 +1,4 @@
-"""What a model file is; imports no reader of files, so that the window starts at once."""
+"""Description of a model file; imports no file reader, so that the window starts fast."""
 
 from __future__ import annotations
 
@@ -14,26 +14,20 @@ class ModelInfo:
     """Description of a model file.
 
     Attributes:
-        path: path of the file.
-        name: name of the model.
         architecture: `general.architecture`, or "unknown".
         supported: whether Tandem can run the architecture.
-        n_layer: number of layers.
         n_embd: width of the hidden state.
         n_head, n_head_kv: number of query and key-value heads; the largest if layers differ.
-        n_vocab: number of tokens.
-        n_ctx_train: context length that it was trained for.
-        n_params: number of parameters.
-        n_bytes: size of the file, with all its parts.
-        quant: common name of the file's quantisation, such as "Q4_K_M".
-        has_chat_template: whether the file has a chat template.
-        tensor_types: pairs of a type name and its number of tensors, most used first.
+        n_ctx_train: context length of the training.
+        n_bytes: size of all parts of the file.
+        quant: common name of the quantisation, such as "Q4_K_M".
+        tensor_types: pairs of a type name and its number of tensors, most frequent first.
         sampling: pairs of a field of `SamplingParams` and the value that the file recommends.
-        can_think: whether the chat template asks if the model shall think before it answers.
-        has_effort: whether the chat template asks how much the model shall think.
-        has_thoughts: whether the chat template knows marks of thinking, as that of a model has
-            that always thinks.
-        has_mtp: whether a block that guesses tokens (MTP) is in the file, or in one beside it.
+        can_think: whether the chat template has a switch for thinking.
+        has_effort: whether the chat template has a thinking effort.
+        has_thoughts: whether the chat template has thinking tags; also true for models that always
+            think.
+        has_mtp: whether this file or one in its folder has an MTP block.
     """
 
     path: str
@@ -60,7 +54,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class TensorSummary:
-    """Description of a tensor of a file; `shape` has the slowest dimension first."""
+    """Description of a tensor in a file; `shape` has the slowest dimension first."""
 
     name: str
     type: str
@@ -70,17 +64,16 @@ class TensorSummary:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The whole header of a file, for people.
+    """The complete header of a file in readable form.
 
     Attributes:
-        info: description of the model.
         version: version of the GGUF format.
         files: paths of all parts.
-        metadata: pairs of a key and a short text of its value, in file order.
+        metadata: pairs of a key and a short form of its value, in file order.
         tensors: tensors in file order.
-        warnings: sentences on what will be wrong with the loaded model.
-        problem: sentence with which loading would fail; empty if none is known.
-        parts: parts of the model and how finely each can be cut; empty with a problem.
+        warnings: known problems of the loaded model.
+        problem: error that loading would raise; empty if none is known.
+        parts: parts of the model and how finely each can be split; empty with a problem.
     """
 
     info: ModelInfo

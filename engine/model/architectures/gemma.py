@@ -1,6 +1,6 @@
 """Gemma: scaled embeddings, GELU, norms around each part, capped scores and logits.
 
-Gemma 4 is dense, or has routed experts beside a dense FFN, or embeddings per layer (E2B, E4B).
+Gemma 4 is dense, has routed experts next to a dense FFN, or per-layer embeddings (E2B, E4B).
 """
 
 from __future__ import annotations
@@ -44,13 +44,9 @@ if TYPE_CHECKING:
 
 
 class GemmaLM(SwaRopeLM, SqrtScaledLM):
-    """A Gemma model: scaled embedding, optionally soft-capped logits.
+    """A Gemma model: scaled embedding, logits z soft-capped to softcap × tanh(z / softcap).
 
-    Its norms multiply by one plus their weight; in files the one is already added.
-
-    Attributes:
-        softcap: default of the cap that turns logits z into softcap × tanh(z / softcap); 0 for
-            none.
+    Norms multiply by one plus their weight; files already include the one.
     """
 
     softcap: ClassVar[float] = 0.0
@@ -80,7 +76,7 @@ class Gemma(GemmaLM):
 
 
 def score_scale(hp: HParams, layer: int, n_layer_27b: int) -> float:
-    """Return 1 / sqrt(head_dim); the 27B models alone use n_embd / n_head for head_dim."""
+    """Return 1 / sqrt(head_dim); the 27B models use n_embd / n_head instead of head_dim."""
     if hp.n_layer == n_layer_27b:
         return float(max(hp.n_embd // hp.n_head[layer], 1) ** -0.5)
     return float(hp.head_dim_k[layer] ** -0.5)
@@ -104,7 +100,8 @@ class Gemma2Block(SandwichBlock):
 
 @register("gemma2")
 class Gemma2(GemmaLM):
-    """Gemma 2 (arXiv 2408.00118); early files lack caps and window, which all its models share."""
+    """Gemma 2 (arXiv 2408.00118); early files omit caps and window, which are the same in all
+    sizes."""
 
     traits = Traits(rope_style="neox", swa_period=2, n_swa=4096)
     block_type = Gemma2Block
@@ -116,7 +113,7 @@ class Gemma2(GemmaLM):
 
 
 class Gemma3Attention(QKNormAttention):
-    """Attention with normalised query and key heads in place of capped scores."""
+    """Attention with query and key norms instead of capped scores."""
 
     def make_scores(self) -> Scores:
         scale = score_scale(self.hp, self.layer, n_layer_27b=62)
@@ -124,7 +121,7 @@ class Gemma3Attention(QKNormAttention):
 
 
 class Gemma3Block(SandwichBlock):
-    """A block with norms before and after each part, and of query and key heads."""
+    """A block with norms before and after each part, and query and key norms."""
 
     mixer_type = Gemma3Attention
     act = GELU
@@ -139,7 +136,7 @@ class Gemma3(GemmaLM):
 
 
 class ScaledRouter(Linear):
-    """A router that multiplies its input by a vector first."""
+    """A router that first multiplies its input by a vector."""
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
         weight = source.get(f"{name}.weight", self.shape)
@@ -150,18 +147,18 @@ class ScaledRouter(Linear):
         ]
 
     def __call__(self, x: Tensor) -> Tensor:
-        assert self.weight is not None, "a rank outside must not compute it"
-        assert self.scale is not None, "it comes with the weight"
+        assert self.weight is not None, "a rank outside the group must not call it"
+        assert self.scale is not None, "set together with the weight"
         return self.weight.matmul(x * self.scale)
 
 
 class Gemma4MoE(MoE):
-    """Routed experts that read the residual stream itself, with own norms, one for the router."""
+    """Routed experts that read the residual stream through their own norms, one for the router."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int) -> None:
         super().__init__(hp, split, layer, read_routing(hp), GELU)
         if self.shared is not None:
-            raise hp.keys.invalid("its shared experts have no place beside the dense FFN")
+            raise hp.keys.invalid("it has shared experts in addition to a dense FFN")
         everyone = Replicate(split.group)
         self.ffn_gate_inp = ScaledRouter(hp.n_embd, hp.n_expert, everyone)
         self.router_norm = RMSNorm(hp.n_embd, hp.norm_eps, everyone, affine=False)
@@ -173,10 +170,9 @@ class Gemma4MoE(MoE):
 
 
 class Gemma4Block(SandwichBlock):
-    """Gemma 2's block with an input per layer that is added last, and a scaled sum.
+    """Gemma 2's block with a per-layer input, added last, and a scale on the sum.
 
-    Where there are experts, their output and that of the dense FFN have a norm each; one all-reduce
-    serves both.
+    With experts, their output and the dense FFN's have a norm each and share one all-reduce.
     """
 
     mixer_type: ClassVar[type[Mixer]] = NormedAttention
@@ -220,14 +216,14 @@ class Gemma4Block(SandwichBlock):
 
 
 class Gemma4SharedBlock(Gemma4Block):
-    """A block that uses the keys and values of an earlier one."""
+    """A block that reuses the keys and values of an earlier one."""
 
     mixer_type = SharedKVAttention
 
 
 @register("gemma4")
 class Gemma4(GemmaLM):
-    """Gemma 4 (Google 2026); layers with a window have smaller heads."""
+    """Gemma 4 (Google 2026); sliding-window layers have smaller heads."""
 
     traits = Traits(rope_style="neox", swa_period=6)
     block_type = Gemma4Block
@@ -239,10 +235,11 @@ class Gemma4(GemmaLM):
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Check that the file states which layers have a window, and that keys and values fit.
+        """Check the sliding-window pattern and the shared keys and values.
 
         Raises:
-            InvalidGGUF: it does not, keys and values differ in size, or a layer cannot share them.
+            InvalidGGUF: the pattern is missing, keys and values differ in size, or a layer cannot
+                share them.
         """
         hp = super().refine(hp)
         if "attention.sliding_window_pattern" not in hp.keys:
@@ -266,11 +263,11 @@ class Gemma4(GemmaLM):
                 source.used |= {f"blk.{layer}.{name}.weight" for name in unread}
 
     def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
-        """Return the hidden state; the inputs of all layers travel to all ranks with it.
+        """Return the embeddings, and broadcast the per-layer inputs to all ranks along with them.
 
-        What pictures have in place of embeddings takes part in the inputs.
+        The per-layer inputs are computed from image features where a token belongs to an image.
         """
-        x = ctx.with_pictures(super().embed(ids, ctx))
+        x = ctx.with_images(super().embed(ids, ctx))
         if self.inputs is None:
             return x
         inputs = self.inputs(ids, x, ctx)

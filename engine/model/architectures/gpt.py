@@ -1,6 +1,5 @@
-"""GPT-2 and families of its kind, with LayerNorms and an FFN without a gate: StarCoder 1 and 2,
-GPT-NeoX, Phi, BLOOM, MPT and Falcon 1.
-"""
+"""GPT-2 and similar families, with LayerNorms and an ungated FFN: StarCoder 1 and 2, GPT-NeoX, Phi,
+BLOOM, MPT and Falcon 1."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class GPT2Block(TransformerBlock):
-    """GPT-2's block, which many models share; biases load where a file has them."""
+    """GPT-2's block, shared by many models; biases are optional."""
 
     norm_type = LayerNorm
     act = GELU
@@ -34,9 +33,9 @@ class GPT2Block(TransformerBlock):
 
 @register("gpt2", "starcoder")
 class GPT2(CausalLM):
-    """GPT-2 (Radford et al. 2019) and StarCoder (arXiv 2305.06161), with a vector per position.
+    """GPT-2 (Radford et al. 2019) and StarCoder (arXiv 2305.06161), with learned positions.
 
-    StarCoder's heads share one key-value head.
+    StarCoder uses multi-query attention.
     """
 
     traits = Traits(rope_style=None, norm_eps="layer")
@@ -49,9 +48,9 @@ class GPT2(CausalLM):
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Limit the context to the positions that have a vector."""
+        """Limit the context to the number of learned positions."""
         if not hp.n_ctx_train:
-            raise hp.keys.invalid("it does not say how many positions it knows")
+            raise hp.keys.invalid("the number of its learned positions is missing")
         return replace(hp, n_ctx=min(hp.n_ctx, hp.n_ctx_train))
 
     def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
@@ -68,12 +67,12 @@ class StarCoder2(CausalLM):
 
 
 class GPTNeoXParallelBlock(TwoNormParallelBlock, GPT2Block):
-    """A block whose attention and FFN read the same input, each through its own norm."""
+    """A block with attention and FFN on the same input, each with its own norm."""
 
 
 @register("gptneox")
 class GPTNeoX(CausalLM):
-    """GPT-NeoX (arXiv 2204.06745); the file states the kind of its blocks."""
+    """GPT-NeoX (arXiv 2204.06745); a key says whether blocks are parallel."""
 
     traits = Traits(rope_style="neox", norm_eps="layer")
     block_type = GPT2Block
@@ -85,7 +84,7 @@ class GPTNeoX(CausalLM):
 
 
 class Phi2Block(ParallelBlock, GPT2Block):
-    """A parallel block with one norm for both parts."""
+    """A parallel block with one norm."""
 
 
 @register("phi2")
@@ -100,8 +99,8 @@ class Phi2(CausalLM):
 class Phi3(CausalLM):
     """Phi 3 to 4 (arXiv 2404.14219), dense and with routed experts.
 
-    Sliding windows are left out as in llama.cpp, because files do not state which layers have one.
-    In place of Phi 3.5 MoE's LayerNorm stands, as in llama.cpp, an RMSNorm with bias.
+    As in llama.cpp, sliding windows are ignored, because files do not state which layers have one,
+    and Phi 3.5 MoE's LayerNorm is an RMSNorm with bias.
     """
 
     traits = Traits(rope_style="neox")
@@ -116,7 +115,7 @@ class BloomBlock(GPT2Block):
 
 @register("bloom")
 class Bloom(CausalLM):
-    """BLOOM (arXiv 2211.05100); the embedding is normalised."""
+    """BLOOM (arXiv 2211.05100), with a norm after the embedding."""
 
     traits = Traits(rope_style=None, norm_eps="layer")
     block_type = BloomBlock
@@ -143,7 +142,7 @@ class MPTBlock(GPT2Block):
 
 @register("mpt")
 class MPT(CausalLM):
-    """MPT (MosaicML 2023), the models with ALiBi."""
+    """MPT (MosaicML 2023), ALiBi models only."""
 
     traits = Traits(rope_style=None, norm_eps="layer")
     block_type = MPTBlock
@@ -157,7 +156,7 @@ class MPT(CausalLM):
 
 
 class FalconBlock(ParallelBlock, GPT2Block):
-    """A parallel block with one norm for both parts."""
+    """A parallel block with one norm."""
 
 
 class FalconTwoNormBlock(TwoNormParallelBlock, GPT2Block):

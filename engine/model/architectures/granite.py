@@ -1,4 +1,4 @@
-"""Granite 3 and 4 and MiniCPM: Llama with factors in four places."""
+"""Granite 3 and 4 and MiniCPM: Llama with four scale factors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from engine.model.architectures.base import HybridLM, ScaledLM
 from engine.model.architectures.registry import register
-from engine.model.forward.operands import Scores
+from engine.model.forward.operands import Addend, Scores
 from engine.model.layers.block import TransformerBlock
 from engine.model.layers.hparams import HParams, Traits
 from engine.model.layers.mixers.attention import Attention, SinkAttention
@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.forward.context import Context
-    from engine.model.forward.operands import Addend
 
 
 class GraniteAttention(Attention):
-    """Attention whose scale of the scores the file may set."""
+    """Attention with an optional score scale in the file."""
 
     def make_scores(self) -> Scores:
         scores = super().make_scores()
@@ -36,7 +35,7 @@ class GraniteSinkAttention(GraniteAttention, SinkAttention):
 
 
 class GraniteBlock(TransformerBlock):
-    """Llama's block with a factor on what its parts add to the residual stream."""
+    """Llama's block with a scale on both residual branches."""
 
     mixer_type: ClassVar[type[Mixer]] = GraniteAttention
 
@@ -46,7 +45,7 @@ class GraniteBlock(TransformerBlock):
 
     @classmethod
     def residual_default(cls, hp: HParams) -> float:
-        """Return the factor where the file has none."""
+        """Return the scale for files without one."""
         return 1.0
 
     def mix(self, x: Tensor, ctx: Context) -> Addend:
@@ -57,7 +56,7 @@ class GraniteBlock(TransformerBlock):
 
 
 class GraniteLM(ScaledLM):
-    """A model that multiplies the embedding and divides the logits by factors of the file."""
+    """A model that multiplies the embedding and divides the logits by factors in the file."""
 
     @classmethod
     def embedding_factor(cls, hp: HParams) -> float:
@@ -69,18 +68,18 @@ class GraniteLM(ScaledLM):
 
     @classmethod
     def embedding_default(cls, hp: HParams) -> float:
-        """Return the factor on the embedding where the file has none."""
+        """Return the embedding scale for files without one."""
         return 1.0
 
     @classmethod
     def logit_default(cls, hp: HParams) -> float:
-        """Return the divisor of the logits where the file has none."""
+        """Return the logit divisor for files without one."""
         return 1.0
 
 
 @register("granite", "granitemoe")
 class Granite(GraniteLM):
-    """Granite 3; a file may state that positions are not rotated."""
+    """Granite 3; a file may turn RoPE off."""
 
     block_type = GraniteBlock
 
@@ -90,14 +89,14 @@ class Granite(GraniteLM):
 
 
 class GraniteMambaBlock(GraniteBlock):
-    """Granite's block with Mamba 2 in place of attention."""
+    """Granite's block with Mamba 2 instead of attention."""
 
     mixer_type = Mamba2
 
 
 @register("granitehybrid")
 class GraniteHybrid(Granite, HybridLM):
-    """Granite 4; files of most sizes state that positions are not rotated."""
+    """Granite 4; files of most sizes turn RoPE off."""
 
     traits = Traits(is_hybrid=True)
     recurrent_type = GraniteMambaBlock
@@ -123,7 +122,7 @@ class GraniteSwa(GraniteLM):
 
 
 class MiniCPMBlock(GraniteBlock):
-    """MiniCPM's block (arXiv 2404.06395): residual branches weigh 1.4 / sqrt(layers)."""
+    """MiniCPM's block (arXiv 2404.06395): residual branches are scaled by 1.4 / sqrt(n_layer)."""
 
     @classmethod
     def residual_default(cls, hp: HParams) -> float:
@@ -132,7 +131,7 @@ class MiniCPMBlock(GraniteBlock):
 
 @register("minicpm")
 class MiniCPM(GraniteLM):
-    """MiniCPM; older files lack the factors, which all its models of that time share."""
+    """MiniCPM; older files omit the factors, which are the same in all models of that time."""
 
     block_type = MiniCPMBlock
 

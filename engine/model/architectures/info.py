@@ -1,4 +1,4 @@
-"""Describes a GGUF file from its header alone, without reading weights or importing torch."""
+"""Describes a GGUF file from its header, without reading weights or importing torch."""
 
 from __future__ import annotations
 
@@ -28,23 +28,21 @@ SAMPLING_KEYS = {
     "repeat_last_n": "penalty_last_n", "repeat_penalty": "penalty_repeat",
     "xtc_probability": "xtc_probability", "xtc_threshold": "xtc_threshold",
 }  # fmt: skip
-"""Keys behind "general.sampling." by field of `SamplingParams`; GGUF has them since 2025."""
+"""Keys after "general.sampling." by field of `SamplingParams`; in GGUF since 2025."""
 
 UNKNOWN = "unknown"
-MAX_NAME = 200  # characters of a model's name to show
-MAX_LIST = 4096  # elements of a list of counts to look at
-MAX_TEMPLATE = 1 << 17  # characters of a chat template to look at
+MAX_NAME = 200  # characters of a model's name that are shown
+MAX_LIST = 4096  # elements of a list of counts that are read
+MAX_TEMPLATE = 1 << 17  # characters of a chat template that are read
 
 
 def inspect_model(path: str | Path) -> Inspection:
-    """Read the whole header of `path` (any part of a split file).
+    """Read the complete header of `path` (any part of a split file).
 
     Raises:
         ModelFileError: the file is missing or is not GGUF.
     """
-    from engine.text.tokenizer import (
-        tokenizer_warnings,  # late: a window that only describes starts sooner
-    )
+    from engine.text.tokenizer import tokenizer_warnings  # slow, and `describe` does not need it
 
     with GGUFFile.open(path) as file:
         problem, parts = _parts(file)
@@ -64,7 +62,6 @@ def inspect_model(path: str | Path) -> Inspection:
 
 
 def _parts(file: GGUFFile) -> tuple[str, tuple[SplitPart, ...]]:
-    """Return what would stop a load, or else how finely the model can be cut."""
     from engine.load_params import LoadParams
     from engine.model.architectures.declare import declare
 
@@ -87,9 +84,10 @@ def read_model_info(path: str | Path) -> ModelInfo:
 
 
 def describe(file: GGUFFile) -> ModelInfo:
-    """Return the description of an open file; what its metadata lacks or garbles is 0 or unknown.
+    """Return the description of an open file.
 
-    With that, a file that cannot be run can still be shown; loading it says what is wrong.
+    Missing or invalid metadata becomes 0 or "unknown", so that files that cannot run are still
+    listed; loading reports their errors.
     """
     from engine.model.architectures.registry import is_supported
 
@@ -121,34 +119,31 @@ def describe(file: GGUFFile) -> ModelInfo:
 
 
 def _has_mtp(file: GGUFFile) -> bool:
-    """Return whether there is an MTP block, without a look into files beside that may have it."""
     if any(name.endswith(f".{JOINT}") for name in file.tensors):
         return True
     return bool(files_beside(file.path, MTP_MARK, is_first=True))
 
 
 def _template(file: GGUFFile) -> str:
-    """Return the source of the chat template, as far as it is looked at; "" without one."""
     source = file.meta.get("tokenizer.chat_template", limit=MAX_TEMPLATE)
     return source if isinstance(source, str) else ""
 
 
 def _sampling(file: GGUFFile) -> tuple[tuple[str, float], ...]:
-    """Return the recommended settings that can be used; others are as if they were not there."""
     from engine.sampling_params import SamplingParams
 
-    found: list[tuple[str, float]] = []
+    settings: list[tuple[str, float]] = []
     for name, key in SAMPLING_KEYS.items():
         value = file.meta.get(f"general.sampling.{key}", limit=1)
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        value = round(value, 6) if math.isfinite(value) else value  # 0.6 is kept in 32 bits
+        value = round(value, 6) if math.isfinite(value) else value  # 0.6 is stored as F32
         try:
             SamplingParams(**{name: value})  # type: ignore[arg-type]
         except EngineError:
             continue
-        found.append((name, value))
-    return tuple(found)
+        settings.append((name, value))
+    return tuple(settings)
 
 
 def _architecture(file: GGUFFile) -> str:
@@ -168,7 +163,7 @@ def _name(file: GGUFFile) -> str:
 
 
 def _number(file: GGUFFile, key: str, default: int = 0) -> int:
-    """Return a count; the largest where there is one per layer, as for heads."""
+    """Return a count, the maximum for a list of one per layer."""
     value = file.meta.get(key, default, limit=MAX_LIST)
     items = value if isinstance(value, list) else [value]
     return max((item for item in items if isinstance(item, int)), default=0)

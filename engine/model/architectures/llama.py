@@ -1,6 +1,5 @@
-"""Llama and families of its blocks: InternLM 2, Arcee, Seed-OSS, SmolLM 3, Mellum, Baichuan,
-StableLM, ERNIE 4.5, Llama 4 (layers that see a chunk of the context), Ministral 3.
-"""
+"""Llama and families with its blocks: InternLM 2, Arcee, Seed-OSS, SmolLM 3, Mellum, Baichuan,
+StableLM, ERNIE 4.5, Llama 4 (chunked attention), Ministral 3."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ class Llama(CausalLM):
 
 
 class ArceeBlock(TransformerBlock):
-    """Llama's block with an FFN of squared ReLU, without a gate."""
+    """Llama's block with an ungated FFN of squared ReLU."""
 
     act = RELU2
     is_gated = False
@@ -52,7 +51,7 @@ class Arcee(Llama):
 
 
 class SeedOssBlock(TransformerBlock):
-    """Llama's block with another name of the FFN's norm; biases load where a file has them."""
+    """Llama's block with a different name of the FFN norm; biases are optional."""
 
     tensor_names: ClassVar = {"ffn_norm": "post_attention_norm"}
 
@@ -82,7 +81,7 @@ class Mellum(SwaRopeLM):
 
 
 N_LAYER_13B = 40
-"""Number of layers of the 13B model; no key tells the two models apart, for llama.cpp neither."""
+"""Layers of the 13B model; as in llama.cpp, only the layer count distinguishes the two sizes."""
 
 
 class BaichuanAlibiBlock(TransformerBlock):
@@ -106,14 +105,14 @@ class Baichuan(CausalLM):
 
 
 class StableLMBlock(TransformerBlock):
-    """Llama's block with LayerNorms; query and key heads have norms in the 12B alone."""
+    """Llama's block with LayerNorms; query and key norms in the 12B only."""
 
     norm_type = LayerNorm
     mixer_type = HeadNormAttention
 
 
 class StableLMParallelBlock(ParallelBlock, StableLMBlock):
-    """A parallel block with one norm for both parts."""
+    """A parallel block with one norm."""
 
 
 @register("stablelm")
@@ -131,28 +130,27 @@ class StableLM(CausalLM):
 
 @register("ernie4_5", "ernie4_5-moe")
 class Ernie45(CausalLM):
-    """ERNIE 4.5: Llama's blocks; experts gated by softmax, with an optional bias on the choice."""
+    """ERNIE 4.5: Llama's blocks; experts with softmax gating and an optional selection bias."""
 
     block_type = TransformerBlock
 
 
-CHUNK = 8192
-"""Tokens of a chunk; no key says so, but all models share it."""
+CHUNK = 8192  # tokens of an attention chunk: not in files, but the same for all models
 
 TEMPERATURE = Temperature(0.1, 8192, offset=1)
-"""Attention temperature of the layers without RoPE; no key says so, but all models share it."""
+"""Attention temperature of layers without RoPE: not in files, but the same for all models."""
 
 N_EXPERT_WITHOUT_NORM = 128
-"""Number of experts of Maverick, which does not normalise queries and keys; no key says so."""
+"""Experts of Maverick, which has no query and key norms; files have no key for this."""
 
 
 def has_chunks(hp: HParams) -> bool:
-    """Return whether layers with RoPE see chunks; a window of 0 says they do not (MobileLLM)."""
+    """Return whether RoPE layers use chunked attention; a window of 0 turns it off (MobileLLM)."""
     return hp.keys.integer("attention.sliding_window", CHUNK) > 0
 
 
 class Llama4Attention(Attention):
-    """Attention that normalises rotated heads, without weights, after RoPE."""
+    """Attention with weightless query and key norms after RoPE."""
 
     def make_scores(self) -> Scores:
         is_cut = self.rope is not None and has_chunks(self.hp)
@@ -169,7 +167,7 @@ class Llama4Attention(Attention):
 
 
 class InputWeightedMoE(MoE):
-    """Experts whose input, not output, is multiplied by the token's weight."""
+    """Experts with the router's weight on their input, not their output."""
 
     def weighted_sum(self, x: Tensor, weights: Tensor, groups: Groups, ctx: Context) -> Tensor:
         y = self.expert_outputs(x, groups, ctx, weights)
@@ -177,7 +175,7 @@ class InputWeightedMoE(MoE):
 
 
 class Llama4Block(TransformerBlock):
-    """A block with a dense FFN, or with experts gated by sigmoid and a shared one."""
+    """A block with a dense FFN, or with sigmoid-gated experts and a shared one."""
 
     mixer_type = Llama4Attention
     gating = "sigmoid"
@@ -189,7 +187,7 @@ class Llama4Block(TransformerBlock):
 
 @register("llama4")
 class Llama4(EachFourthNoPELM):
-    """Scout and Maverick: every fourth layer sees all tokens and rotates no positions."""
+    """Scout and Maverick: every fourth layer has full attention and no RoPE."""
 
     block_type = Llama4Block
 
@@ -198,7 +196,7 @@ class Llama4(EachFourthNoPELM):
 
 
 class Mistral3Attention(Attention):
-    """Attention whose queries grow with their position where the file says so."""
+    """Attention with an optional temperature on the queries."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)

@@ -1,6 +1,5 @@
 """Families that replace a part of Llama's block: Apertus (xIELU), BitNet (a norm before each
-row-parallel matrix), and DeciLM with Nemotron 49B to 253B, where a search left parts out.
-"""
+row-parallel matrix), and DeciLM with Nemotron 49B to 253B, from which a search removed parts."""
 
 from __future__ import annotations
 
@@ -40,7 +39,8 @@ class Xielu:
 
     @classmethod
     def read(cls, hp: HParams, layer: int) -> Xielu:
-        """Return the factors of one layer; files store them before softplus (so they are above 0).
+        """Return the factors of one layer; files store them before the softplus that makes them
+        positive.
 
         Raises:
             InvalidGGUF: a factor is missing.
@@ -87,7 +87,7 @@ class Apertus(CausalLM):
 
 
 class BitNetAttention(Attention):
-    """Attention that normalises the outputs of all heads together, over all ranks."""
+    """Attention with a norm over the outputs of all heads, across ranks."""
 
     n_reduce = 1
 
@@ -101,13 +101,13 @@ class BitNetAttention(Attention):
         if ctx.owns(self.split.heads):
             q, k, v = self.project(x, ctx)
             heads = self.attend(*self.rotate(q, k, ctx), v, ctx).flatten(-2)
-        ctx.drop_rows()  # on ranks without heads, too: the norm's sum has no other rows
+        ctx.drop_rows()  # on ranks without heads, too: all must sum the same rows in the norm
         heads = self.attn_sub_norm.sharded(heads, ctx)
         return None if heads is None else self.attn_output(heads)
 
 
 class BitNetFFN(FFN):
-    """An FFN that normalises the gated activations."""
+    """An FFN with a norm over the gated activations."""
 
     n_reduce = 1
 
@@ -143,12 +143,11 @@ class BitNet(CausalLM):
         return hp
 
 
-MixerKind = Literal["attention", "linear", "none"]
-"""Kind of the part of a block that stands in the place of attention."""
+MixerKind = Literal["attention", "linear", "none"]  # kind of a block's mixer
 
 
 class LinearMixer(Mixer):
-    """A matrix in place of attention, whose columns are cut as if they belonged to heads."""
+    """A matrix instead of attention; its columns are split as if they belonged to heads."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
@@ -171,13 +170,13 @@ class LinearMixer(Mixer):
 
 
 class LinearBlock(TransformerBlock):
-    """A block of a matrix and an FFN."""
+    """A block with a matrix and an FFN."""
 
     mixer_type = LinearMixer
 
 
 class LinearOnlyBlock(MixerBlock):
-    """A block of a matrix without an FFN."""
+    """A block with a matrix and no FFN."""
 
     mixer_type = LinearMixer
 
@@ -197,7 +196,7 @@ BLOCKS: dict[tuple[MixerKind, bool], type[Block]] = {
     ("none", True): FFNBlock,
     ("none", False): EmptyBlock,
 }
-"""Classes of blocks by what is in place of attention, and whether there is an FFN."""
+"""Block classes by kind of mixer and whether there is an FFN."""
 
 
 @register("deci")
@@ -209,15 +208,17 @@ class Deci(CausalLM):
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Mark no layer as recurrent: those without key-value heads are not.
+        """Mark no layer as recurrent: layers without key-value heads have no attention.
 
         Raises:
-            InvalidGGUF: there are experts, or a matrix cannot be cut into as many parts as heads.
+            InvalidGGUF: there are experts, or a matrix cannot be split like its heads.
         """
         hp.refuse_experts()
         for n_head in filter(None, hp.n_head):
             if hp.n_embd % n_head:
-                raise hp.keys.invalid(f"{n_head} heads cannot share {hp.n_embd} elements")
+                raise hp.keys.invalid(
+                    "{n} heads cannot share {other} elements", n=n_head, other=hp.n_embd
+                )
         return replace(hp, recurrent=(False,) * hp.n_layer)
 
     @classmethod

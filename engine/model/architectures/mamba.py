@@ -1,6 +1,5 @@
-"""Families of recurrent layers: Mamba 1 and 2 alone, with attention in other layers (Jamba) or
-beside them (Falcon-H1), and LFM2, whose recurrent layers are short convolutions.
-"""
+"""Recurrent families: Mamba 1 and 2, with attention in other layers (Jamba) or in parallel
+(Falcon-H1), and LFM2, with short convolutions as recurrent layers."""
 
 from __future__ import annotations
 
@@ -52,20 +51,20 @@ class Mamba2LM(MambaLM):
 
 
 class JambaBlock(TransformerBlock):
-    """Llama's block; the weights of the chosen experts are not normalised."""
+    """Llama's block without normalised expert weights."""
 
     normalises_experts = False
 
 
 class JambaMambaBlock(JambaBlock):
-    """Jamba's block with Mamba 1 in place of attention."""
+    """Jamba's block with Mamba 1 instead of attention."""
 
     mixer_type = NormedMamba
 
 
 @register("jamba")
 class Jamba(HybridLM):
-    """Jamba (arXiv 2403.19887); positions are not rotated."""
+    """Jamba (arXiv 2403.19887), without RoPE."""
 
     traits = Traits(rope_style=None, is_hybrid=True)
     block_type = JambaBlock
@@ -73,15 +72,15 @@ class Jamba(HybridLM):
 
 
 class FalconH1Mamba(Mamba2):
-    """Mamba 2 whose norm some sizes lack; they only gate."""
+    """Mamba 2 with an optional norm; sizes without one only gate."""
 
     norm_is_optional = True
 
 
 class ParallelMixer(Mixer):
-    """The mixer `attention(x) + mamba(x)`: both read the same x, so one all-reduce is enough.
+    """The mixer `attention(x) + mamba(x)`, with a single all-reduce.
 
-    In files, the paper's multipliers are already part of the weights.
+    Files already include the paper's multipliers in the weights.
     """
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
@@ -99,13 +98,13 @@ class ParallelMixer(Mixer):
         return add_parts(self.attention.bias, self.mamba.bias)
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
-        mamba = self.mamba(x, ctx)  # first: attention may drop rows that it has to see
+        mamba = self.mamba(x, ctx)  # first: attention may drop rows that Mamba needs
         attention = self.attention(x, ctx)
         return add_parts(attention, ctx.kept(mamba))
 
 
 class FalconH1Block(TransformerBlock):
-    """Llama's block with attention and Mamba 2 side by side."""
+    """Llama's block with attention and Mamba 2 in parallel."""
 
     mixer_type = ParallelMixer
 
@@ -119,13 +118,13 @@ class FalconH1(CausalLM):
 
 
 class LFM2Block(TransformerBlock):
-    """Llama's block with normalised query and key heads."""
+    """Llama's block with query and key norms."""
 
     mixer_type = QKNormAttention
 
 
 class LFM2ConvBlock(TransformerBlock):
-    """Llama's block with a short convolution in place of attention."""
+    """Llama's block with a short convolution instead of attention."""
 
     mixer_type = ShortConv
 
@@ -141,7 +140,7 @@ class LFM2(HybridLM):
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Apply a window, which few files have, to every layer with attention."""
+        """Apply a sliding window, which few files have, to every attention layer."""
         n_swa = hp.keys.integer("attention.sliding_window", 0)
         swa = tuple(bool(n_swa) and not is_recurrent for is_recurrent in hp.recurrent)
         return replace(hp, n_swa=n_swa, swa=swa)

@@ -1,8 +1,4 @@
-"""Families of routed experts: Trinity, DBRX, MiniMax M2, Laguna, gpt-oss (attention sinks, clamped
-SwiGLU), Step 3.5 (a gate per head, clamped activations) and Tencent's Hunyuan, which is also dense.
-
-Qwen, DeepSeek, Gemma and others have their experts in files of their own.
-"""
+"""Mixture-of-experts families: Trinity, DBRX, MiniMax M2, Laguna, gpt-oss, Step 3.5 and Hunyuan."""
 
 from __future__ import annotations
 
@@ -35,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class AfmoeBlock(SandwichBlock):
-    """A block with a gate for each element of a head, and experts scored one by one."""
+    """A block with elementwise attention gates and sigmoid-gated experts."""
 
     mixer_type = GatedAttention
     gating = "sigmoid"
@@ -44,14 +40,14 @@ class AfmoeBlock(SandwichBlock):
 
 @register("afmoe")
 class Afmoe(EachFourthNoPELM, SqrtScaledLM):
-    """Trinity: every fourth layer sees the whole context; embedding scaled by sqrt(n_embd)."""
+    """Trinity: every fourth layer has full attention; the embedding is scaled by sqrt(n_embd)."""
 
     traits = Traits(rope_style="neox", swa_period=4)
     block_type = AfmoeBlock
 
 
 class DbrxBlock(TransformerBlock):
-    """A block with routed experts alone, whose weights sum to 1."""
+    """A block with routed experts only; their weights sum to 1."""
 
     tensor_names: ClassVar = {"ffn_norm": "attn_output_norm"}
     norm_type = LayerNorm
@@ -67,7 +63,7 @@ class Dbrx(CausalLM):
 
 
 class MiniMaxM2Block(TransformerBlock):
-    """A block with experts gated by sigmoid, with a bias on their choice alone."""
+    """A block with sigmoid-gated experts and a bias on their selection only."""
 
     mixer_type = RowNormAttention
     gating = "sigmoid"
@@ -82,21 +78,21 @@ class MiniMaxM2(CausalLM):
 
 
 class LagunaBlock(SigmoidRoutedBlock):
-    """A block whose attention has a gate per head (XS) or per element (M)."""
+    """A block with one attention gate per head (XS) or per element (M)."""
 
     mixer_type = SoftplusGatedAttention
 
 
 @register("laguna")
 class Laguna(SwaRopeLM):
-    """Laguna; layers with a window may have more heads than others; M has no windows."""
+    """Laguna; sliding-window layers may have more heads than others; M has no windows."""
 
     traits = Traits(rope_style="neox", swa_period=4, swa_first_full=True)
     block_type = LagunaBlock
 
 
 class GptOssBlock(TransformerBlock):
-    """A block with attention sinks and experts gated by a softmax over the chosen ones."""
+    """A block with attention sinks; experts are gated by a softmax over the selected ones."""
 
     tensor_names: ClassVar = {"ffn_norm": "post_attention_norm"}
     mixer_type = SinkAttention
@@ -106,14 +102,15 @@ class GptOssBlock(TransformerBlock):
 
 @register("gpt-oss")
 class GptOss(CausalLM):
-    """gpt-oss (arXiv 2508.10925); biases load where a file has them."""
+    """gpt-oss (arXiv 2508.10925); biases are optional."""
 
     traits = Traits(rope_style="neox", swa_period=2)
     block_type = GptOssBlock
 
 
 class Step35Block(SigmoidRoutedBlock):
-    """A block with limits of its own: one for routed experts, one for shared and dense FFNs."""
+    """A block with clamped activations: one limit for routed experts, one for shared and dense
+    FFNs."""
 
     mixer_type = GatedAttention
 
@@ -134,14 +131,14 @@ class Step35Block(SigmoidRoutedBlock):
 
 @register("step35")
 class Step35(SwaRopeLM):
-    """Step 3.5 Flash and the text of 3.7; in files the one of norms' weights is already added."""
+    """Step 3.5 Flash and the text model of 3.7; files already add one to norm weights."""
 
     traits = Traits(rope_style="neox", swa_period=4, swa_first_full=True, mtp_hidden="raw")
     block_type = Step35Block
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Halve the rotated elements of the layers without a window.
+        """Halve the rotated elements of full-attention layers.
 
         Raises:
             InvalidGGUF: there are no windows, or a RoPE does not fit its heads.
@@ -157,15 +154,15 @@ class Step35(SwaRopeLM):
 
     @classmethod
     def adapt(cls, source: TensorSource, hp: HParams) -> None:
-        """Leave out frequency divisors that only layers with a window would use: they are ones."""
+        """Ignore frequency divisors that only sliding-window layers would use: they are ones."""
         super().adapt(source, hp)
-        found, n = source.tensors.get("rope_freqs.weight"), hp.rope.n_rot // 2
-        if found is not None and (n_rest := found.shape[0] - n) > 0:
+        divisors, n = source.tensors.get("rope_freqs.weight"), hp.rope.n_rot // 2
+        if divisors is not None and (n_rest := divisors.shape[0] - n) > 0:
             separate(source, "rope_freqs", (("rope_freqs", n), ("rope_freqs_rest", n_rest)), ())
 
 
 class NormAfterRopeAttention(QKNormAttention):
-    """Attention that normalises query and key heads after RoPE instead of before."""
+    """Attention with query and key norms after RoPE instead of before."""
 
     def rotate(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         q, k = Attention.rotate(self, q, k, ctx)
@@ -173,21 +170,21 @@ class NormAfterRopeAttention(QKNormAttention):
 
 
 class HunyuanBlock(TransformerBlock):
-    """A block whose experts are gated by softmax and normalised, with a shared expert."""
+    """A block with normalised softmax-gated experts and a shared expert."""
 
     mixer_type = NormAfterRopeAttention
 
 
 @register("hunyuan-dense", "hunyuan-moe", "hunyuan_vl")
 class Hunyuan(CausalLM):
-    """Hunyuan (arXiv 2411.02265); also the text of its vision models."""
+    """Hunyuan (arXiv 2411.02265), and the text model of its vision models."""
 
     traits = Traits(rope_style="neox")
     block_type = HunyuanBlock
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Stretch RoPE's base (NTK), where the converter has not done so."""
+        """Scale RoPE's base (NTK) if the converter has not."""
         alpha, n_rot = hp.keys.number("rope.scaling.alpha", 0.0), hp.rope.n_rot
         if not alpha or n_rot <= 2:
             return hp

@@ -1,4 +1,4 @@
-"""Nemotron 3 and 4, Minitron: GPT-2's block with squared ReLU and rotated positions."""
+"""Nemotron 3 and 4, Minitron: GPT-2's block with squared ReLU and RoPE."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class NemotronBlock(GPT2Block):
-    """GPT-2's block with squared ReLU; in files the one of norms' weights is already added."""
+    """GPT-2's block with squared ReLU; files already add one to norm weights."""
 
     act = RELU2
 
@@ -41,9 +41,9 @@ class Nemotron(CausalLM):
 
 
 class LatentMoE(MoE):
-    """Routed experts in a narrower space, unlike router and shared expert (Nemotron 3).
+    """Routed experts in a narrower space than router and shared expert (Nemotron 3).
 
-    The map back is linear, so each rank applies it to its own partial sum.
+    The up-projection is linear, so each rank applies it to its own partial sum.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class LatentMoE(MoE):
 
 
 class NemotronHMambaBlock(MixerBlock):
-    """A block of Mamba 2 alone."""
+    """A block with Mamba 2 only."""
 
     mixer_type = Mamba2
 
 
 class NemotronHFFNBlock(FFNBlock):
-    """A block of an FFN or routed experts alone, with squared ReLU and no gate."""
+    """A block with an ungated FFN or experts only, with squared ReLU."""
 
     tensor_names: ClassVar[Mapping[str, str]] = {"ffn_norm": "attn_norm"}
     act = RELU2
@@ -93,21 +93,21 @@ class NemotronHFFNBlock(FFNBlock):
 
 
 class NemotronHMTPBlock(NemotronHFFNBlock, TransformerBlock):
-    """The block that guesses: attention, then an FFN or routed experts (Nemotron 3)."""
+    """The MTP block: attention, then an FFN or routed experts (Nemotron 3)."""
 
     tensor_names: ClassVar = {"ffn_norm": "post_attention_norm"}
 
 
 @register("nemotron_h", "nemotron_h_moe")
 class NemotronH(CausalLM):
-    """Nemotron-H (arXiv 2504.03624); positions are not rotated."""
+    """Nemotron-H (arXiv 2504.03624), without RoPE."""
 
     traits = Traits(rope_style=None, is_hybrid=True, mtp_hidden="normed")
     block_type = MixerBlock
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Mark as recurrent the layers that have neither key-value heads nor an FFN."""
+        """Mark layers without key-value heads and FFN as recurrent."""
         has_ffn = [dense or routed for dense, routed in zip(hp.n_ff, hp.n_ff_exp, strict=True)]
         return replace(
             hp,
@@ -118,7 +118,7 @@ class NemotronH(CausalLM):
 
     @classmethod
     def adapt(cls, source: TensorSource, hp: HParams) -> None:
-        """Take the norm of the guessing block's FFN under the name that most models give it."""
+        """Accept the FFN norm of the MTP block under the name that most models use."""
         super().adapt(source, hp)
         for layer in range(hp.n_trunk, hp.n_layer):
             norm = source.tensors.get(f"blk.{layer}.ffn_norm.weight")

@@ -1,4 +1,4 @@
-"""OLMo 1 to 3 and OLMoE, and EXAONE 4, which like OLMo 2 has its norms after its parts."""
+"""OLMo 1 to 3, OLMoE, and EXAONE 4, which has post-norms like OLMo 2."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BareLayerNorm(LayerNorm):
 
 
 class OlmoBlock(TransformerBlock):
-    """A block with norms without weights, and optionally clamped queries, keys and values."""
+    """A block with weightless norms, and optionally clamped queries, keys and values."""
 
     norm_type = BareLayerNorm
     mixer_type = ClampedAttention
@@ -37,7 +37,7 @@ class Olmo(CausalLM):
 
 
 class Olmo2Block(PostNormBlock):
-    """A block with norms after attention and FFN, and of whole rows of queries and keys."""
+    """A block with post-norms, and norms over whole query and key rows."""
 
     mixer_type = RowNormAttention
 
@@ -52,7 +52,7 @@ class Olmo2(SwaRopeLM):
 
 
 class OlmoeBlock(TransformerBlock):
-    """Llama's block with norms of whole query and key rows; expert weights are not normalised."""
+    """Llama's block with norms over whole query and key rows; expert weights are not normalised."""
 
     mixer_type = RowNormAttention
     normalises_experts = False
@@ -67,25 +67,25 @@ class Olmoe(CausalLM):
 
 
 N_LAYER_WITH_WINDOWS = 64
-"""Number of layers of the 32B model, the only one with windows; no key says so, as in llama.cpp."""
+"""Layers of the 32B model, the only one with windows; as in llama.cpp, no key says so."""
 
 
 class Exaone4Block(PostNormBlock):
-    """A block with norms after its parts, and normalised query and key heads."""
+    """A block with post-norms, and query and key norms."""
 
     mixer_type = QKNormAttention
 
 
 @register("exaone4")
 class Exaone4(SwaOnlyRopeLM):
-    """EXAONE 4 (arXiv 2507.11407); in the 32B model, only layers with a window rotate positions."""
+    """EXAONE 4 (arXiv 2507.11407); in the 32B, only sliding-window layers have RoPE."""
 
     traits = Traits(rope_style="neox", swa_period=4, n_swa=4096)
     block_type = Exaone4Block
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Drop the windows of the other sizes, which have none, whatever their files say."""
+        """Remove windows from other sizes: they have none, even if their files say so."""
         if hp.n_layer == N_LAYER_WITH_WINDOWS:
             return super().refine(hp)
         return replace(hp, n_swa=0, swa=(False,) * hp.n_layer)

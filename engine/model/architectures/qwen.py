@@ -1,4 +1,4 @@
-"""Qwen 1 to 3, dense and with routed experts; text of their vision models."""
+"""Qwen 1 to 3.5, dense and with routed experts, and the text models of their vision models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Qwen2(CausalLM):
 
 
 def with_sections(hp: HParams, *, is_interleaved: bool) -> HParams:
-    """Return the sizes with the sections of M-RoPE, where the file has any."""
+    """Return the sizes with M-RoPE sections, if the file has any."""
     sections = hp.keys.sections()
     rope = replace(hp.rope, sections=sections, is_interleaved=is_interleaved and bool(sections))
     return replace(hp, rope=rope)
@@ -41,7 +41,7 @@ def with_sections(hp: HParams, *, is_interleaved: bool) -> HParams:
 
 @register("qwen2vl")
 class Qwen2VL(Qwen2):
-    """Text of Qwen 2-VL and 2.5-VL (arXiv 2409.12191)."""
+    """Text model of Qwen 2-VL and 2.5-VL (arXiv 2409.12191)."""
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
@@ -50,7 +50,7 @@ class Qwen2VL(Qwen2):
 
 @register("qwen")
 class Qwen1(Qwen2):
-    """Qwen 1 (arXiv 2309.16609); files state the columns of gate and up together."""
+    """Qwen 1 (arXiv 2309.16609); `n_ff` in files counts gate and up together."""
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
@@ -58,7 +58,7 @@ class Qwen1(Qwen2):
 
 
 class Qwen2MoEBlock(TransformerBlock):
-    """Llama's block; the weights of the chosen experts are not normalised."""
+    """Llama's block without normalised expert weights."""
 
     normalises_experts = False
 
@@ -71,7 +71,7 @@ class Qwen2MoE(Qwen2):
 
 
 class Qwen3Block(TransformerBlock):
-    """Llama's block with normalised query and key heads."""
+    """Llama's block with query and key norms."""
 
     mixer_type = QKNormAttention
 
@@ -85,7 +85,7 @@ class Qwen3(Qwen2):
 
 @register("qwen3vl", "qwen3vlmoe")
 class Qwen3VL(Qwen3):
-    """Text of Qwen 3-VL, whose pictures add to the first blocks as well."""
+    """Text model of Qwen 3-VL; images also add features after the first blocks."""
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
@@ -93,17 +93,18 @@ class Qwen3VL(Qwen3):
 
 
 class QueryGatedAttention(QKNormAttention):
-    """Attention whose heads' outputs are gated element by element (arXiv 2505.06708).
+    """Attention with elementwise gates on the outputs of its heads (arXiv 2505.06708).
 
-    The rows of `attn_q` are, head by head, those of the query and those of its gate.
+    `attn_q` interleaves the query rows and the gate rows of each head.
     """
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
         if self.head_dim_k != self.head_dim_v:
             raise hp.keys.invalid(
-                f"its gates have {self.head_dim_k} elements and its values {self.head_dim_v}"
-            )
+                "its gates have {n} elements and its values {other}",
+                n=self.head_dim_k, other=self.head_dim_v,
+            )  # fmt: skip
         n_q = hp.n_head[layer] * self.head_dim_k
         self.attn_q = Linear(hp.n_embd, 2 * n_q, Shard(0, split.heads))
 
@@ -120,7 +121,7 @@ class QueryGatedAttention(QKNormAttention):
 
 
 class Qwen3NextBlock(TransformerBlock):
-    """Llama's block with gated attention and another name of the FFN's norm."""
+    """Llama's block with gated attention and a different name of the FFN norm."""
 
     mixer_type: ClassVar[type[Mixer]] = QueryGatedAttention
     tensor_names: ClassVar = {"ffn_norm": "post_attention_norm"}
@@ -142,7 +143,7 @@ class Qwen3Next(HybridLM):
 
 
 class Qwen35LinearBlock(Qwen3NextBlock):
-    """Qwen 3.5's block with linear attention, whose value heads are tiled in the file."""
+    """Qwen 3.5's block with linear attention; files store its value heads tiled."""
 
     mixer_type = TiledDeltaNet
 

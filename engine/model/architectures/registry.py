@@ -1,4 +1,4 @@
-"""Registry of architectures by the names that files give them; each registers itself on import."""
+"""Registry of architectures by their names in files."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def _import_all() -> None:
 
 
 def supported_architectures() -> list[str]:
-    """Return the names of all architectures that can be loaded, sorted."""
+    """Return the names of all supported architectures, sorted."""
     _import_all()
     return sorted(_REGISTERED)
 
 
 def is_supported(architecture: str) -> bool:
-    """Return whether files of this architecture can be loaded."""
+    """Return whether this architecture can be loaded."""
     _import_all()
     return architecture in _REGISTERED
 
@@ -53,7 +53,7 @@ def model_class(architecture: str, path: str) -> type[CausalLM]:
     """Return the class of an architecture.
 
     Raises:
-        UnsupportedArchitecture: there is none; the error names `path`.
+        UnsupportedArchitecture: it is unknown; the error names `path`.
     """
     if not is_supported(architecture):
         raise UnsupportedArchitecture(path, architecture, supported_architectures())

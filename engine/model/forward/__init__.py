@@ -1,4 +1,1 @@
-"""Everything a layer may use during a forward pass: context, cache, and the backends' interfaces.
-
-Imports no layer and no implementation of an interface: neither `ops`, `cpu`, `gpu` nor `parallel`.
-"""
+"""What layers use during a forward pass: context, cache, and the operations of a backend."""

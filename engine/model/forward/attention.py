@@ -1,7 +1,7 @@
 """Softmax attention over a KV cache, computed in blocks of keys and queries.
 
-Neither all scores nor the whole cache in F32 are ever held. The softmax is computed online: each
-query keeps its largest score so far, and sums relative to that (arXiv 1805.02867).
+Neither all scores nor the whole cache in F32 are materialised: the softmax is computed online,
+relative to each query's largest score so far (arXiv 1805.02867).
 """
 
 from __future__ import annotations
@@ -14,57 +14,41 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.model.forward.batch import MAX_AT_ONCE, SMALL_BATCH
+from engine.model.forward.batch import MAX_AT_ONCE, SMALL_BATCH, Batch, Piece
 from engine.model.forward.state import CPU_STEP, DEVICE_STEP
 
 if TYPE_CHECKING:
-    from engine.model.forward.batch import Batch, Piece
     from engine.model.forward.cache import LayerCache
     from engine.model.forward.operands import Scores
 
-Intervals = Sequence[tuple[int, int]]
-"""Intervals of positions, each from its first one to the one behind it."""
+Intervals = Sequence[tuple[int, int]]  # half-open intervals of positions
 
 LOWEST = torch.finfo(torch.float32).min
-"""Largest score before the first key; -inf would give NaN if a query sees no key of a block."""
+"""Initial maximum score; -inf would give NaN for a query that sees no key of a block."""
 
 
 def attend(
-    q: Tensor,
-    cache: LayerCache,
-    batch: Batch,
-    scores: Scores,
-    sinks: Tensor | None,
-    slopes: Tensor | None,
-) -> Tensor:
+    q: Tensor, cache: LayerCache, batch: Batch, scores: Scores,
+    sinks: Tensor | None, slopes: Tensor | None,
+) -> Tensor:  # fmt: skip
     """Compute `Ops.attention` of q (T, n_head, head_dim); return (T, n_head, head_dim_v)."""
     parts = q.split_with_sizes([piece.n for piece in batch.pieces])
     two_way = batch.two_way(scores.window)
-    found = [
-        _attend_alone(part, cache, piece, scores, sinks, slopes, () if n else two_way)
+    results = [
+        _attend_piece(part, cache, piece, scores, sinks, slopes, () if n else two_way)
         for n, (part, piece) in enumerate(zip(parts, batch.pieces, strict=True))
     ]
-    return found[0] if len(found) == 1 else torch.cat(found)
+    return results[0] if len(results) == 1 else torch.cat(results)
 
 
-def _attend_alone(
-    q: Tensor,
-    cache: LayerCache,
-    piece: Piece,
-    scores: Scores,
-    sinks: Tensor | None,
-    slopes: Tensor | None,
-    two_way: Intervals,
-) -> Tensor:
-    """Compute attention of the tokens of one sequence.
-
-    Args:
-        two_way: see `Batch.two_way`.
-    """
+def _attend_piece(
+    q: Tensor, cache: LayerCache, piece: Piece, scores: Scores,
+    sinks: Tensor | None, slopes: Tensor | None, two_way: Intervals,
+) -> Tensor:  # fmt: skip
     n_past, stop = piece.n_past, piece.stop
     first = scores.first_visible(n_past)
     step = CPU_STEP if q.device.type == "cpu" else DEVICE_STEP
-    # the queries of each row of keys and values: (n_row, T, size, head_dim)
+    # queries grouped by their row of keys and values: (n_row, T, size, head_dim)
     q = torch.unflatten(q * scores.scale, 1, (cache.n_row, -1)).transpose(0, 1).contiguous()
     size = q.shape[2]
     n_keys = max(1, min(step.keys // cache.width, step.scores // size))
@@ -74,16 +58,16 @@ def _attend_alone(
         keys = slice(start, min(start + n_keys, stop))
         k, v = cache.read(piece, keys.start, keys.stop)
         n_queries = max(1, step.scores // (size * n_keys))
-        for queries, seen in _pieces(scores, slice(n_past, stop), keys, n_queries, two_way):
+        for queries, visible in _pieces(scores, slice(n_past, stop), keys, n_queries, two_way):
             tokens = slice(queries.start - n_past, queries.stop - n_past)
-            columns = slice(seen.start - start, seen.stop - start)
-            mask = hidden(scores, queries, seen, q.device, two_way)
-            n_rows = max(1, step.scores // (size * _length(queries) * _length(seen)))
+            columns = slice(visible.start - start, visible.stop - start)
+            mask = hidden(scores, queries, visible, q.device, two_way)
+            n_rows = max(1, step.scores // (size * _length(queries) * _length(visible)))
             for row in range(0, cache.n_row, n_rows):
                 rows = slice(row, row + n_rows)
                 s = _scores(q[rows, tokens], k[rows, columns], scores)
                 if slopes is not None:
-                    s += slopes[rows] * _distances(queries, seen, s)
+                    s += slopes[rows] * _distances(queries, visible, s)
                 if mask is not None:
                     s.masked_fill_(mask, -torch.inf)
                 means.add(rows, tokens, s, v[rows, columns])
@@ -91,7 +75,7 @@ def _attend_alone(
 
 
 class _Means:
-    """Weighted means of the values for all queries, over the keys added so far.
+    """Running weighted means of the values for all queries, over the keys added so far.
 
     Args:
         q: queries by their row of keys, (n_row, T, size, head_dim).
@@ -109,10 +93,7 @@ class _Means:
             self._weights = q.new_ones(*shape, 1)
 
     def add(self, rows: slice, tokens: slice, s: Tensor, v: Tensor) -> None:
-        """Add some keys: their scores s (rows, T, size, S) with the queries, and their values v.
-
-        `s` is overwritten.
-        """
+        """Add keys with scores s (rows, T, size, S), which are overwritten, and values v."""
         top, weights, sums = (
             whole[tokens, rows].transpose(0, 1) for whole in (self._top, self._weights, self._sums)
         )
@@ -124,7 +105,7 @@ class _Means:
         top.copy_(new)
 
     def result(self) -> Tensor:
-        """Return the means, (T, n_row × size, head_dim_v)."""
+        """Return (T, n_row × size, head_dim_v)."""
         return self._sums.div_(self._weights).flatten(1, 2)
 
 
@@ -133,27 +114,22 @@ def _pieces(
 ) -> Iterator[tuple[slice, slice]]:
     """Yield intervals of at most `n_queries` queries, each with the keys that any of them sees.
 
-    All are intervals of positions; queries that see none of the keys are left out.
+    Queries that see none of the keys are left out.
     """
     for start in range(queries.start, queries.stop, n_queries):
         stop = min(start + n_queries, queries.stop)
         last = max([stop, *(end for begin, end in two_way if begin < stop)])
-        seen = slice(max(keys.start, scores.first_visible(start)), min(keys.stop, last))
-        if seen.start < seen.stop:
-            yield slice(start, stop), seen
+        visible = slice(max(keys.start, scores.first_visible(start)), min(keys.stop, last))
+        if visible.start < visible.stop:
+            yield slice(start, stop), visible
 
 
 def hidden(
     scores: Scores, queries: slice, keys: slice, device: torch.device, two_way: Intervals = ()
 ) -> Tensor | None:
-    """Return the mask (queries, 1, keys), true where a query must not see a key.
+    """Return the mask (queries, 1, keys) of keys that a query must not see; None if it sees all.
 
-    Args:
-        queries, keys: intervals of positions.
-        two_way: see `Batch.two_way`.
-
-    Returns:
-        None if each query sees all of the keys.
+    `queries` and `keys` are intervals of positions; for `two_way` see `Batch.two_way`.
     """
     is_first_whole = keys.stop <= queries.start + 1
     if is_first_whole and scores.first_visible(queries.stop - 1) <= keys.start:
@@ -173,13 +149,11 @@ def hidden(
 
 
 def _scores(q: Tensor, k: Tensor, scores: Scores) -> Tensor:
-    """Return scores (rows, T, size, S) of q (rows, T, size, d), scaled, and k (rows, S, d)."""
     s = (q.flatten(1, 2) @ k.transpose(1, 2)).view(*q.shape[:3], -1)
     return s.div_(scores.softcap).tanh_().mul_(scores.softcap) if scores.softcap else s
 
 
 def _distances(queries: slice, keys: slice, like: Tensor) -> Tensor:
-    """Return the position of each key minus that of each query, (T, 1, S)."""
     key = torch.arange(keys.start, keys.stop, device=like.device, dtype=like.dtype)
     query = torch.arange(queries.start, queries.stop, device=like.device, dtype=like.dtype)
     return key - query[:, None, None]
@@ -204,10 +178,10 @@ def computing(batch: Batch) -> Iterator[None]:
 
 
 def is_checking() -> bool:
-    """Return whether this thread computes a pass in which each row has the bits it has alone."""
+    """Return whether this thread verifies draft tokens, with the bits of single-token passes."""
     return getattr(_thread, "is_checking", False)
 
 
 def most_few_rows() -> int:
-    """Return the largest number of rows that this thread's pass multiplies as few rows."""
+    """Return the largest number of rows for which this thread uses the kernels for few rows."""
     return MAX_AT_ONCE if is_checking() else SMALL_BATCH

@@ -1,4 +1,4 @@
-"""What one forward pass computes: tokens of one sequence, or of several side by side."""
+"""The work of one forward pass: tokens of one or several sequences, and sizes of batches."""
 
 from __future__ import annotations
 
@@ -13,32 +13,31 @@ from engine.model.forward.pages import PAGE
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_AT_ONCE = MAX_PARALLEL
-"""Largest number of sequences of which a pass computes a single token each."""
+MAX_AT_ONCE = MAX_PARALLEL  # maximum number of sequences with a single token each in a pass
 
 KEPT_STATES = 4 * MAX_AT_ONCE
-"""Number of positions of a sequence whose hidden states are kept for an MTP block: those that it
-has not read yet, and of a pass of single tokens behind them."""
+"""Positions per sequence with stored hidden states for an MTP block: all unread ones, plus a
+following pass over single tokens."""
 
 Tables = tuple[Sequence[int], ...]
-"""For each group of layers, the page of each `PAGE` tokens of a sequence."""
+"""Page tables of a sequence, one per group of layers, with an entry for each `PAGE` tokens."""
 
 
 class Piece(NamedTuple):
-    """Neighbouring tokens of one sequence.
+    """Adjacent tokens of one sequence.
 
     Attributes:
-        n_past: number of the sequence's tokens that are cached already.
+        n_past: number of tokens that are already cached.
         n: number of tokens to compute.
-        tables: see `generation.kv_cache.PagedSequence`; empty for a cache that one sequence has
-            alone, where page i is the i-th one.
-        state_slot: slot of the sequence's recurrent states behind the tokens.
-        batch_index: number of the sequence among those that run, from 0; its last hidden states
-            lie there.
-        shift: what is added to the tokens' numbers for their positions, where there are pictures
-            before them that take fewer positions than tokens (M-RoPE).
-        source: slot of the recurrent states before the tokens, which stay there; None for
-            `state_slot`. Where it is the slot of the piece before, its tokens follow that one's.
+        tables: see `generation.kv_cache.PagedSequence`; empty if the sequence has the cache to
+            itself, where page i is the i-th one.
+        state_slot: slot of the recurrent states after the tokens.
+        batch_index: index of the sequence among the running ones; its last hidden states are stored
+            there.
+        shift: offset from token index to position, negative after images, which take fewer
+            positions than tokens (M-RoPE).
+        source: slot of the recurrent states before the tokens, which stay unchanged; None for
+            `state_slot`. If it is the slot of the piece before, this piece continues that one.
     """
 
     n_past: int
@@ -51,7 +50,7 @@ class Piece(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Position after the last of the tokens."""
+        """Position after the last token."""
         return self.n_past + self.n
 
     @property
@@ -60,42 +59,37 @@ class Piece(NamedTuple):
         return self.state_slot if self.source is None else self.source
 
     def runs(self, group: int, start: int, stop: int) -> list[range]:
-        """Return where positions `start` to `stop` lie in a layer's memory: neighbouring slots.
-
-        Args:
-            group: number of the layer's group.
-        """
+        """Return the runs of adjacent cache slots of positions `start` to `stop` in a group of
+        layers."""
         if not self.tables:
             return [range(start, stop)]
-        table, found = self.tables[group], list[range]()
+        table, runs = self.tables[group], list[range]()
         for index in range(start // PAGE, -(-stop // PAGE)):
             begin, end = max(start, index * PAGE), min(stop, (index + 1) * PAGE)
             base = (table[index] - index) * PAGE
-            if found and found[-1].stop == base + begin:
-                found[-1] = range(found[-1].start, base + end)
+            if runs and runs[-1].stop == base + begin:
+                runs[-1] = range(runs[-1].start, base + end)
             else:
-                found.append(range(base + begin, base + end))
-        return found
+                runs.append(range(base + begin, base + end))
+        return runs
 
 
-FIRST_TOKEN = Piece(0, 1)
-"""Place of the first token of a sequence that has the cache alone."""
+FIRST_TOKEN = Piece(0, 1)  # first token of a sequence that has the cache to itself
 
 
-Places = tuple[Sequence[int], ...]
-"""Time, row and column of some tokens, each as long as there are tokens; or nothing."""
+Places = tuple[Sequence[int], ...]  # time, row and column of each token (M-RoPE); or empty
 
 
 class PictureRows(NamedTuple):
-    """Rows of a pass that are of a picture.
+    """Rows of a pass that belong to an image.
 
     Attributes:
         row: first of these rows.
-        features: what they are in place of embeddings, (rows, n_embd), in the host's memory; and
-            beside that, what is added behind each of the first blocks, (rows, n_embd) of each.
-        whole: first position of the picture and the one behind it, if all of its tokens see each
-            other; they are in the pass then. None if each sees what is before it.
-        only_in_windows: whether they see each other in layers with a sliding window alone.
+        features: image features instead of embeddings, (rows, n_embd), in host memory; further
+            columns are added after each of the first blocks, (rows, n_embd) per block.
+        whole: interval of the image's positions if all of its tokens attend to each other, which
+            requires all of them in the pass; None for causal attention.
+        only_in_windows: whether they do so only in sliding-window layers.
     """
 
     row: int
@@ -110,17 +104,13 @@ class PictureRows(NamedTuple):
 
 
 class CheckedRows(NamedTuple):
-    """Size of a captured pass that checks guesses, apart from those over so many sequences.
-
-    Attributes:
-        n: number of rows.
-    """
+    """Size of a captured pass that verifies draft tokens, as opposed to one over n sequences."""
 
     n: int
 
 
 PassSize = int | CheckedRows
-"""Number of rows of a recorded pass over single tokens, and whether it checks guesses."""
+"""Number of rows of a captured pass over single tokens, and whether it verifies draft tokens."""
 
 
 class Batch(NamedTuple):
@@ -129,11 +119,11 @@ class Batch(NamedTuple):
     The first piece may have any number of tokens, the others have one each.
 
     Attributes:
-        first_logit: first row whose logits are wanted; those of all rows behind it are.
-        wants_hidden: whether the hidden states behind the final norm are wanted in their place.
-        pictures: rows of the first piece that are of pictures.
-        places: time, row and column of each row of the first piece (M-RoPE), if some are of
-            pictures; empty where all are the token's number and shift.
+        first_logit: first row with wanted logits; all later rows have them, too.
+        wants_hidden: whether hidden states after the final norm are wanted instead.
+        pictures: rows of the first piece that belong to images.
+        places: time, row and column of each row of the first piece (M-RoPE), if it has image rows;
+            else empty.
     """
 
     pieces: tuple[Piece, ...]
@@ -144,7 +134,7 @@ class Batch(NamedTuple):
 
     @classmethod
     def of_one(cls, n_past: int, n: int, first_logit: int) -> Batch:
-        """Return the batch of a sequence that has the cache alone."""
+        """Return the batch of a sequence that has the cache to itself."""
         return cls((Piece(n_past, n),), first_logit)
 
     @property
@@ -154,18 +144,17 @@ class Batch(NamedTuple):
 
     @property
     def n_wanted(self) -> int:
-        """Number of rows whose logits are wanted."""
+        """Number of rows with wanted logits."""
         return max(0, self.n_rows - self.first_logit)
 
     def ending(self) -> Batch:
-        """Return the rows whose logits are wanted as a batch: the last row, if there are none.
+        """Return the wanted rows, at least the last one, as a batch.
 
-        These are all rows if one of the wanted ones is of a picture, whose tokens may see each
-        other.
+        All rows are kept if a wanted one belongs to an image: its tokens may attend to each other.
         """
         n_rows, n = self.n_rows, max(1, self.n_wanted)
         left = n_rows - n
-        if not left or any(shown.stop > left for shown in self.pictures):
+        if not left or any(image.stop > left for image in self.pictures):
             return self
         first, *others = self.pieces
         pieces, n_first = tuple(others[-n:]), max(0, n - len(others))
@@ -177,15 +166,13 @@ class Batch(NamedTuple):
 
     @property
     def is_of_singles(self) -> bool:
-        """Whether each sequence has a single token, so that the pass can be a recorded one."""
+        """Whether each piece has a single token and no image, so that the pass can be replayed."""
         return not self.pictures and all(piece.n == 1 for piece in self.pieces)
 
     @property
     def checks_drafts(self) -> bool:
-        """Whether a sequence has several pieces: guesses, which the pass checks.
-
-        So do single tokens that an MTP block reads along with its guesses.
-        """
+        """Whether a sequence has several pieces: draft tokens to verify, or to read by an MTP
+        block."""
         if len(self.pieces) == 1:
             return False
         places = {(piece.batch_index, piece.n_past) for piece in self.pieces}
@@ -193,67 +180,65 @@ class Batch(NamedTuple):
 
     @property
     def captured_size(self) -> PassSize:
-        """Size by which GPUs find the captured pass that computes so many single tokens."""
+        """Key of the captured pass for this batch."""
         return CheckedRows(len(self.pieces)) if self.checks_drafts else len(self.pieces)
 
     def two_way(self, window: int) -> list[tuple[int, int]]:
-        """Return the intervals of positions of the first piece whose tokens see each other.
+        """Return the intervals of positions of the first piece with bidirectional attention.
 
-        Args:
-            window: number of tokens that the layer's queries see; 0 for all before them.
+        `window` is the layer's sliding window, 0 for full attention.
         """
         return [
-            found.whole
-            for found in self.pictures
-            if found.whole and (window or not found.only_in_windows)
+            image.whole
+            for image in self.pictures
+            if image.whole and (window or not image.only_in_windows)
         ]
 
     @property
     def is_of_few_singles(self) -> bool:
-        """Whether all sequences have a single token, and no more than a recorded pass may have."""
+        """Whether the pass is small enough for a replay, with single tokens only."""
         return len(self.pieces) <= MAX_AT_ONCE and self.is_of_singles
 
 
 SMALL_BATCH = 8
-"""Largest number of tokens for which GPUs use the kernels of a single one: GEMV kernels read each
-weight once, attention reads the cache in short pieces, and a token's bits do not depend on the
-other tokens. Above it they round otherwise, but for passes that check guesses: an answer shall be
-the one without guesses, see `engine.model.forward.attention`."""
+"""Maximum number of tokens for which GPUs use single-token kernels: GEMV kernels read each weight
+once, attention reads the cache in short pieces, and a token's bits do not depend on other tokens.
+Larger batches round differently, except when verifying draft tokens: answers must not depend on
+drafting, see `engine.model.forward.attention`."""
 
 BF16_BATCH = 32
-"""Smallest number of tokens for which a backend may dequantise matrices to BF16 for a GEMM."""
+"""Minimum number of tokens for which a backend may dequantise matrices to BF16 for a GEMM."""
 
 PROMPT_BATCH = 512
-"""Number of prompt tokens that are computed at once by default. On CPUs, Cancel waits for them."""
+"""Default number of prompt tokens per pass. On CPUs, cancelling waits for one pass."""
 
 LARGE_PROMPT_BATCHES = 2048, 1024
-"""Numbers of prompt tokens that GPUs compute at once by default where they have the memory, the
-best first: weights are dequantised, and kernels started, once for all tokens of a batch."""
+"""Default numbers of prompt tokens per pass on GPUs with enough memory, best first: dequantisation
+and launches are amortised over the tokens of a batch."""
 
 GEMM_TILE = 128
-"""Number of rows and of columns of a product that a multiprocessor computes at a time in a GEMM by
-the vendor's library. Some of its kernels take twice as many of either."""
+"""Rows and columns of the output tile of a vendor GEMM; some kernels use twice as many of
+either."""
 
 GEMM_WAVES = 2
-"""Least number of tiles that each multiprocessor computes in the GEMM of a chunk: with one, those
-that end first, or get none, idle."""
+"""Minimum number of tiles per multiprocessor in the GEMM of a chunk: with one, some multiprocessors
+would idle."""
 
 MIN_CHUNK, MAX_CHUNK = 1 << 24, 1 << 26
-"""Numbers of weights between which a GPU dequantises at a time for a GEMM: fewer would not be worth
-a launch, more need not fit into memory beside a model."""
+"""Bounds of the number of weights that a GPU dequantises at a time for a GEMM: fewer are not worth
+a launch, more may not fit into memory next to a model."""
 
 MAX_SM = 192
-"""Largest number of multiprocessors that chunks are sized for. Plans assume it, as they do not know
-the GPU: more multiprocessors never make a chunk smaller."""
+"""Maximum number of multiprocessors that chunks are sized for. Plans assume it because they do not
+know the GPU: more multiprocessors never make a chunk smaller."""
 
 
 @lru_cache(maxsize=1 << 12)
 def chunk_rows(n_tokens: int, n_rows: int, n_columns: int, n_sm: int = MAX_SM) -> int:
     """Return the number of rows of a matrix that a GPU dequantises at a time for a GEMM.
 
-    The product of a chunk has `GEMM_WAVES` tiles for each multiprocessor if the matrix has as many
-    and `MAX_CHUNK` allows it. All chunks of a matrix have the same size but for `GEMM_TILE` rows
-    each.
+    A chunk's product has `GEMM_WAVES` tiles per multiprocessor if the matrix is large enough and
+    `MAX_CHUNK` allows it. Chunks of a matrix differ by at most `GEMM_TILE` rows.
 
     Args:
         n_tokens: number of rows that the matrix (n_rows, n_columns) is multiplied with.
@@ -267,73 +252,68 @@ def chunk_rows(n_tokens: int, n_rows: int, n_columns: int, n_sm: int = MAX_SM) -
 
 
 def largest_chunk(n_tokens: int, n_rows: int, n_columns: int) -> int:
-    """Return the most weights dequantised at a time of any matrix of up to `n_rows` rows."""
+    """Return the maximum chunk, in weights, over all matrices of up to `n_rows` rows."""
     most = min(n_rows, 2 * _wanted_rows(n_tokens, n_columns, MAX_SM) + GEMM_TILE)
     return min(most * n_columns, MAX_CHUNK + GEMM_TILE * n_columns)
 
 
 def _wanted_rows(n_tokens: int, n_columns: int, n_sm: int) -> int:
-    """Return the number of rows whose product has enough tiles."""
     n_tile = -(-GEMM_WAVES * min(n_sm, MAX_SM) // max(1, -(-n_tokens // GEMM_TILE)))
     return max(TILE, GEMM_TILE * n_tile, MIN_CHUNK // max(1, n_columns))
 
 
 MAX_IN_F32 = 8 << 10
-"""Largest value that GPUs exchange in F32, in elements (32 KiB); larger ones go in BF16, but for
-passes that check guesses, whose rows have the bits of single ones."""
+"""Maximum size that GPUs all-reduce in F32, in elements (32 KiB); larger tensors use BF16, except
+in passes that verify draft tokens, which need the bits of single-token passes."""
 
 MAX_ONE_SHOT = 64 << 10
-"""Largest value that goes by a one-shot all-reduce, in elements: 8 rows of 8192. Its packets take
-as many bytes as F32 (256 KiB), about 20 us on a link of 12 GB/s; for larger values the latency of
-copies is small beside the time of the transfer."""
+"""Maximum size of a one-shot all-reduce, in elements: 8 rows of 8192. Its packets take as many
+bytes as F32 (256 KiB), about 20 us on a link of 12 GB/s; for larger tensors the latency of copies
+is negligible."""
 
 MAX_COPIED_WHOLE = 32 << 10
-"""Largest value that goes by copies in F32, in elements; for it latency counts, not bandwidth."""
+"""Maximum size of an all-reduce by copies in F32, in elements: here latency counts, not
+bandwidth."""
 
 CAPTURED_ROWS = (1, 2, 4, 8, 16)
-"""Numbers of single tokens whose passes GPUs capture, as each graph takes memory of its own."""
+"""Batch sizes of single tokens that GPUs capture as graphs; each graph takes memory."""
 
 
 def captured_rows(n: int) -> int:
-    """Return the least number of single tokens that GPUs capture and that is at least n."""
+    """Return the smallest captured number of single tokens that is at least n."""
     return next(size for size in CAPTURED_ROWS if size >= n)
 
 
 def captured_sizes(n_parallel: int, n_checked: int) -> list[int]:
-    """Return the numbers of rows of the passes that GPUs capture, each of which has a graph.
+    """Return the numbers of rows of the passes that GPUs capture.
 
     Args:
-        n_parallel: most sequences of which a pass computes a single token each.
-        n_checked: most rows of a pass that checks guesses; 0 if none does.
+        n_parallel: maximum number of sequences with a single token each.
+        n_checked: maximum number of rows of a pass that verifies draft tokens; 0 without.
     """
     checked = CAPTURED_ROWS[1 : 1 + CAPTURED_ROWS.index(captured_rows(max(1, n_checked)))]
     return [*CAPTURED_ROWS[: 1 + CAPTURED_ROWS.index(captured_rows(n_parallel))], *checked]
 
 
-DRAFT_ROWS = 4, 8, 16
-"""Numbers of rows of captured passes over an MTP block in which some tokens are only read."""
-
-MAX_DRAFTS_CAPTURED = 8
-"""Largest number of sizes of such passes that are captured, those that read nothing among them."""
+DRAFT_ROWS = 4, 8, 16  # numbers of rows of captured MTP passes in which some tokens are only read
+MAX_DRAFTS_CAPTURED = 8  # maximum number of captured sizes of MTP passes
 
 
 def guessing_sizes(n_parallel: int) -> list[int]:
-    """Return the numbers of rows of the captured passes over an MTP block, in the order of use.
-
-    Args:
-        n_parallel: most answers that it guesses for at once.
-    """
+    """Return the numbers of rows of captured MTP passes for up to `n_parallel` answers, in the
+    order of use."""
     alone = [1, *DRAFT_ROWS]
     return alone if n_parallel == 1 else [*alone, captured_rows(n_parallel), *DRAFT_ROWS]
 
 
 MAX_RECORDED = 2
-"""Largest number of sizes of passes over several single tokens that CPUs keep recorded.
+"""Number of most recent sizes of passes over several single tokens that CPUs keep recorded.
 
-A recording keeps all that its pass has computed; those used last stay.
+A recording keeps all tensors of its pass.
 """
 
 
 def recorded_rows(n_parallel: int) -> int:
-    """Return how many rows recorded passes over up to `n_parallel` single tokens keep at most."""
+    """Return the maximum number of rows in recorded passes over up to `n_parallel` single
+    tokens."""
     return 1 + sum(range(n_parallel, 1, -1)[:MAX_RECORDED])

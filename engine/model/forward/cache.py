@@ -1,4 +1,4 @@
-"""KV cache and recurrent states of one rank, cut like the heads that use them."""
+"""KV cache and recurrent states of one rank, split like the heads that use them."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from engine.formats.gguf.tensors import row_bytes
 from engine.formats.quants.dequantise import dequantise
 from engine.formats.quants.encode import quantise
 from engine.hardware.host_memory import HostTensor
-from engine.model.forward.pages import PAGE
-from engine.model.forward.state import KV_INFO, KVState, RecurrentState, windows_of
+from engine.model.forward.pages import PAGE, AttentionWindow
+from engine.model.forward.state import (
+    KV_INFO,
+    CacheSize,
+    KVState,
+    RecurrentState,
+    State,
+    windows_of,
+)
 from engine.model.sharding.split import head_groups
 
 if TYPE_CHECKING:
     from engine.model.forward.batch import Batch, Piece
-    from engine.model.forward.pages import AttentionWindow
-    from engine.model.forward.state import CacheSize, State
     from engine.model.sharding.shares import Ranges
 
-UNIT = 512
-"""Bytes at whose multiples values begin behind keys, for aligned accesses."""
+UNIT = 512  # alignment of the values after the keys, in bytes
 
 DTYPES: Mapping[str, torch.dtype] = {
     "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16
 }  # fmt: skip
-"""Torch type of keys or values, by their type; blocks are bytes."""
+"""Torch dtypes of unquantised KV types; block-quantised types are stored as bytes."""
 
 
 class LayerCache:
     """Keys and values of one layer on one rank.
 
-    A *slot* is room for one token; where a sequence's tokens lie, `Piece.runs` says.
-
-    Args:
-        n_slots: number of slots.
-        group: see below.
+    A *slot* holds one token; `Piece.runs` maps positions to slots.
 
     Attributes:
         types: types of keys and of values; block-quantised ones need heads of whole GGML blocks.
         is_shared: whether values are part of the keys, and are held once (MLA).
         k: keys, (n_head_kv of the rank, n_slots, head_dim_k); for block-quantised types their
             bytes, uint8 (n_head_kv of the rank, n_slots, bytes of a key).
-        v: values, laid out likewise; a view of `k` where values are part of keys.
+        v: values, in the same layout; a view of `k` if values are part of keys.
         head_dim_v: number of elements of a value.
-        head_map: row of k and v that each query head uses; None where each row serves the same
-            number of neighbouring heads.
+        head_map: row of k and v for each query head; None if each row serves the same number of
+            adjacent heads.
         width: number of elements per token that `read` returns.
-        is_on_host: whether `k` and `v` lie in the host's memory, wherever attention is computed.
-        group: number of the group of layers with which it shares page tables.
+        is_on_host: whether `k` and `v` are in host memory.
+        group: group of layers that share page tables.
     """
 
     is_on_host = False
@@ -89,34 +89,31 @@ class LayerCache:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that keys and values take."""
+        """Bytes of keys and values."""
         return self.k.nbytes + (0 if self.is_shared else self.v.nbytes)
 
     def held(self) -> tuple[Tensor, ...]:
-        """Return the tensors that hold keys and values; one tensor if they share it."""
+        """Return the tensors that hold keys and values; a single one if they share it."""
         return (self.k,) if self.is_shared else (self.k, self.v)
 
     def write(self, k: Tensor, v: Tensor | None, batch: Batch) -> None:
         """Store k and v (T, n_head_kv, head_dim) at the positions of a batch's rows.
 
-        v is None where values are part of keys.
+        v is None if values are part of keys.
         """
         row = 0
         for piece in batch.pieces:
             for slots in piece.runs(self.group, piece.n_past, piece.stop):
                 rows = slice(row, row + len(slots))
-                goal = slice(slots.start, slots.stop)
-                self.k[:, goal].copy_(_stored(k[rows], self.types.k).transpose(0, 1))
+                target = slice(slots.start, slots.stop)
+                self.k[:, target].copy_(_stored(k[rows], self.types.k).transpose(0, 1))
                 if v is not None:
-                    self.v[:, goal].copy_(_stored(v[rows], self.types.v).transpose(0, 1))
+                    self.v[:, target].copy_(_stored(v[rows], self.types.v).transpose(0, 1))
                 row = rows.stop
 
     def read(self, piece: Piece, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values of a sequence at positions `start` to `stop`, in F32.
-
-        Returns:
-            Two tensors (`n_row`, stop - start, head_dim).
-        """
+        """Return a sequence's keys and values at some positions, F32 (`n_row`, stop - start,
+        head_dim)."""
         slots = [slice(run.start, run.stop) for run in piece.runs(self.group, start, stop)]
         k = _dequantised(self._fetched_all(self.k, slots), self.types.k)
         if self.is_shared:
@@ -128,17 +125,16 @@ class LayerCache:
         return k, v
 
     def copy_page(self, source: int, target: int) -> None:
-        """Copy the keys and values of one page to another one."""
+        """Copy the keys and values of page `source` to page `target`."""
         for held in self.held():
-            goal, page = (held[:, index * PAGE : (index + 1) * PAGE] for index in (target, source))
-            goal.copy_(page)
+            to, page = (held[:, index * PAGE : (index + 1) * PAGE] for index in (target, source))
+            to.copy_(page)
 
     def _zeros(self, n: int, device: torch.device) -> Tensor:
-        """Allocate memory for keys and values, n bytes: one piece wastes less of a GPU."""
+        """Allocate keys and values in one piece, which wastes less GPU memory."""
         return torch.zeros(n, dtype=torch.uint8, device=device)
 
     def _fetched_all(self, held: Tensor, slots: Sequence[slice]) -> Tensor:
-        """Return some slots of k or v, one after the other, on the device that attends."""
         parts = [self._fetched(held[:, part]) for part in slots]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
@@ -164,12 +160,10 @@ class HostLayerCache(LayerCache):
 
 
 def _typed(memory: Tensor, held: str) -> Tensor:
-    """Return bytes as numbers of a type; those of blocks stay bytes."""
     return memory.view(DTYPES.get(held, torch.uint8))
 
 
 def _stored(x: Tensor, held: str) -> Tensor:
-    """Return keys or values as a cache of a type holds them: quantised if it has blocks."""
     return x if held in DTYPES else quantise(x, KV_INFO[held].number)
 
 
@@ -178,11 +172,7 @@ def _dequantised(x: Tensor, held: str) -> Tensor:
 
 
 def head_rows(heads: Ranges, kv_heads: Ranges, rank: int) -> list[int] | None:
-    """Return the local key-value head that each local query head uses.
-
-    Returns:
-        None where each key-value head serves the same number of neighbouring query heads.
-    """
+    """Return the local key-value head of each local query head; None if all serve equally many."""
     rows = head_groups(heads, kv_heads, rank)
     n_kv = kv_heads.size(rank)
     per_kv = len(rows) // n_kv
@@ -191,14 +181,14 @@ def head_rows(heads: Ranges, kv_heads: Ranges, rank: int) -> list[int] | None:
 
 
 class StateSlots:
-    """Recurrent states of one layer, filled with zeros: a slot for each of several sequences.
+    """Recurrent states of one layer, initially zero, with a slot per sequence.
 
     Args:
         shapes: shape of each tensor of a sequence by name.
 
     Attributes:
         together: tensors of all sequences by name, each (n_slots, ...).
-        of_each: tensors of each sequence by name, which are parts of those.
+        of_each: views of them for each sequence.
     """
 
     def __init__(
@@ -217,13 +207,12 @@ class Cache:
     """KV cache and recurrent states of all layers of one rank.
 
     Args:
-        states: declarations of the layers whose memory is allocated at once.
-        size: see `CacheSize`.
-        windows: window of each group of layers, see `windows_of`; None for those of `states`.
-        kv_on_host: whether keys and values lie in the host's memory.
+        states: declarations of the layers to allocate right away.
+        windows: window of each group of layers, see `windows_of`; None to take them from `states`.
+        kv_on_host: whether keys and values are in host memory.
 
     Attributes:
-        n_slots: number of slots for recurrent states, one for each sequence.
+        n_slots: number of slots for recurrent states, one per sequence.
     """
 
     def __init__(
@@ -240,7 +229,7 @@ class Cache:
             self.add(state)
 
     def add(self, state: State) -> None:
-        """Allocate the memory of one more layer, filled with zeros."""
+        """Allocate the memory of another layer, filled with zeros."""
         if isinstance(state, RecurrentState):
             shapes = state.shapes(self._rank)
             self._recurrent[state] = StateSlots(shapes, self.n_slots, self._device)
@@ -252,13 +241,14 @@ class Cache:
             )  # fmt: skip
 
     def allocation(self, state: State) -> tuple[torch.device, int]:
-        """Return the device on which `add` allocates memory for a layer, and how many bytes."""
+        """Return the device on which `add` allocates memory for a layer, and the number of
+        bytes."""
         is_on_host = self.kv_on_host and isinstance(state, KVState)
         device = torch.device("cpu") if is_on_host else self._device
         return device, state.n_bytes(self._rank, self._size)
 
     def memory_key(self, state: State) -> object:
-        """Return a key that is equal in caches that may `take` this layer's memory."""
+        """Return a key that is equal in caches that can `take` this layer's memory."""
         return self._device, *self.allocation(state), state.slice_key(self._rank)
 
     def drop(self, state: State) -> None:
@@ -269,11 +259,7 @@ class Cache:
             self._kv.pop(state, None)
 
     def take(self, state: State, other: Cache, other_state: State) -> None:
-        """Move a layer's memory here from another cache, contents included.
-
-        Args:
-            other_state: the layer's declaration in `other`; its memory has the same shape.
-        """
+        """Move a layer's memory here from `other`, where its declaration is `other_state`."""
         if isinstance(state, RecurrentState):
             assert isinstance(other_state, RecurrentState)
             self._recurrent[state] = other._recurrent.pop(other_state)
@@ -284,8 +270,7 @@ class Cache:
     def tensors(self, state: State, slot: int = 0) -> dict[str, Tensor]:
         """Return a layer's tensors on this rank, by the names of `state.cuts()`.
 
-        Args:
-            slot: slot of a sequence's recurrent states; keys and values have the first only.
+        `slot` is that of a sequence's recurrent states; keys and values are in slot 0 only.
         """
         if isinstance(state, RecurrentState):
             return self._recurrent[state].of_each[slot]
@@ -296,45 +281,45 @@ class Cache:
 
     @property
     def layers(self) -> list[LayerCache]:
-        """Keys and values of the layers with some on this rank, in the order of `add`."""
+        """Keys and values of this rank's layers, in the order of `add`."""
         return list(self._kv.values())
 
     def kv(self, state: KVState) -> LayerCache:
-        """Return the keys and values of the layer that declared `state`; the rank has heads."""
+        """Return the keys and values of the layer that declared `state`; the rank must have
+        heads."""
         return self._kv[state]
 
     def states(self, state: RecurrentState, name: str) -> Tensor:
-        """Return a tensor of the layer that declared `state`, of all slots: (n_slots, ...)."""
+        """Return a tensor of the layer that declared `state`, for all slots: (n_slots, ...)."""
         return self._recurrent[state].together[name]
 
     def recurrent_tensors(self, state_slots: Iterable[int]) -> list[Tensor]:
-        """Return the recurrent tensors in some slots, which computing a token changes.
-
-        Computing a token twice changes them twice.
-        """
-        wanted = dict.fromkeys(state_slots)
+        """Return the recurrent tensors in some slots, which are not idempotent: each pass changes
+        them."""
+        distinct = dict.fromkeys(state_slots)
         return [
             tensor
             for slots in self._recurrent.values()
-            for slot in wanted
+            for slot in distinct
             for tensor in slots.of_each[slot].values()
         ]
 
     def reset(self, slot: int = 0) -> None:
-        """Zero the recurrent states of a slot; keys and values are overwritten as tokens come."""
+        """Zero the recurrent states of a slot; keys and values are overwritten anyway."""
         for slots in self._recurrent.values():
             for tensor in slots.of_each[slot].values():
                 tensor.zero_()
 
     def copy_page(self, group: int, source: int, target: int) -> None:
-        """Copy a page of all layers of a group."""
+        """Copy a page in all layers of a group."""
         for layer in self.layers:
             if layer.group == group:
                 layer.copy_page(source, target)
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of keys and values kept in host memory for another device; part of `n_bytes`."""
+        """Bytes of keys and values that are in host memory for another device; part of
+        `n_bytes`."""
         return sum(layer.n_bytes for layer in self.layers if layer.is_on_host)
 
     @property

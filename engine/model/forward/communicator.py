@@ -1,4 +1,4 @@
-"""Collectives of one rank, and the one-shot all-reduce inside kernels."""
+"""Interfaces of the collectives of one rank, and of a one-shot all-reduce inside kernels."""
 
 from __future__ import annotations
 
@@ -10,20 +10,15 @@ if TYPE_CHECKING:
 
     from engine.model.forward.operands import Addend, NormLayer
 
-Group = tuple[int, ...]
-"""Ranks that take part in a collective, in ascending order."""
+Group = tuple[int, ...]  # ranks that take part in a collective, ascending
 
 
 class FusedAllReduce(Protocol):
-    """One-shot all-reduce inside a kernel, which can compute the operations after the sum too."""
+    """One-shot all-reduce inside a kernel, which can also compute the operations after the sum."""
 
     def all_reduce(self, x: Tensor | None, shape: Sequence[int]) -> Tensor:
-        """Return the sum of the members' values, with the same bits on all of them.
-
-        Args:
-            x: this rank's values, F32 of `shape`; None if it has none.
-        """
-        ...
+        """Return the sum of the members' values, F32 of `shape`, with the same bits on all of
+        them."""
 
     def add_norm(
         self, x: Tensor, addend: Addend, norm: NormLayer | None, x_bytes: int | None = None
@@ -31,70 +26,53 @@ class FusedAllReduce(Protocol):
         """Compute `Ops.add_norm` of the all-reduced addend in one kernel.
 
         Args:
-            x_bytes: bytes of a quantised activation; None if the result is not quantised as well.
+            x_bytes: bytes of a quantised activation; None not to quantise the result.
 
         Returns:
-            The result of `Ops.add_norm`; None, on all members alike, if the kernel cannot do it.
+            The result of `Ops.add_norm`; None, on all members, if the kernel does not support it.
         """
-        ...
 
 
 class Communicator(Protocol):
-    """Collectives of one rank; a rank that has no value passes `None`.
+    """Collectives of one rank; a rank without a value passes `None`.
 
-    Every member of a group makes the same calls in the same order. Sums run in rank order on every
-    rank, so all members end with the same bits, whatever the number of ranks.
+    Every member of a group makes the same calls in the same order. All ranks sum in rank order, so
+    all members get the same bits, regardless of the number of ranks.
 
     Raises:
         CommError: a rank left, or passed an invalid value; the error names that rank. `LeftAlone`
-            names none: another rank's error says what has happened.
-
-    Attributes:
-        rank: number of this rank.
+            names none: another rank's error has the cause.
     """
 
     rank: int
 
     @property
     def waited_s(self) -> float:
-        """Seconds that this rank has waited for others so far, replayed calls excluded."""
-        ...
+        """Seconds spent waiting for other ranks so far, replays excluded."""
 
     def all_reduce(
         self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
     ) -> Tensor:
-        """Return the sum of the members' values; all members get the same bits.
+        """Return the sum of the members' values, with the same bits on all members.
 
-        Args:
-            shape: shape of the members' values, if every member knows it.
+        `shape` is that of the values, if every member knows it.
         """
-        ...
 
     def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:
-        """Join slices along the last dimension, in rank order, on the first member of the group.
+        """Concatenate slices along the last dimension, in rank order, on the group's first member.
 
         The others get None.
 
         Args:
-            alike: a tensor that has the same bits on all ranks whose devices round as this one's;
-                it is compared between ranks where that costs little.
+            alike: a tensor with the same bits on all ranks with the same kind of device; ranks
+                compare it where that is cheap.
         """
-        ...
 
     def broadcast(
         self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
     ) -> Tensor:
-        """Return the tensor of rank `source` on every member of the group.
-
-        Args:
-            shape: shape of the tensor, if every member knows it.
-        """
-        ...
+        """Return the tensor of rank `source`, of `shape` if known, on every member of the group."""
 
     def one_shot(self, group: Group, n: int) -> FusedAllReduce | None:
-        """Return the one-shot all-reduce inside kernels for values of n numbers.
-
-        Returns:
-            None, on all members alike, if there is none for this group and size.
-        """
-        ...
+        """Return the in-kernel one-shot all-reduce for n values; None, on all members, without
+        one."""

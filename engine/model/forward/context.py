@@ -1,4 +1,4 @@
-"""State of a forward pass on one rank: what layers use to reach cache, operations, other ranks."""
+"""Context of a forward pass on one rank: access to cache, operations and other ranks."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from engine.model.forward.batch import KEPT_STATES, MAX_AT_ONCE, SMALL_BATCH, Batch
+from engine.model.forward.batch import KEPT_STATES, MAX_AT_ONCE, SMALL_BATCH, Batch, Piece
 from engine.model.forward.communicator import Communicator, Group
-from engine.model.forward.operands import PlacedStates
+from engine.model.forward.operands import Addend, NormLayer, PlacedStates, RopeLayer, Scores
 from engine.model.sharding.shares import Ranges
 
 if TYPE_CHECKING:
-    from engine.model.forward.batch import Piece
     from engine.model.forward.cache import Cache
-    from engine.model.forward.operands import Addend, NormLayer, RopeLayer, Scores
     from engine.model.forward.ops import Ops
     from engine.model.forward.state import KVState, RecurrentState
 
@@ -25,9 +23,9 @@ if TYPE_CHECKING:
 class HiddenStates:
     """Hidden states of the last tokens of all sequences, on one rank of an MTP block.
 
-    Each block has a level of its own: those that it reads. That of a position lies in its
-    sequence's part (`Piece.batch_index`), in the row of the position modulo `KEPT_STATES`. What a
-    sequence has not written is zero, or left over from earlier ones.
+    There is a level per block, with the states that it reads. A position's state is in its
+    sequence's part (`Piece.batch_index`), in the row of the position modulo `KEPT_STATES`.
+    Unwritten rows are zero or stale.
 
     Args:
         n_levels: number of MTP blocks.
@@ -48,7 +46,7 @@ class HiddenStates:
         return sum(rows.nbytes for rows in self._levels)
 
     def begin(self, batch: Batch) -> None:
-        """Note where the rows of a pass belong; for single tokens in the same memory each time."""
+        """Set the rows of a pass; single tokens use the same index memory each time."""
         self._pieces = batch.pieces
         n = len(batch.pieces)
         self._is_of_singles = batch.is_of_few_singles
@@ -62,40 +60,37 @@ class HiddenStates:
             rows[batch_index * KEPT_STATES : (batch_index + 1) * KEPT_STATES].zero_()
 
     def follow(self, position: Tensor) -> None:
-        """Have the next single token keep its hidden state where a position (1,) belongs.
+        """Store the next single token's hidden state at a position (1,) in device memory.
 
-        Tokens that a device samples ahead have their position in its memory alone. All work is the
-        device's, so that it can be captured with the token.
+        Run-ahead tokens have their position only there. The work is all on the device, so that it
+        is captured with the token.
         """
         own = self._own[:1]
         own.sub_(own % KEPT_STATES).add_(position % KEPT_STATES)
 
     def keep(self, hidden: Tensor, level: int = 0, first: int = 0) -> None:
-        """Keep the hidden states of a pass, (T, n_embd), from its row `first` on."""
+        """Store the hidden states of a pass, (T, n_embd), from row `first` on."""
         own = self._rows_of(self._own, 0)
         self._levels[level].index_copy_(0, own[first:], hidden[first:])
 
     def before(self, level: int = 0) -> Tensor:
-        """Return the kept hidden states (T, n_embd) of the tokens before those of the pass."""
+        """Return the stored hidden state of each token's predecessor, (T, n_embd)."""
         return self._levels[level].index_select(0, self._rows_of(self._before, -1))
 
     def _rows_of(self, of_singles: Tensor, distance: int) -> Tensor:
-        """Return the row of each token of the pass, or of the one at a distance from it, (T,).
-
-        Args:
-            of_singles: memory where `begin` has written these rows for single tokens.
-        """
+        """Return the row of each token of the pass, or of the token at a distance from it, (T,)."""
         if self._is_of_singles:
             return of_singles[: len(self._pieces)]
-        rows = [_row(piece, at + distance) for piece in self._pieces for at in _positions(piece)]
+        rows = [
+            _row(piece, position + distance)
+            for piece in self._pieces
+            for position in range(piece.n_past, piece.stop)
+        ]
         return torch.tensor(rows, device=self._own.device)
 
     def exchanged(self, hidden: Tensor, level: int = 0) -> Tensor:
-        """Keep the last hidden state of each piece of a prompt's pass, (T, n_embd).
-
-        Returns:
-            The hidden states of the token before each, (T, n_embd).
-        """
+        """Store the last hidden state of each piece of a prompt pass, (T, n_embd); return the
+        previous token's hidden state for each token."""
         device, parts, first, rows = hidden.device, list[Tensor](), 0, self._levels[level]
         earlier = [_row(piece, piece.n_past - 1) for piece in self._pieces]
         kept = rows.index_select(0, torch.tensor(earlier, device=device))
@@ -106,16 +101,11 @@ class HiddenStates:
         return torch.cat(parts)
 
 
-def _write(memory: Tensor, rows: list[int]) -> None:
-    """Write numbers of rows to memory, (rows,); a single one takes no tensor of its own."""
-    if len(rows) == 1:
-        memory.fill_(rows[0])
+def _write(memory: Tensor, numbers: list[int]) -> None:
+    if len(numbers) == 1:  # without a temporary tensor
+        memory.fill_(numbers[0])
     else:
-        memory.copy_(torch.tensor(rows))
-
-
-def _positions(piece: Piece) -> range:
-    return range(piece.n_past, piece.stop)
+        memory.copy_(torch.tensor(numbers))
 
 
 def _row(piece: Piece, position: int) -> int:
@@ -129,24 +119,22 @@ class Context:
     """State of one rank during one forward pass.
 
     The residual stream is current on the ranks of one group at a time; `join` and `enter` move it,
-    and the collectives run among that group.
+    and the collectives run in that group.
 
     Args:
-        kinds: kind of each rank's device; devices of one kind round alike.
+        kinds: kind of each rank's device; devices of one kind round identically.
 
     Attributes:
         batch: rows of this pass.
-        cache: keys, values and recurrent states of this rank's layers.
-        positions: position of each row of this pass, int64 (T,); in passes over single tokens the
+        positions: position of each row of this pass, int64 (T,); passes over single tokens use the
             same memory each time.
-        directions: vector to add to the residual stream after a block, by the block's number.
-        side: tensors that an architecture hands its blocks beside the residual stream, for one
-            pass.
-        run_live: runs the last step of this pass if it is recorded: replays call it instead.
+        directions: control vector to add to the residual stream after a block, by block number.
+        side: additional tensors that an architecture passes to its blocks.
+        run_live: runs the last step of a recorded pass: replays call it instead of replaying it.
         is_sliced: whether each rank keeps its slice of the logits.
         keeps_rows: whether all rows go through all blocks, see `drop_rows`.
-        head_input: hidden state from which these slices were computed, (rows, n_embd), if it should
-            have the same bits on all ranks.
+        head_input: hidden state from which these slices were computed, (rows, n_embd), if it has
+            the same bits on all ranks.
     """
 
     def __init__(
@@ -194,21 +182,20 @@ class Context:
         self.ops.begin(batch, self.positions)
 
     def let_rows_drop(self) -> None:
-        """Note that the next block is the last one that needs rows whose logits nobody wants.
+        """Mark the next block as the last one that needs rows without wanted logits.
 
-        It remembers something of them: keys and values, or recurrent states. A pass of few rows
-        keeps them: it would need kernels of its own for next to nothing.
+        It caches their keys and values or updates recurrent states. Small passes keep all rows:
+        dropping them would need extra kernels for a negligible gain.
         """
         if self.batch.n_rows > SMALL_BATCH and not self.keeps_rows:
             ending = self.batch.ending()
             self._ending = None if ending is self.batch else ending
 
     def drop_rows(self) -> None:
-        """Go on with the rows whose logits are wanted, if the block at hand needs no others.
+        """Drop unwanted rows from the pass, if the current block no longer needs them.
 
-        All values of the pass have as many rows from then on; `kept` cuts those that were computed
-        before. Every rank comes here at the same place between two collectives, at the latest
-        behind the block.
+        Values from before that are cut by `kept`. Every rank calls this at the same place between
+        two collectives, at the latest after the block.
         """
         batch, self._ending = self._ending, None
         if batch is None:
@@ -219,45 +206,42 @@ class Context:
         self.ops.begin(batch, self.positions)
 
     def kept(self, x: MaybeTensor) -> MaybeTensor:
-        """Return x (T, ...) without the rows that the pass has dropped; None for None."""
+        """Return x (T, ...) without dropped rows; None for None."""
         n = self.positions.shape[0]
         return x if x is None or x.shape[0] == n else x[-n:]
 
     def _written_positions(self, batch: Batch) -> Tensor:
-        """Return the position of each row on the device."""
-        first, *others = batch.pieces
         n = len(batch.pieces)
         if not batch.is_of_singles or n > MAX_AT_ONCE:
             parts = [torch.arange(p.n_past, p.stop, device=self.device) for p in batch.pieces]
             return parts[0] if n == 1 else torch.cat(parts)
         if any(piece.shift for piece in batch.pieces):
-            self._shifts[:n].copy_(torch.tensor([piece.shift for piece in batch.pieces]))
+            _write(self._shifts[:n], [piece.shift for piece in batch.pieces])
             self._is_shifted = True
         elif self._is_shifted:
             self._shifts.zero_()
             self._is_shifted = False
-        held = self._of_singles[:n]
-        if not others:
-            return held.fill_(first.n_past)
-        return held.copy_(torch.tensor([piece.n_past for piece in batch.pieces]))
+        positions = self._of_singles[:n]
+        _write(positions, [piece.n_past for piece in batch.pieces])
+        return positions
 
     def keep_hidden_states(self, n_embd: int, n_blocks: int) -> None:
-        """Make room for the hidden states, of n_embd elements, that MTP blocks read later."""
+        """Allocate the hidden states, of n_embd elements, that MTP blocks read later."""
         self._hidden_states = HiddenStates(n_embd, self.device, n_blocks)
 
     @property
     def hidden_states(self) -> HiddenStates:
         """Hidden states that MTP blocks read later."""
-        assert self._hidden_states is not None, "only the ranks of an MTP block have them"
+        assert self._hidden_states is not None, "only ranks of an MTP block call it"
         return self._hidden_states
 
     def follow_position(self) -> None:
-        """Have the hidden state of a token kept where its position in the device's memory says."""
+        """Store the next hidden state according to the token's position in device memory."""
         if self._hidden_states is not None:
             self._hidden_states.follow(self.position)
 
     def forget_hidden_states(self, batch_index: int) -> None:
-        """Zero the hidden states of a sequence that an MTP block would read, if there are any."""
+        """Zero a sequence's hidden states for MTP blocks, if any."""
         if self._hidden_states is not None:
             self._hidden_states.forget(batch_index)
 
@@ -273,7 +257,7 @@ class Context:
 
     @property
     def waited_s(self) -> float:
-        """Seconds that this rank has waited for others so far, replayed tokens excluded."""
+        """Seconds spent waiting for other ranks so far, replays excluded."""
         return self._comm.waited_s
 
     def owns(self, ranges: Ranges) -> bool:
@@ -281,20 +265,14 @@ class Context:
         return ranges.size(self.rank) > 0
 
     def join(self, group: Group) -> bool:
-        """Make `group` the current one, without a value to move.
-
-        Returns:
-            Whether this rank is in it.
-        """
+        """Make `group` the current one without moving a value; return whether this rank is in
+        it."""
         self._group = group
         return self.rank in group
 
     def enter(self, x: Tensor | None, group: Group, n: int | None = None) -> Tensor | None:
-        """Move x (T, n) to `group` if it is not there yet; return None on the ranks outside.
-
-        Args:
-            n: number of columns of x, see `all_reduce`.
-        """
+        """Move x (T, n) to `group` if necessary; return None on ranks outside. For n see
+        `all_reduce`."""
         previous, self._group = self._group, group
         if group != previous and not set(group) <= set(previous):
             source = previous[0]
@@ -303,8 +281,8 @@ class Context:
                 x = self._comm.broadcast(x, source, involved, self._shape(n))
         return x if self.rank in group else None
 
-    def with_pictures(self, x: Tensor | None) -> Tensor | None:
-        """Put the features of pictures in place of their rows of the embeddings x (T, n_embd)."""
+    def with_images(self, x: Tensor | None) -> Tensor | None:
+        """Replace the embeddings x (T, n_embd) of image rows by image features."""
         if x is None or not self.batch.pictures:
             return x
         x = x.clone()
@@ -314,21 +292,23 @@ class Context:
         return x
 
     def deepen(self, x: Tensor, layer: int) -> Tensor:
-        """Add what pictures add to the residual stream x behind one of the first blocks, if any."""
-        n, is_new = x.shape[1], True
+        """Add image features to the residual stream x after block `layer`, if there are any for
+        it."""
+        if not self.deepens(x.shape[1], layer):
+            return x
+        x, n = x.clone(), x.shape[1]
         for rows in self.batch.pictures:
             more = rows.features[:, n * (layer + 1) : n * (layer + 2)]
             if more.shape[1]:
-                x, is_new = x.clone() if is_new else x, False
                 x[rows.row : rows.row + len(more)] += more.to(self.device)
         return x
 
     def deepens(self, n_embd: int, layer: int) -> bool:
-        """Return whether pictures add anything behind block `layer` or a later one."""
+        """Return whether image features are added after block `layer` or a later one."""
         return any(rows.features.shape[1] > n_embd * (layer + 1) for rows in self.batch.pictures)
 
     def steer(self, x: Tensor, layer: int) -> Tensor:
-        """Add the control vector's direction for `layer`, if any, to the residual stream x."""
+        """Add the control vector for `layer`, if any, to the residual stream x."""
         direction = self.directions.get(layer)
         return x if direction is None else x + direction
 
@@ -337,26 +317,26 @@ class Context:
     ) -> Tensor:
         """Sum the partial sums (T, n) of the group's ranks, then add `bias` once.
 
-        Every rank of the group calls it; one with an empty slice passes None.
+        Collective; a rank with an empty slice passes None.
 
         Args:
-            n: number of columns; if all ranks pass it, one without a value need not ask the others.
+            n: number of columns; if all ranks pass it, ranks without a value need no extra message.
         """
         total = self._comm.all_reduce(x, self._group, self._shape(n))
         return total if bias is None else total + bias
 
     def _shape(self, n: int | None) -> tuple[int, int] | None:
-        """Return the shape of a value with n columns in this pass; None if n is unknown."""
         return None if n is None else (self.positions.shape[0], n)
 
     def all_reduce_add(self, x: Tensor, addend: Addend, norm: NormLayer | None = None) -> Tensor:
-        """All-reduce what the group's ranks add, and add it to the residual stream x (T, n_embd).
+        """All-reduce the addend of the group's ranks and add it to the residual stream x (T,
+        n_embd).
 
-        Every rank of the group calls it. Rows that may be dropped are, see `drop_rows`.
+        Collective. Unwanted rows are dropped, see `drop_rows`.
 
         Args:
-            norm: norm that reads the result next, so that both may be computed at once; `normed`
-                then has its result.
+            norm: norm that reads the result next, so that both can be fused; `normed` then returns
+                its result.
         """
         self.drop_rows()
         if self._has_dropped:
@@ -377,24 +357,22 @@ class Context:
         return ready
 
     def agree(self, x: Tensor, ranks: Group) -> Tensor:
-        """Return x as the first of `ranks` has it, if their devices are of different kinds.
+        """Return x as on the first of `ranks`, if their devices are of different kinds.
 
-        Each of them has computed x from the same bits, but kinds of devices round differently, and
-        a choice that depends on the last bit must be the same everywhere. All of `ranks` call it.
+        All ranks computed x from the same bits, but kinds of devices round differently, and a
+        choice that depends on the last bit must be the same everywhere. Collective over `ranks`.
         """
         if self._are_of_one_kind(ranks):
             return x
         return self._comm.broadcast(x, ranks[0], ranks, x.shape)
 
     def _are_of_one_kind(self, ranks: Group) -> bool:
-        """Return whether the ranks' devices are of one kind, so that they round alike."""
         return len({self._kinds[rank] for rank in ranks}) == 1
 
     def gather(self, x: Tensor | None, alike: Tensor) -> Tensor | None:
-        """Join slices of the last dimension on the first rank of the group; return None elsewhere.
+        """Concatenate slices of the last dimension on the group's first rank; None elsewhere.
 
-        Args:
-            alike: tensor that all ranks of the group computed; if it differs, one is at fault.
+        All ranks of the group computed `alike`; a difference means a faulty rank.
         """
         group = self._group
         if self.is_sliced:
@@ -411,18 +389,14 @@ class Context:
     def ropes(
         self, rope: RopeLayer, *xs: Tensor, norms: Sequence[NormLayer] = ()
     ) -> Sequence[Tensor]:
-        """Rotate several tensors, such as queries and keys, by the positions of this pass.
-
-        Args:
-            norms: norm of each of them before it is rotated, if any.
-        """
+        """Rotate tensors, such as queries and keys, by the pass's positions, after their `norms`,
+        if any."""
         angles = self._angles.get(id(rope))
         if angles is None:
             angles = self._angles[id(rope)] = self._rope_angles(rope)
         return self.ops.ropes(xs, *angles, rope.params.style, norms)
 
     def _rope_angles(self, rope: RopeLayer) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines of the rows of this pass."""
         params, batch = rope.params, self.batch
         if not params.sections:
             return self.ops.rope_angles(params, rope.weight, self.positions)
@@ -432,46 +406,35 @@ class Context:
         own, *others = (
             range(piece.n_past + piece.shift, piece.stop + piece.shift) for piece in batch.pieces
         )
-        found = [
-            self.ops.rope_angles(params, rope.weight, self._held([*place, *chain(*others)]))
-            for place in batch.places or [own]
-        ]
-        if len(found) == 1:
-            return found[0]
+        angles = []
+        for place in batch.places or [own]:
+            positions = torch.tensor([*place, *chain(*others)], device=self.device)
+            angles.append(self.ops.rope_angles(params, rope.weight, positions))
+        if len(angles) == 1:
+            return angles[0]
         axis = self.index(params.axes())
         cos, sin = (
             torch.where(axis == 1, height, torch.where(axis == 2, width, time))
-            for time, height, width in zip(*found, strict=True)
+            for time, height, width in zip(*angles, strict=True)
         )
         return cos, sin
 
-    def _held(self, positions: Sequence[int]) -> Tensor:
-        return torch.tensor(positions, device=self.device)
-
     def attention(
-        self,
-        state: KVState,
-        q: Tensor,
-        k: Tensor | None,
-        v: Tensor | None,
-        scores: Scores,
-        *,
-        sinks: Tensor | None = None,
-        slopes: Tensor | None = None,
-    ) -> Tensor:
+        self, state: KVState, q: Tensor, k: Tensor | None, v: Tensor | None, scores: Scores, *,
+        sinks: Tensor | None = None, slopes: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Append k and v to the cache and attend with q; all (T, heads of this rank, head_dim).
 
-        Behind the last keys and values that the pass writes, queries of rows that may be dropped
-        are, see `drop_rows`.
+        Queries of unwanted rows are dropped after the last keys and values, see `drop_rows`.
 
         Args:
-            k: keys; None where another layer declared `state` and wrote them already.
-            v: values; None where they are part of the keys.
+            k: keys; None if another layer declared `state` and has written them.
+            v: values; None if they are part of the keys.
             sinks: logits that take weight but have no value, (heads of this rank,); or None.
             slopes: decrease of the scores per token of distance, (heads of this rank,); or None.
 
         Returns:
-            (rows that are left, heads of this rank, head_dim_v)
+            (remaining rows, heads of this rank, head_dim_v)
         """
         cache = self.cache.kv(state)
         if k is not None and self._ending is not None:
@@ -483,20 +446,17 @@ class Context:
         return self.ops.new_attention(q, k, v, cache, self.batch, scores, sinks, slopes)
 
     def index(self, numbers: tuple[int, ...]) -> Tensor:
-        """Return numbers as an int64 tensor (n,) on the device; equal calls share one tensor."""
+        """Return numbers as an int64 tensor (n,) on the device, cached by value."""
         if numbers not in self._indices:
             self._indices[numbers] = torch.tensor(numbers, device=self.device)
         return self._indices[numbers]
 
     @property
     def indices(self) -> Mapping[tuple[int, ...], Tensor]:
-        """Tensors that `index` has made so far, by their numbers."""
+        """Tensors returned by `index` so far, by their numbers."""
         return self._indices
 
     def states(self, state: RecurrentState, name: str) -> PlacedStates:
-        """Return a tensor of a recurrent layer for the rows of the pass, which update it in place.
-
-        Args:
-            name: name of the tensor of `state`.
-        """
+        """Return a tensor of a recurrent layer with the rows of the pass, which update it in
+        place."""
         return PlacedStates(self.cache.states(state, name), self.batch)

@@ -1,4 +1,4 @@
-"""Order of the tokens' rows by routed expert, for grouped GEMMs over all experts at once."""
+"""Rows of tokens grouped by routed expert, for grouped GEMMs over all experts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from engine.model.forward.recording import refuse_replay
 class Groups:
     """Pairs of a token and one of its experts, as rows that are grouped by expert.
 
-    Rows are in ascending order of experts, and of tokens within an expert. Every token has equally
-    many experts, no two of them the same.
+    Rows are in ascending order of experts, and of tokens within an expert. Every token has the same
+    number of distinct experts.
 
     Attributes:
         table: number, first row and number of rows of each expert in use, int64 (n_group, 3), on
-            the CPU; there may be entries without rows at its end.
+            the CPU; entries at its end may have no rows.
         expert_of: expert of each row, int64 (n_row,).
         pair_of: pair of each row, int64 (n_row,); pairs are numbered token by token.
         row_of: row of each pair, int64 (n_token, n_used).
@@ -33,12 +33,9 @@ class Groups:
 
     @classmethod
     def of(cls, chosen: Tensor) -> Groups:
-        """Group the rows by expert.
-
-        Args:
-            chosen: numbers of each token's experts, ascending, int64 (n_token, n_used).
-        """
-        refuse_replay("experts are told apart in Python")
+        """Group the rows by expert, given each token's experts, ascending, int64 (n_token,
+        n_used)."""
+        refuse_replay("experts are grouped in Python")
         if chosen.shape[0] == 1:
             rows = torch.arange(chosen.shape[1], device=chosen.device)
             numbers = [(expert, row, 1) for row, expert in enumerate(chosen[0].tolist())]
@@ -65,10 +62,9 @@ class Groups:
                 yield expert, slice(first, first + n)
 
     def rows(self, x: Tensor, factors: Tensor | None = None) -> Tensor:
-        """Return each row's token of x (n_token, n) as (n_row, n), not to be written to.
+        """Return each row's token of x (n_token, n) as (n_row, n), which must not be written to.
 
-        Args:
-            factors: factor on each pair's row, (n_token, n_used); or None.
+        `factors` scale each pair's row, (n_token, n_used).
         """
         n_token, n_used = self.row_of.shape
         rows = x.expand(n_used, -1) if n_token == 1 else x.index_select(0, self.pair_of // n_used)

@@ -1,6 +1,7 @@
-"""What operations take beside tensors: weights and layers, activations, scores, routing, RoPE.
+"""Operands of operations other than tensors: weights and layers, activations, scores, routing,
+RoPE.
 
-Nothing here imports torch, so that models can be declared without it.
+Imports no torch at run time, so that models can be declared without it.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ if TYPE_CHECKING:
     from engine.model.forward.expert_rows import Groups
 
 Gating = Literal["softmax", "sigmoid", "softmax_chosen"]
-"""Function from a router's logits to scores, see `Routing`."""
+"""Function from router logits to scores, see `Routing`."""
 
 RopeStyle = Literal["norm", "neox"]
-"""Pairing of rotated elements: neighbours (2i, 2i+1), or halves (i, i + n/2)."""
+"""Pairing of rotated elements: adjacent (2i, 2i+1), or halves (i, i + n/2)."""
 
 BETA_FAST, BETA_SLOW = 32.0, 1.0
 """YaRN's bounds in rotations; llama.cpp reads a file's own only for a few architectures."""
 
 ALL = slice(None)
-"""Slice of all rows."""
+
+NO_SLICE = "a rank without a slice must not call it"
+"""Message of assertions on the weights of a rank."""
 
 
 class Weight(Protocol):
@@ -35,23 +38,19 @@ class Weight(Protocol):
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that the matrix takes."""
-        ...
+        """Bytes of the matrix."""
 
     def matmul(self, x: Tensor) -> Tensor:
         """Return `x Wᵀ`, (T, n_out), for x (T, n_in) in F32."""
-        ...
 
     def lookup(self, ids: Tensor) -> Tensor:
-        """Return the rows `ids` (T,) as (T, n_in); zeros for ids that this rank has no row of."""
-        ...
+        """Return the rows `ids` (T,) as (T, n_in); zeros for ids that this rank does not hold."""
 
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
         """Multiply each row of x (n_row, n_in) by its expert's matrix (grouped GEMM).
 
-        On CPUs, x may have a row for each token instead, (T, n_in), where these are fewer.
+        On CPUs, x may instead have a row per token, (T, n_in), if these are fewer.
         """
-        ...
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
         """Return `x Wᵀ` with one matrix per head, (T, n_head, n_out), for x (T, n_head, n_in).
@@ -60,17 +59,16 @@ class Weight(Protocol):
             rows: rows of each W to multiply by.
             transposed: whether to return `x W` instead: (T, n_head, n_out) to (T, n_head, n_in).
         """
-        ...
 
 
 class LinearLayer:
     """Arithmetic of a linear map; `engine.model.layers.linear.Linear` declares its tensors.
 
     Attributes:
-        weight: this rank's part of (n_out, n_in), or None where the rank has none.
-        bias: this rank's part of (n_out,), or None; most files have none.
+        weight: this rank's part of (n_out, n_in), or None.
+        bias: this rank's part of (n_out,), or None.
         scale: factor on the whole matrix, (1,) (ternary and NVFP4 models), or None.
-        is_partial: whether the result is a partial sum, since W is cut by columns.
+        is_partial: whether the result is a partial sum, because W is split by columns.
     """
 
     weight: Weight | None = None
@@ -80,17 +78,17 @@ class LinearLayer:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map this rank's slice of x (T, n_in) to its slice or partial sum of (T, n_out)."""
-        assert self.weight is not None, "a rank without a slice must not compute it"
+        assert self.weight is not None, NO_SLICE
         return self.finish(self.weight.matmul(x))
 
     @property
     def is_bare(self) -> bool:
-        """Whether nothing follows the product: neither bias nor scale."""
+        """Whether there is neither bias nor scale."""
         return self.scale is None and self.bias is None
 
     @property
     def added_bias(self) -> Tensor | None:
-        """Bias to add to the product on this rank, (n_out,); None for a partial sum."""
+        """Bias to add on this rank, (n_out,); None for a partial sum."""
         return None if self.is_partial else self.bias
 
     def finish(self, y: Tensor) -> Tensor:
@@ -101,11 +99,11 @@ class LinearLayer:
 
 
 class ExpertLayer:
-    """Arithmetic of one matrix per routed expert, all with the same cut; see `ExpertLinear`.
+    """Arithmetic of one matrix per routed expert, with the same split; see `ExpertLinear`.
 
     Attributes:
         weight: this rank's part of all experts, (n_expert, n_out, n_in), or None.
-        bias: this rank's part of (n_expert, n_out), or None; few files have one.
+        bias: this rank's part of (n_expert, n_out), or None.
         scale: factor on each expert's matrix, (n_expert,), or None.
     """
 
@@ -115,7 +113,7 @@ class ExpertLayer:
 
     def __call__(self, x: Tensor, groups: Groups) -> Tensor:
         """Map each row of x (n_row, n_in) to (n_row, n_out) with the matrix of its expert."""
-        assert self.weight is not None, "a rank without a slice must not compute it"
+        assert self.weight is not None, NO_SLICE
         y = self.weight.grouped(x, groups)
         if self.scale is not None:
             y = y * self.scale[groups.expert_of, None]
@@ -125,10 +123,7 @@ class ExpertLayer:
 class NormLayer:
     """Parameters of a norm; `engine.model.layers.norm.Norm` declares its tensors.
 
-    Attributes:
-        kind: formula of the norm.
-        eps: number added to the mean square or variance.
-        is_absent: whether the file has no such norm: vectors stay as they are.
+    If the file has no such norm (`is_absent`), vectors are unchanged.
     """
 
     kind: ClassVar[Literal["rms", "layer"]]
@@ -141,8 +136,7 @@ class NormLayer:
 class RopeLayer:
     """Rotation of queries and keys by their positions; see `engine.model.layers.norm.Rope`.
 
-    Attributes:
-        weight: divisors of the frequencies (Llama 3's `rope_freqs`), (n_rot / 2,), or None.
+    `weight` has divisors of the frequencies (Llama 3's `rope_freqs`), (n_rot / 2,).
     """
 
     params: RopeParams
@@ -150,16 +144,14 @@ class RopeLayer:
 
 
 class Addend(NamedTuple):
-    """Value to add to the residual stream: `norm(sum of partial + bias) * scale`.
-
-    `Context.all_reduce_add` adds it.
+    """Value that `Context.all_reduce_add` adds to the residual stream: `norm(sum of partial + bias)
+    * scale`.
 
     Attributes:
         partial: this rank's partial sum, (T, n_embd); None if it has none.
         bias: vector that is added once to the sum, (n_embd,).
         norm: norm of the biased sum, if any.
-        scale: factor on what is added.
-        is_whole: whether `partial` is the whole sum already, the same on all ranks.
+        is_whole: whether `partial` is already the complete sum, the same on all ranks.
         sum_scale: factor on the residual stream afterwards, (1,).
     """
 
@@ -182,15 +174,14 @@ class Activation:
     Attributes:
         kind: "silu"; "gelu" (tanh approximation); "relu"; "relu2" (ReLU squared); "oai": gpt-oss's
             SiLU of 1.702 × gate times (up + 1); "sigmoid".
-        limit: bound above for the gate, and ±limit for `up`; 0 for no limits.
+        limit: upper bound of the gate, and ±limit for `up`; 0 for no limits.
     """
 
     kind: Literal["silu", "gelu", "relu", "relu2", "oai", "sigmoid"] = "silu"
     limit: float = 0.0
 
 
-OAI_ALPHA = 1.702
-"""Factor on the gate inside the sigmoid of "oai"."""
+OAI_ALPHA = 1.702  # factor on the gate inside the sigmoid of "oai"
 
 SILU, GELU, RELU2 = Activation("silu"), Activation("gelu"), Activation("relu2")
 SIGMOID = Activation("sigmoid")
@@ -201,11 +192,10 @@ class Scores:
     """Scale, mask and soft cap of attention scores.
 
     Attributes:
-        scale: factor on the scores.
-        window: number of tokens that a query sees, itself included; 0 for all before it.
-        chunk: number of tokens per chunk, if a query sees only its own chunk; 0 for all before it.
+        window: number of tokens that a query sees, itself included; 0 for no limit.
+        chunk: number of tokens per chunk, if a query sees only its own chunk; 0 for no limit.
         softcap: cap of the scores: s becomes softcap × tanh(s / softcap); 0 for none.
-        first: first position that any query from there on sees, as MTP blocks have nothing before.
+        first: first visible position; earlier ones are missing in MTP blocks.
     """
 
     scale: float
@@ -231,18 +221,17 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Rule by which a router chooses each token's experts and their weights.
+    """Rule by which a router selects each token's experts and their weights.
 
     Attributes:
-        n_expert: number of routed experts.
-        n_used: number of experts per token; where layers differ, the largest.
-        gating: function from the router's logits to scores: softmax over all experts, sigmoid of
-            each, or softmax over the chosen ones only.
-        normalise: whether the weights of the chosen experts are divided by their sum.
+        n_used: number of experts per token; the largest if layers differ.
+        gating: function from router logits to scores: softmax over all experts, sigmoid of each, or
+            softmax over the selected ones only.
+        normalise: whether the weights of the selected experts are divided by their sum.
         scale: factor on the weights.
-        n_group: number of groups of experts. The best groups are chosen first, by the sum of the
+        n_group: number of groups of experts. The best groups are selected first, by the sum of the
             scores of their two best experts (DeepSeek V3).
-        n_group_used: number of groups whose experts may be chosen.
+        n_group_used: number of groups to select experts from.
     """
 
     n_expert: int
@@ -255,13 +244,11 @@ class Routing:
 
 
 class PlacedStates(NamedTuple):
-    """Recurrent states of several sequences, which the rows of a pass read and write.
+    """Recurrent states (n_slots, ...) of several sequences, which the rows of a batch read and
+    write.
 
-    Attributes:
-        held: state in each slot, (n_slots, ...).
-        batch: the rows: those of a piece go on from the state in its `read_slot`, and the state
-            behind them is written to its `state_slot`. A piece that repeats the one before gets the
-            same result, and changes nothing.
+    A piece's rows start from the state in its `read_slot` and write the state after them to its
+    `state_slot`. A piece that repeats the previous one gets the same result, and changes nothing.
     """
 
     held: Tensor
@@ -269,24 +256,24 @@ class PlacedStates(NamedTuple):
 
 
 States: TypeAlias = "Tensor | PlacedStates"
-"""State that a recurrent operation reads and updates in place: of one sequence, whose tokens the
-rows are; or of any, as they are placed."""
+"""State that a recurrent operation reads and updates in place: that of the rows' single sequence,
+or the states of several sequences."""
 
 
 class DeltaInputs(NamedTuple):
-    """Operands of a gated delta net for the value heads of a rank, as the projections return them.
+    """Operands of a gated delta net for the value heads of a rank, as returned by the projections.
 
     Attributes:
         q, k: queries and keys, (T, key heads of the rank, head_dim), before their L2 norm.
         v: values, (T, n_head, head_dim).
-        step: step size before bias and softplus, (T, n_head), or (T, n_head, head_dim) with one
-            per channel.
+        step: step size before bias and softplus, (T, n_head), or (T, n_head, head_dim) with one per
+            channel.
         step_bias: bias of the step size, (n_head,) or (n_head, head_dim).
-        rate: rate of forgetting, negative, (n_head,); the logarithm of a decay is step × rate.
-        beta: fraction of the state's old value for a key that v replaces, before the sigmoid,
-            (T, n_head).
-        key_of: key head of each value head, int64 (n_head,); None where each has its own.
-        eps: smallest length that queries and keys are divided by.
+        rate: decay rate, negative, (n_head,); the logarithm of a decay is step × rate.
+        beta: fraction of the state's old value for a key that v replaces, before the sigmoid, (T,
+            n_head).
+        key_of: key head of each value head, int64 (n_head,); None if each has its own.
+        eps: minimum length that queries and keys are divided by.
     """
 
     q: Tensor
@@ -313,17 +300,17 @@ class DeltaInputs(NamedTuple):
 
 
 class ScanInputs(NamedTuple):
-    """Operands of a Mamba 2 scan for the heads of a rank, as the projections return them.
+    """Operands of a Mamba 2 scan for the heads of a rank, as returned by the projections.
 
     Attributes:
         values: values, (T, n_head, head_dim).
         step: step size before bias and softplus, (T, n_head).
         step_bias: bias of the step size, (n_head,).
-        rate: rate of forgetting, negative, (n_head,).
+        rate: decay rate, negative, (n_head,).
         b, c: vectors that write to the states and read them, (T, groups of the rank, n_state).
         skip: factor on the values that bypass the state, (n_head,).
         gate: gate of the output before its SiLU, (T, n_head × head_dim).
-        key_of: group of each head, int64 (n_head,); None where each has its own.
+        key_of: group of each head, int64 (n_head,); None if each has its own.
     """
 
     values: Tensor
@@ -350,17 +337,17 @@ class RopeParams:
 
     Attributes:
         n_rot: number of rotated elements of a head; the rest passes through.
-        style: pairing of the elements: neighbours ("norm") or halves ("neox").
+        style: pairing of the elements: adjacent ("norm") or halves ("neox").
         base: base of the frequencies base^(-2i / n_rot).
         scale: 1 / the factor by which the context was stretched.
         yarn: whether scaled and unscaled frequencies are blended (YaRN) or all are scaled (linear).
         n_ctx_orig: context before stretching, in tokens.
         attn_factor: extra factor on cos and sin.
-        sections: numbers of pairs that turn by the time, row and column of a token of a picture
-            (M-RoPE, arXiv 2409.12191); none where there is one position. For texts, all are equal.
-        is_interleaved: whether those pairs take turns (Qwen 3); else they follow each other.
-        beta_fast, beta_slow: YaRN's bounds in rotations within `n_ctx_orig`; pairs that make more
-            than the first are not scaled, those that make less than the second are scaled fully.
+        sections: numbers of pairs that rotate by an image token's time, row and column (M-RoPE,
+            arXiv 2409.12191); () for a single position. For text, all are equal.
+        is_interleaved: whether those pairs alternate (Qwen 3) instead of being contiguous.
+        beta_fast, beta_slow: YaRN's bounds in rotations within `n_ctx_orig`; pairs above the first
+            are not scaled, pairs below the second are scaled fully.
     """
 
     n_rot: int
@@ -376,23 +363,20 @@ class RopeParams:
     is_interleaved: bool = False
 
     def axes(self) -> tuple[int, ...]:
-        """Return for each pair whether it turns by time (0), row (1) or column (2)."""
+        """Return for each pair whether it rotates by time (0), row (1) or column (2)."""
         n = self.n_rot // 2
         if self.is_interleaved:
-            found = [i % 3 for i in range(n)]
-            return tuple(axis if i < 3 * self.sections[axis] else 0 for i, axis in enumerate(found))
-        found = [axis for axis, size in enumerate(self.sections[:3]) for _ in range(size)]
-        return tuple((found + [0] * n)[:n])
+            return tuple(i % 3 if i < 3 * self.sections[i % 3] else 0 for i in range(n))
+        axes = [axis for axis, size in enumerate(self.sections[:3]) for _ in range(size)]
+        return tuple((axes + [0] * n)[:n])
 
     def unscaled(self, base: float) -> RopeParams:
-        """Return the parameters without stretching, for layers with a sliding window."""
+        """Return the parameters without stretching, for sliding-window layers."""
         return replace(self, base=base, scale=1.0, yarn=False, attn_factor=1.0)
 
     def yarn_bounds(self) -> tuple[float, float]:
-        """Return the pair indices between which YaRN (arXiv 2309.00071) blends.
-
-        They are rounded as in llama.cpp.
-        """
+        """Return the pair indices between which YaRN (arXiv 2309.00071) blends, rounded as in
+        llama.cpp."""
 
         def pair_of(rotations: float) -> float:
             return self.n_rot * log(self.n_ctx_orig / (rotations * 2 * pi)) / (2 * log(self.base))
@@ -405,7 +389,7 @@ class RopeParams:
         return 1.0 - 0.1 * multiplier * log(self.scale) if self.yarn and self.scale < 1 else 1.0
 
     def balanced(self, mscale: float, mscale_all: float) -> RopeParams:
-        """Return the parameters with m(mscale) / m(mscale_all) in place of m(1) on cos and sin."""
+        """Return the parameters with m(mscale) / m(mscale_all) instead of m(1) on cos and sin."""
         ratio = self.mscale(mscale) / self.mscale(mscale_all)
         return replace(self, attn_factor=self.attn_factor * ratio / self.mscale())
 

@@ -1,7 +1,7 @@
-"""Operations that layers call, in plain torch in F32: the oracle, and what backends build on.
+"""Operations that layers call, in plain torch in F32: the reference, and the base of the backends.
 
-`CpuOps` and `GpuOps` override what they have kernels for, and call these methods where a kernel
-cannot be used. None of them is below another.
+`CpuOps` and `GpuOps` override the operations they have kernels for, and fall back to these methods
+where a kernel does not apply.
 """
 
 from __future__ import annotations
@@ -17,50 +17,48 @@ from torch.nn.functional import gelu, normalize, relu, silu, softplus
 from engine.model.forward import recurrent
 from engine.model.forward.attention import attend
 from engine.model.forward.expert_rows import Groups
-from engine.model.forward.operands import OAI_ALPHA, SILU, PlacedStates
+from engine.model.forward.operands import (
+    OAI_ALPHA,
+    SILU,
+    Activation,
+    Addend,
+    DeltaInputs,
+    ExpertLayer,
+    LinearLayer,
+    NormLayer,
+    PlacedStates,
+    RopeParams,
+    Routing,
+    ScanInputs,
+    Scores,
+    States,
+)
 
 if TYPE_CHECKING:
     from engine.model.forward.batch import Batch, Tables
     from engine.model.forward.cache import LayerCache
     from engine.model.forward.communicator import FusedAllReduce
-    from engine.model.forward.operands import (
-        Activation,
-        Addend,
-        DeltaInputs,
-        ExpertLayer,
-        LinearLayer,
-        NormLayer,
-        RopeParams,
-        Routing,
-        ScanInputs,
-        Scores,
-        States,
-    )
 
 
 class Ops:
     """Operations of one rank. Tensors are F32 and on its device; T is the number of tokens.
 
-    These have no state, so one instance serves all ranks.
+    This class has no state, so one instance serves all ranks.
     """
 
     def begin(self, batch: Batch, positions: Tensor) -> None:
-        """Prepare for a pass.
-
-        Args:
-            positions: position of each row in the device's memory, int64 (T,); in passes over
-                single tokens the same memory each time.
-        """
+        """Prepare for a pass; `positions` (T,) are on the device, for single tokens always at the
+        same address."""
 
     def extend(self, tables: Tables) -> None:
-        """Note that the only sequence of a pass has got more pages, while it is being computed.
+        """Give the only sequence of a running pass more pages.
 
-        What has been started ahead of the host goes on, and what follows sees these tables.
+        Run-ahead steps that have already started are unaffected; later ones use these tables.
         """
 
     @property
     def memory(self) -> Sequence[Tensor]:
-        """Persistent memory that operations use beside what a pass allocates."""
+        """Persistent memory of the operations, apart from a pass's allocations."""
         return ()
 
     def linears(self, x: Tensor, *layers: LinearLayer) -> Sequence[Tensor]:
@@ -94,18 +92,15 @@ class Ops:
         return normalize(x, dim=-1, eps=eps)
 
     def add_norm(
-        self,
-        x: Tensor,
-        addend: Addend,
-        norm: NormLayer | None,
+        self, x: Tensor, addend: Addend, norm: NormLayer | None,
         one_shot: FusedAllReduce | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """Add to the residual stream x (T, n_embd), and normalise the result for its next reader.
 
         Args:
             addend: value to add: the sum of all ranks, or this rank's partial sum with `one_shot`.
             norm: norm that reads the result next; None if unknown.
-            one_shot: all-reduce that adds the ranks' partial sums.
+            one_shot: all-reduce that sums the ranks' partial sums.
 
         Returns:
             The residual stream, and the normalised one or None without a norm.
@@ -139,11 +134,11 @@ class Ops:
         return torch.cat(parts, dim=-1)
 
     def activate(self, act: Activation, x: Tensor) -> Tensor:
-        """Apply the activation of an FFN without a gate, element by element."""
+        """Apply the activation of an ungated FFN, elementwise."""
         return ACTIVATIONS[act.kind](x)
 
     def gated(self, act: Activation, gate: Tensor, up: Tensor) -> Tensor:
-        """Return `act(gate) * up`, element by element."""
+        """Return `act(gate) * up`, elementwise."""
         if act.kind == "oai":
             gate, up = gate.clamp(max=act.limit), up.clamp(-act.limit, act.limit)
             return gate * (OAI_ALPHA * gate).sigmoid() * (up + 1)
@@ -153,15 +148,15 @@ class Ops:
         return gate * up
 
     def softplus(self, x: Tensor) -> Tensor:
-        """Return `ln(1 + e^x)`, element by element."""
+        """Return `ln(1 + e^x)`, elementwise."""
         return softplus(x)
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
-        """Return `cap * tanh(x / cap)`, element by element."""
+        """Return `cap * tanh(x / cap)`, elementwise."""
         return (x / cap).tanh() * cap
 
     def xielu(self, x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
-        """Apply xIELU, element by element (see `architectures.llama_variants.Xielu`)."""
+        """Apply xIELU, elementwise (see `architectures.llama_variants.Xielu`)."""
         below = (x.clamp(max=eps).expm1() - x) * negative
         return torch.where(x > 0, positive * x * x, below) + beta * x
 
@@ -188,7 +183,7 @@ class Ops:
         """Convolve over time (see `recurrent.causal_conv`), then activate.
 
         Args:
-            state: inputs before x, (channels, K - 1) for each sequence, updated in place.
+            state: inputs before x, (channels, K - 1) per sequence, updated in place.
             act: activation of the result; None for none.
             gates: factors on x and on the activated result, both shaped like x.
         """
@@ -207,9 +202,7 @@ class Ops:
     def delta_net(self, x: DeltaInputs, state: States) -> Tensor:
         """Run a gated delta net over the projected operands; return (T, n_head, head_dim).
 
-        Args:
-            state: recurrent state, (n_head, head_dim, head_dim) for each sequence, updated in
-                place.
+        `state` has (n_head, head_dim, head_dim) per sequence and is updated in place.
         """
         if isinstance(state, PlacedStates):
             return self.of_each(state, lambda rows, one: self.delta_net(x.rows(rows), one))
@@ -231,7 +224,7 @@ class Ops:
         Args:
             step: step size Δ before the softplus, (T, channels).
             gate: gate before its SiLU, (T, channels).
-            state: recurrent state, (channels, n_state) for each sequence, updated in place.
+            state: recurrent state, (channels, n_state) per sequence, updated in place.
         """
         if isinstance(state, PlacedStates):
             return self.of_each(
@@ -246,54 +239,47 @@ class Ops:
     def state_space_scan(self, x: ScanInputs, state: States) -> Tensor:
         """Run a Mamba 2 scan over the projected operands; return (T, n_head × head_dim).
 
-        Args:
-            state: recurrent state, (n_head, head_dim, n_state) for each sequence, updated in place.
+        `state` has (n_head, head_dim, n_state) per sequence and is updated in place.
         """
         if isinstance(state, PlacedStates):
             return self.of_each(state, lambda rows, one: self.state_space_scan(x.rows(rows), one))
         dt, b, c = self.softplus(x.step + x.step_bias), x.b, x.c
         if x.key_of is not None:
             b, c = b.index_select(1, x.key_of), c.index_select(1, x.key_of)
-        y = recurrent.state_space_scan(
-            x.values, dt, x.rate, b, c, x.skip, state, self.scan_chunks
-        )  # fmt: skip
+        scan = self.scan_chunks
+        y = recurrent.state_space_scan(x.values, dt, x.rate, b, c, x.skip, state, scan)
         return self.gated(SILU, x.gate, y.flatten(1))
 
     def of_each(self, states: PlacedStates, compute: Callable[[slice, Tensor], Tensor]) -> Tensor:
-        """Return what sequences compute, one after the other.
+        """Run a recurrent operation for each sequence in turn, and concatenate the results.
 
-        Args:
-            states: state of each sequence.
-            compute: returns the result of some rows of one sequence, and updates its state.
+        `compute` takes some rows and the state of their sequence, which it updates.
         """
-        found: list[Tensor] = []
+        results: list[Tensor] = []
         row, last = 0, None
         for piece in states.batch.pieces:
-            if piece == last:  # the last row of a captured pass, repeatedly
-                found.append(found[-1])
+            if piece == last:  # a captured pass is padded with copies of its last row
+                results.append(results[-1])
                 continue
             last, state = piece, states.held[piece.state_slot]
             if piece.read_slot != piece.state_slot:
                 state.copy_(states.held[piece.read_slot])
-            found.append(compute(slice(row, row + piece.n), state))
+            results.append(compute(slice(row, row + piece.n), state))
             row += piece.n
-        return found[0] if len(found) == 1 else torch.cat(found)
+        return results[0] if len(results) == 1 else torch.cat(results)
 
     def scan_chunks(self, chunks: recurrent.Chunks, state: Tensor) -> Tensor:
-        """Scan chunks of tokens, see `recurrent.scan_chunks`.
-
-        `state` may have any strides.
-        """
+        """See `recurrent.scan_chunks`; `state` may have any strides."""
         return recurrent.scan_chunks(chunks, state)
 
     def assign(
         self, routing: Routing, logits: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Groups]:
-        """Choose each token's experts.
+        """Select each token's experts.
 
         Args:
-            logits: the router's logits, (T, n_expert).
-            bias: bias for the choice, which does not change the weights, (n_expert,); or None.
+            logits: router logits, (T, n_expert).
+            bias: bias of the selection, which does not change the weights, (n_expert,); or None.
 
         Returns:
             Weights (T, n_used) in ascending order of experts, and the rows grouped by expert.
@@ -305,9 +291,7 @@ class Ops:
     def route(self, routing: Routing, logits: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return weights and numbers of each token's experts, both (T, n_used); see `Routing`.
 
-        Args:
-            logits: the router's logits, (T, n_expert).
-            bias: bias for the choice, which does not change the weights, (n_expert,); or None.
+        For the arguments see `assign`.
         """
         if routing.gating == "softmax_chosen":
             best, chosen = (logits if bias is None else logits + bias).topk(routing.n_used)
@@ -328,21 +312,15 @@ class Ops:
         return weights if routing.scale == 1.0 else weights * routing.scale, chosen
 
     def experts(
-        self,
-        act: Activation,
-        x: Tensor,
-        gate: ExpertLayer | None,
-        up: ExpertLayer | None,
-        down: ExpertLayer,
-        groups: Groups,
-        factors: Tensor | None = None,
-    ) -> Tensor:
+        self, act: Activation, x: Tensor, gate: ExpertLayer | None, up: ExpertLayer | None,
+        down: ExpertLayer, groups: Groups, factors: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Return `down(act(gate(x)) * up(x))` of each token's experts, (n_row, n_out).
 
         Args:
             x: input, (T, n_in).
             gate: gate matrices; None for `down(act(up(x)))`.
-            up: up matrices; None where `gate` has the rows of both, those of the gate first.
+            up: up matrices; None if `gate` has the rows of both, gate first.
             factors: factor on each expert's input, (T, n_used); or None.
         """
         rows = self.expert_rows(x, groups, factors)
@@ -355,11 +333,11 @@ class Ops:
         return down(self.gated(act, gates, ups), groups)
 
     def expert_rows(self, x: Tensor, groups: Groups, factors: Tensor | None) -> Tensor:
-        """Return what experts multiply of x (T, n_in), see `Weight.grouped` and `experts`."""
+        """Return the experts' input rows of x (T, n_in), see `Weight.grouped` and `experts`."""
         return groups.rows(x, factors)
 
     def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor:
-        """Add up each token's rows of y (n_row, n), times weights (T, n_used) if any, to (T, n)."""
+        """Sum each token's rows of y (n_row, n), times weights (T, n_used) if any, to (T, n)."""
         return groups.sum(y if weights is None else y * groups.weights(weights))
 
     def rope_angles(
@@ -373,18 +351,11 @@ class Ops:
         return (angles.cos() * magnitude).float(), (angles.sin() * magnitude).float()
 
     def ropes(
-        self,
-        xs: Sequence[Tensor],
-        cos: Tensor,
-        sin: Tensor,
-        style: str,
+        self, xs: Sequence[Tensor], cos: Tensor, sin: Tensor, style: str,
         norms: Sequence[NormLayer] = (),
-    ) -> Sequence[Tensor]:
-        """Apply RoPE to several tensors of equal head size, (T, n_head, head_dim).
-
-        Args:
-            norms: norm of each tensor before its rotation; empty for none.
-        """
+    ) -> Sequence[Tensor]:  # fmt: skip
+        """Apply RoPE to tensors of equal head size, (T, n_head, head_dim), after their `norms`, if
+        any."""
         return [self.rope(x, cos, sin, style) for x in self.normed(xs, norms)]
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
@@ -411,19 +382,14 @@ class Ops:
         cache.write(k, v, batch)
 
     def attention(
-        self,
-        q: Tensor,
-        cache: LayerCache,
-        batch: Batch,
-        scores: Scores,
-        sinks: Tensor | None = None,
-        slopes: Tensor | None = None,
-    ) -> Tensor:
+        self, q: Tensor, cache: LayerCache, batch: Batch, scores: Scores,
+        sinks: Tensor | None = None, slopes: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Attend with q (T, n_head, head_dim) over the cache: causal softmax attention.
 
-        The cache holds the keys and values of all rows already. Each row sees the positions of its
-        own sequence up to its own, and those behind it in the same interval of `Batch.two_way`;
-        fewer if a window or chunk limits it.
+        The cache already holds the keys and values of all rows. Each row sees its own sequence up
+        to its own position, and later positions in the same interval of `Batch.two_way`; fewer if a
+        window or chunk limits it.
 
         Args:
             sinks: logits that take weight but have no value, (n_head,); or None.
@@ -436,23 +402,15 @@ class Ops:
         return attend(q, cache, batch, scores, sinks, slopes)
 
     def new_attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor | None,
-        cache: LayerCache,
-        batch: Batch,
-        scores: Scores,
-        sinks: Tensor | None = None,
-        slopes: Tensor | None = None,
-    ) -> Tensor:
+        self, q: Tensor, k: Tensor, v: Tensor | None, cache: LayerCache, batch: Batch,
+        scores: Scores, sinks: Tensor | None = None, slopes: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Write k and v to the cache at the rows' positions, then attend as `attention`."""
         self.write_cache(cache, k, v, batch)
         return self.attention(q, cache, batch, scores, sinks, slopes)
 
 
-REFERENCE = Ops()
-"""Operations in plain torch, the oracle of the others."""
+REFERENCE = Ops()  # operations in plain torch, with which the others are compared
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
@@ -464,11 +422,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 """Function of each kind of activation; "oai" exists only with a gate."""
 
 MIN_SUM = 6.103515625e-5
-"""Smallest divisor of the chosen experts' weights: F16's smallest normal number (as llama.cpp)."""
+"""Minimum divisor of the experts' weights: F16's smallest normal number (as in llama.cpp)."""
 
 
 def frequencies(params: RopeParams, factors: Tensor | None, device: torch.device) -> Tensor:
-    """Return the angle by which each pair turns per position, F64 (n_rot / 2,)."""
+    """Return the rotation of each pair per position, F64 (n_rot / 2,)."""
     pair = torch.arange(params.n_rot // 2, dtype=torch.float64, device=device)
     frequency = params.base ** (-2 * pair / params.n_rot)
     if factors is not None:
@@ -481,14 +439,13 @@ def frequencies(params: RopeParams, factors: Tensor | None, device: torch.device
 
 
 def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Return `x * weight + bias`, each as far as given."""
     if weight is not None:
         x = x * weight
     return x if bias is None else x + bias
 
 
 def _only_best_groups(scores: Tensor, n_group: int, n_used: int) -> Tensor:
-    """Set scores (T, n_expert) to -inf outside the groups whose two best experts sum highest."""
+    """Set scores (T, n_expert) to -inf outside the groups with the highest two-expert sums."""
     groups = scores.reshape(scores.shape[0], n_group, -1)
     best = groups.topk(2, dim=-1).values.sum(-1).topk(n_used, dim=-1).indices
     is_best = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, value=True)

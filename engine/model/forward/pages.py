@@ -1,4 +1,4 @@
-"""Keys of pages: a page's key stands for its tokens and for all before them."""
+"""Keys of KV cache pages, which identify a page's tokens and all tokens before it."""
 
 from __future__ import annotations
 
@@ -7,32 +7,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-PAGE = 256
-"""Tokens of a page."""
-
-GONE = -1
-"""Entry of a page table in place of a page that no token will see again."""
-
-ROOT = b""
-"""Key of what is before the first page."""
+PAGE = 256  # tokens of a page
+GONE = -1  # page table entry for a page that no later token attends to
+ROOT = b""  # key before the first page
 
 
 def page_key(before: bytes, ids: Sequence[int]) -> bytes:
-    """Return the key of a whole page.
-
-    Args:
-        before: key of the page before, or `ROOT`.
-        ids: the page's tokens.
-    """
+    """Return the key of a complete page with tokens `ids`, after the page with key `before`."""
     return blake2b(before + array("q", ids).tobytes(), digest_size=16).digest()
 
 
 def page_keys(ids: Sequence[int], known: Sequence[bytes] = ()) -> list[bytes]:
-    """Return the keys of all whole pages of a sequence.
-
-    Args:
-        known: keys of its first pages, which are not computed again.
-    """
+    """Return the keys of all complete pages of a sequence; `known` holds the first of them."""
     keys = list(known)
     for start in range(len(keys) * PAGE, len(ids) - PAGE + 1, PAGE):
         keys.append(page_key(keys[-1] if keys else ROOT, ids[start : start + PAGE]))
@@ -47,19 +33,19 @@ def n_alike(a: Sequence[int], b: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AttentionWindow:
-    """Attention window of a group of layers: how far back its tokens see.
+    """Attention window of a group of layers.
 
     Attributes:
-        n: number of tokens; None for all.
-        is_chunked: whether the tokens are cut in chunks of `n`, each of which sees its own
-            beginning (Llama 4); else each token sees the last `n`, itself included.
+        n: number of tokens; None for no limit.
+        is_chunked: whether attention is limited to chunks of `n` tokens (Llama 4), instead of to
+            the last `n` tokens, the current one included.
     """
 
     n: int | None = None
     is_chunked: bool = False
 
     def first_seen(self, position: int) -> int:
-        """Return the first position that the token at a position sees."""
+        """Return the first position that a token attends to."""
         if self.n is None:
             return 0
         if self.is_chunked:
@@ -67,21 +53,17 @@ class AttentionWindow:
         return max(0, position - self.n + 1)
 
     def n_pages(self, n_ctx: int, n_batch: int) -> int:
-        """Return how many pages a sequence of `n_ctx` tokens uses at once, at most.
-
-        Args:
-            n_batch: largest number of tokens that are computed at once.
-        """
+        """Return the maximum number of pages that a sequence of `n_ctx` tokens needs at a time, if
+        up to `n_batch` tokens are computed per pass."""
         whole = -(-n_ctx // PAGE)
         if self.n is None:
             return whole
         return min(whole, -(-(self.n + n_batch - 2) // PAGE) + 1)
 
 
-NO_WINDOW = AttentionWindow()
-"""Window of layers that attend to the whole sequence."""
+NO_WINDOW = AttentionWindow()  # window of full-attention layers
 
 
 def in_order(windows: Iterable[AttentionWindow]) -> tuple[AttentionWindow, ...]:
-    """Return each window once: the unlimited one first, then the others, the widest first."""
+    """Return the distinct windows: full attention first, then by descending width."""
     return tuple(sorted(set(windows), key=lambda s: (s.n is not None, -(s.n or 0), s.is_chunked)))

@@ -1,7 +1,6 @@
-"""Recording of a token's operations: the current recording, and its refusal to be replayed.
+"""The recording of a token's operations, which a backend may replay for later tokens.
 
-A backend may record what one token computes and replay it for later tokens. Code whose result
-depends on Python values that change from token to token calls `refuse_replay`.
+Code that depends on Python values that change from token to token calls `refuse_replay`.
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ class Captured(Generic[T]):
     """A captured computation, which can be replayed any number of times.
 
     Attributes:
-        result: result of the computation, in memory that each replay writes anew; valid after the
-            first replay.
-        is_whole: whether the host has no steps between kernels, so that any thread may replay it.
+        result: result, in memory that each replay overwrites; valid after the first replay.
+        is_whole: whether there are no host steps between kernels, so that any thread may replay it.
     """
 
     result: T
@@ -30,24 +28,18 @@ class Captured(Generic[T]):
         self._steps: list[Callable[[], object]] = []
 
     def replay(self) -> None:
-        """Compute it again, on torch's current stream."""
+        """Run it again on torch's current stream."""
         for step in self._steps:
             step()
 
 
 class Replayable:
-    """What a recording of one token consists of, as code that is recorded sees it.
-
-    Attributes:
-        refusal: reason why it cannot be replayed; "" if it can.
-    """
+    """Base of recordings; `refusal` is the reason why one cannot be replayed, or ""."""
 
     refusal = ""
 
 
 class _Current(threading.local):
-    """Recording of each thread."""
-
     recording: Replayable | None = None
 
 
@@ -55,13 +47,13 @@ _current = _Current()
 
 
 def current_recording() -> Replayable | None:
-    """Return the recording of this thread; None if it is not being recorded."""
+    """Return this thread's recording, or None."""
     return _current.recording
 
 
 @contextmanager
 def recording_to(recording: Replayable | None) -> Iterator[None]:
-    """Make `recording` this thread's recording inside the context; None pauses recording."""
+    """Set this thread's recording inside the context; None pauses recording."""
     before, _current.recording = _current.recording, recording
     try:
         yield
@@ -70,6 +62,6 @@ def recording_to(recording: Replayable | None) -> Iterator[None]:
 
 
 def refuse_replay(reason: str) -> None:
-    """Mark this thread's recording, if there is one, as useless for other tokens."""
+    """Mark this thread's recording, if any, as not replayable."""
     if (recording := _current.recording) is not None:
         recording.refusal = recording.refusal or reason

@@ -5,9 +5,9 @@ the state in place, and returns the same for one pass as for its pieces, up to r
 follows the recurrence. More tokens are computed in chunks: contributions between tokens of a chunk
 are matrix products, and only the state is carried from chunk to chunk.
 
-Decays are logarithms ≤ 0. They are summed over exactly the tokens between two positions and never
-taken as differences of running totals: after a token with a decay of -inf such a difference has no
-correct digits, and if it is split into two factors, one of them overflows.
+Decays are logarithms ≤ 0. They are summed over exactly the tokens between two positions, never
+taken as differences of running totals: after a decay of -inf such a difference has no correct
+digits, and if it is split into two factors, one of them overflows.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from torch.nn.functional import pad
 
 CHUNK_TOKENS = 64
 """Tokens of a chunk, a power of two. Work within a chunk grows with its square, and chunks are
-computed one after the other."""
+computed sequentially."""
 
-SCAN_TOKENS = 16
-"""Number of tokens whose states the selective scan holds at a time."""
+SCAN_TOKENS = 16  # number of tokens for which the selective scan holds states at a time
 
 
 class Decays(NamedTuple):
     """Decay factors for each token of the chunks, (n_chunk, n_head, C, d_k or 1).
 
     Attributes:
-        from_start: factor on the state before the chunk, up to and including this token's decay.
-        to_end: factor on what this token writes, up to the end of the chunk.
+        from_start: factor on the state before the chunk, including this token's decay.
+        to_end: factor on this token's update, up to the end of the chunk.
     """
 
     from_start: Tensor
@@ -49,9 +48,6 @@ def causal_conv(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None = 
         state: inputs before x, oldest first, (channels, K - 1).
         weight: filters, (channels, K); the last column is for the token itself.
         bias: bias of each channel, (channels,).
-
-    Returns:
-        (T, channels)
     """
     n_tokens = x.shape[0]
     inputs = torch.cat((state.T, x))
@@ -71,8 +67,8 @@ class Chunks(NamedTuple):
         v: values, (n_chunk, n_head, C, d_v).
         products: decayed products of q and k, (n_chunk, n_head, C, C).
         decays: decay factors to both ends of each chunk.
-        inverse: matrix (n_chunk, n_head, C, C) of the delta rule, which writes
-            inverse @ (v - what the keys read from the state). None where v itself is written.
+        inverse: matrix (n_chunk, n_head, C, C) of the delta rule, which writes inverse @ (v - the
+            state read with k). None if v itself is written.
     """
 
     q: Tensor
@@ -86,8 +82,7 @@ class Chunks(NamedTuple):
 def scan_chunks(chunks: Chunks, state: Tensor) -> Tensor:
     """Carry the state (n_head, d_k, d_v) through the chunks and read it with q.
 
-    Returns:
-        Outputs of all tokens, (n_chunk * C, n_head, d_v).
+    Returns all outputs, (n_chunk * C, n_head, d_v).
     """
     q, k, v, products, decays, inverse = chunks
     chunk_decays = decays.from_start[:, :, -1, :, None]
@@ -103,7 +98,7 @@ def scan_chunks(chunks: Chunks, state: Tensor) -> Tensor:
 
 
 Scan = Callable[[Chunks, Tensor], Tensor]
-"""Function like `scan_chunks`, from `Chunks` and a state to outputs."""
+"""Function like `scan_chunks`, which a backend may replace."""
 
 
 def gated_delta_rule(
@@ -181,15 +176,15 @@ def state_space_scan(
 ) -> Tensor:  # fmt: skip
     """Run Mamba 2 (arXiv 2405.21060): `S = exp(Δ a) S + Δ x ⊗ b; y = S c + d x` for each token.
 
-    With one decay per head this is linear attention with query c, key b and value Δ x, whose chunks
+    With one decay per head this is linear attention with query c, key b and value Δ x, so chunks
     are matrix products (the state space duality).
 
     Args:
         x: input, (T, n_head, head_dim).
         dt: step sizes Δ ≥ 0 after the softplus, (T, n_head).
         a: rates, negative, (n_head,).
-        b, c: vectors that write to the state and read it, repeated from groups to heads,
-            (T, n_head, n_state).
+        b, c: vectors that write to the state and read it, repeated from groups to heads, (T,
+            n_head, n_state).
         d: factor on the input that bypasses the state, (n_head,).
         state: S, (n_head, head_dim, n_state).
 
@@ -210,14 +205,13 @@ def state_space_scan(
 
 
 def _read(keys: Tensor, state: Tensor) -> Tensor:
-    """Return `Sᵀ k` (1, n_head, d_v) of keys (1, n_head, d_k) and state (n_head, d_k, d_v)."""
     return (keys.transpose(0, 1) @ state).transpose(0, 1)
 
 
 def _split_chunks(x: Tensor) -> Tensor:
     """Split x (T, n_head, d) into chunks (n_chunk, n_head, C, d), C a power of two ≤ CHUNK_TOKENS.
 
-    The last chunk ends with zeros: as keys, gates and steps they leave the state as it is.
+    The last chunk is padded with zeros: as keys, gates and steps they do not change the state.
     """
     n_tokens = x.shape[0]
     size = min(CHUNK_TOKENS, 1 << (n_tokens - 1).bit_length())

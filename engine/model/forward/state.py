@@ -1,7 +1,7 @@
 """Declarations of layers' KV caches and recurrent states, which the runtime allocates per rank.
 
-A layer keeps its declaration as an attribute and passes it to `Context` to reach the memory. So the
-planner counts exactly the bytes that are allocated later.
+A layer keeps its declaration as an attribute and passes it to `Context` to access the memory, so
+the planner counts exactly the bytes that are allocated later.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gguf.constants import GGMLQuantizationType
 
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence
 from engine.formats.gguf.tensors import TYPES, TypeInfo, row_bytes
 from engine.hardware.devices.host import usable_cores
 from engine.load_params import KV_TYPES, KVTypes, kv_types
@@ -27,27 +27,21 @@ from engine.model.sharding.split import Segments
 if TYPE_CHECKING:
     from engine.load_params import LoadParams
 
-MIN_SLOTS = 2
-"""Least number of sequences whose recurrent states lie on the devices."""
+MIN_SLOTS = 2  # minimum number of slots for recurrent states on the devices
 
 FEW_GUESSED = 3
-"""Largest number of guesses for an answer that have places for the state behind each in any case.
+"""Maximum number of draft tokens per answer with their own state slots, unless memory allows more.
 
-A state takes as much memory as one more sequence's: 79 MB for Qwen 3 Next 80B, 157 MB for Qwen 3.5
-27B. Where there is more memory, each guess that `LoadParams.draft_max` allows has a place.
+A state takes as much memory as another sequence's: 79 MB for Qwen 3 Next 80B, 157 MB for Qwen 3.5
+27B. With enough memory, each draft token that `LoadParams.draft_max` allows has a slot.
 """
 
-TOLD_COUNTS = 1, 2, 3, 4, 6, 8, 12, MAX_AT_ONCE
-"""Numbers of requests of which it is told at which length they have room."""
+REPORTED_COUNTS = 1, 2, 3, 4, 6, 8, 12, MAX_AT_ONCE
+"""Numbers of parallel requests for which `CacheSize.rooms` returns the maximum length."""
 
 
 class RequestRoom(NamedTuple):
-    """Room of a cache for some requests at once.
-
-    Attributes:
-        n: number of requests.
-        n_tokens: most tokens that each of them may have.
-    """
+    """Capacity of a cache: `n` parallel requests with up to `n_tokens` tokens each."""
 
     n: int
     n_tokens: int
@@ -55,14 +49,14 @@ class RequestRoom(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """Sizes that decide how much memory keys, values and recurrent states take.
+    """Sizes that determine the memory of keys, values and recurrent states.
 
     Attributes:
-        n_ctx: largest number of tokens of a sequence.
+        n_ctx: maximum number of tokens of a sequence.
         kv_type: KV type, see `LoadParams.kv_type`.
-        n_parallel: number of sequences of `n_ctx` tokens for which there is room.
-        n_batch: largest number of prompt tokens that are computed at once.
-        n_guessed: largest number of guesses for a sequence whose recurrent states have a place.
+        n_parallel: number of sequences of `n_ctx` tokens that fit.
+        n_batch: maximum number of prompt tokens per pass.
+        n_guessed: maximum number of draft tokens per sequence with their own state slots.
     """
 
     n_ctx: int
@@ -76,12 +70,12 @@ class CacheSize:
         cls, params: LoadParams, n_ctx: int, n_batch: int | None = None,
         n_guessed: int | None = None,
     ) -> CacheSize:  # fmt: skip
-        """Return the sizes that the parameters of a load ask for.
+        """Return the sizes that the parameters of a load request.
 
         Args:
-            n_ctx: context in tokens, as the model allows it.
-            n_batch: number of prompt tokens that are computed at once; None as the parameters say,
-                or the default.
+            n_ctx: context length that the model allows.
+            n_batch: number of prompt tokens per pass; None for that of the parameters or the
+                default.
             n_guessed: see `CacheSize`; None for few.
         """
         n_batch = n_batch or params.n_batch or PROMPT_BATCH
@@ -91,9 +85,9 @@ class CacheSize:
     def n_pages(self, window: AttentionWindow) -> int:
         """Return the number of pages of a group of layers.
 
-        Layers that see everything have room for `n_parallel` whole sequences, or for more shorter
-        ones. Layers with a window keep `n_windows` windows, and beside one of them the batch that
-        is being computed. They never need more pages than layers that see everything.
+        Full-attention layers have pages for `n_parallel` whole sequences, or for more shorter ones.
+        Layers with a window keep `n_windows` windows, and next to one of them the batch that is
+        being computed. They never need more pages than full-attention layers.
         """
         whole = self.n_parallel * -(-self.n_ctx // PAGE)
         if window.n is None:
@@ -103,21 +97,21 @@ class CacheSize:
 
     @property
     def n_windows(self) -> int:
-        """Number of sequences whose windows are kept, running or at rest.
+        """Number of sequences, running or idle, that keep their windows.
 
-        A chat goes on without computing its last window again if that has stayed. So each of
-        `n_parallel` sequences has a second one at rest, and one more is there for a short request
-        in between: three by default. Windows are much smaller than whole sequences, but those of
-        large models are not small.
+        A chat continues without recomputing its last window if that was kept. So each of
+        `n_parallel` sequences has a second, idle one, plus one for a short request in between:
+        three by default. Windows are much smaller than whole sequences, but not negligible in large
+        models.
         """
         return min(MAX_AT_ONCE, 2 * self.n_parallel + 1)
 
     @property
     def n_slots(self) -> int:
-        """Number of recurrent states that lie on the devices.
+        """Number of recurrent states on the devices.
 
-        Each of `n_parallel` sequences has one, and so has each of its guesses while a pass checks
-        them. Those that no guess needs serve for further sequences.
+        Each of `n_parallel` sequences has one, and so has each of its draft tokens during
+        verification. Unused ones serve other sequences.
         """
         n_checked = min(MAX_AT_ONCE, self.n_parallel * (1 + self.n_guessed))
         return max(MIN_SLOTS, self.n_parallel, n_checked)
@@ -125,31 +119,28 @@ class CacheSize:
     def rooms(
         self, windows: Iterable[AttentionWindow], *, has_states: bool
     ) -> tuple[RequestRoom, ...]:
-        """Return for how many requests at once there is room at which length, the longest first.
+        """Return the maximum length for several numbers of parallel requests, longest first.
 
-        Args:
-            windows: windows of the groups of layers, each of which has pages of its own.
-            has_states: whether there are recurrent states, each sequence's in a slot.
+        Each group of layers has one of `windows`; recurrent states (`has_states`) have a slot per
+        sequence.
         """
         windows = tuple(windows)
         most = min(MAX_AT_ONCE, self.n_slots) if has_states else MAX_AT_ONCE
-        counts = sorted({n for n in TOLD_COUNTS if n < most} | {min(self.n_parallel, most), most})
-        found = [RequestRoom(n, self._longest(n, windows)) for n in counts]
-        shorter = [*(room.n_tokens for room in found[1:]), 0]
-        return tuple(r for r, next_n in zip(found, shorter, strict=True) if r.n_tokens > next_n)
+        counts = {n for n in REPORTED_COUNTS if n < most} | {min(self.n_parallel, most), most}
+        rooms = [RequestRoom(n, self._longest(n, windows)) for n in sorted(counts)]
+        shorter = [*(room.n_tokens for room in rooms[1:]), 0]
+        return tuple(r for r, next_n in zip(rooms, shorter, strict=True) if r.n_tokens > next_n)
 
     def _longest(self, n: int, windows: tuple[AttentionWindow, ...]) -> int:
-        """Return how many tokens each of `n` requests may have; 0 if not one page each."""
+        """Return the maximum length of each of `n` requests; 0 if not even a page each fits."""
         if self._have_room(n, self.n_ctx, windows):
             return self.n_ctx
         n_pages = range(-(-self.n_ctx // PAGE))
-        too_many = bisect_left(
-            n_pages, True, key=lambda i: not self._have_room(n, i * PAGE, windows)
-        )  # fmt: skip
-        return max(0, too_many - 1) * PAGE
+        full = bisect_left(n_pages, True, key=lambda i: not self._have_room(n, i * PAGE, windows))
+        return max(0, full - 1) * PAGE
 
     def _have_room(self, n: int, n_tokens: int, windows: tuple[AttentionWindow, ...]) -> bool:
-        """Return whether `n` requests of a length run at once, one of them still at its prompt."""
+        """Return whether `n` requests of a length can run, one of them still in its prompt."""
         n_batch = min(self.n_batch, n_tokens)
         return all(
             window.n_pages(n_tokens, n_batch) + (n - 1) * window.n_pages(n_tokens, 1)
@@ -158,69 +149,58 @@ class CacheSize:
         )
 
     def n_held(self, window: AttentionWindow) -> int:
-        """Return for how many tokens a layer has memory."""
+        """Return the number of tokens for which a layer has memory."""
         return self.n_pages(window) * PAGE
 
 
 def few_guessed(params: LoadParams) -> int:
-    """Return the number of guesses for a sequence that have places for states in any case."""
+    """Return the number of draft tokens per sequence that have state slots in any case."""
     return min(params.n_draft, FEW_GUESSED)
 
 
 F32_BYTES = 4
-"""Bytes of an F32 number."""
 
 KV_INFO: Mapping[str, TypeInfo] = MappingProxyType(
     {name: TYPES[GGMLQuantizationType[name.upper()]] for name in KV_TYPES}
 )
-"""GGML type of the rows of keys, or of values, by their type."""
+"""GGML type of each KV type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Working set of one step of attention over a cache, in F32 elements.
-
-    Attributes:
-        keys: number of elements of the keys and values read from the cache.
-        scores: number of scores of queries with these keys.
-    """
+    """Elements of keys and values, and of scores, per step of attention over a cache, in F32."""
 
     keys: int
     scores: int
 
 
 CPU_STEP = Step(keys=1 << 21, scores=1 << 19)
-"""Step on a CPU in torch: the keys of one head and its scores stay in a core's caches."""
+"""Step on a CPU in torch: the keys of one head and its scores fit in a core's caches."""
 
-ATTENTION_BLOCK = 64
-"""Positions of a block of keys and values, at which the CPU's kernels of attention work at once."""
+ATTENTION_BLOCK = 64  # positions per block of keys and values in the CPU's attention kernels
 
 ATTENTION_HEADS = 64
-"""Largest number of query heads that these kernels compute together for one token."""
+"""Maximum number of query heads that these kernels compute together for one token."""
 
-ATTENTION_VECTOR_BYTES = 64
-"""Size of the vectors that they compute with, of which queries and results fill whole ones."""
+ATTENTION_VECTOR_BYTES = 64  # vector size of these kernels; queries and results are padded to it
 
 ATTENTION_TILE_BYTES = 512 << 10
-"""Bytes that their queries and results of several tokens shall not exceed: they stay in a core's
-cache."""
+"""Maximum bytes of their queries and results of several tokens, which fit in a core's cache."""
 
 ATTENTION_RESULTS_BYTES = 32 << 20
-"""Largest size of their results of all pages, which are merged at the end."""
+"""Maximum size of their per-page results, which are merged at the end."""
 
 DEVICE_STEP = Step(keys=1 << 24, scores=1 << 24)
-"""Step on other devices: long enough to hide the latency of kernel launches."""
+"""Step on other devices: long enough to hide launch latency."""
 
 
 class KVState:
-    """Keys and values of one attention layer, cut like the heads that use them.
+    """Keys and values of one attention layer, split like the heads that use them.
 
     Args:
         heads: query heads of each rank.
         kv_heads: key-value heads of each rank.
-        head_dim_k: number of elements of a key.
-        head_dim_v: number of elements of a value.
-        window: how far back any layer looks that attends to them.
+        window: widest window of the layers that attend to them.
         v_in_k: whether values are the first `head_dim_v` elements of the keys, held once (MLA).
     """
 
@@ -236,11 +216,11 @@ class KVState:
         self.v_in_k = v_in_k
 
     def cuts(self) -> dict[str, Segments]:
-        """Return the cut of the first dimension over ranks: of "k", and of "v" if it is held."""
+        """Return the split of the first dimension over ranks: of "k", and of "v" if it is held."""
         return dict.fromkeys("k" if self.v_in_k else "kv", (self.kv_heads,))
 
     def slice_key(self, rank: int) -> object:
-        """Return a key that is equal for ranks, also of other cuts, that hold the same heads."""
+        """Return a key that is equal for ranks, also of other splits, with the same heads."""
         return self.heads.spans[rank], self.kv_heads.spans[rank]
 
     def n_bytes(self, rank: int, size: CacheSize) -> int:
@@ -256,46 +236,45 @@ class KVState:
         return self.kv_heads.size(rank) * width
 
     def held_types(self, kv_type: str) -> KVTypes:
-        """Return in which types keys and values are held: values in keys have the keys' type."""
+        """Return the types of keys and values; values in keys have the keys' type."""
         types = kv_types(kv_type)
         return KVTypes(types.k, types.k) if self.v_in_k else types
 
     def n_work(self, rank: int, n_tokens: int, n_ctx: int, step: Step) -> int:
-        """Return the working memory of attention of `n_tokens` tokens on `rank`, in F32 elements.
-
-        See `attention_work`.
-        """
+        """Return the working memory of attention on `rank`, see `attention_work`."""
         return attention_work(self.heads.size(rank), self.row, n_tokens, n_ctx, step)
 
     @property
     def row(self) -> int:
-        """Number of elements of a key and its value, as they are held."""
+        """Number of stored elements of a key and its value."""
         return self.head_dim_k + (0 if self.v_in_k else self.head_dim_v)
 
     def check_type(self, kv_type: str) -> None:
-        """Make sure that keys and values are whole blocks of a KV type.
+        """Check that keys and values are whole blocks of a KV type.
 
         Raises:
-            EngineError: they are not; it says which type to choose.
+            EngineError: they are not.
         """
         types = self.held_types(kv_type)
         for noun, held, size in (
-            ("keys", types.k, self.head_dim_k), ("values", types.v, self.head_dim_v)
-        ):  # fmt: skip
+            (Sentence("keys"), types.k, self.head_dim_k),
+            (Sentence("values"), types.v, self.head_dim_v),
+        ):
             info = KV_INFO[held]
             if size % info.block_size:
                 raise EngineError(
-                    f"This model's {noun} have {size} elements, but a KV cache in {info.name} "
-                    f"holds them in blocks of {info.block_size}.",
-                    "Choose the KV type f16.",
-                )
+                    "This model's {parts} have {size} elements, but a KV cache in {type} stores"
+                    " them in blocks of {block}.",
+                    "Choose the KV cache type f16.",
+                    parts=noun, size=size, type=info.name, block=info.block_size,
+                )  # fmt: skip
 
 
 def attention_work(heads: int, row: int, n_tokens: int, n_ctx: int, step: Step) -> int:
     """Return the working memory of attention of `n_tokens` tokens, in F32 elements.
 
-    It comes on top of queries and results, and is an upper bound: keys and values read from the
-    cache, twice because they may be quantised, and the scores with what is added to them.
+    An upper bound, excluding queries and results: keys and values read from the cache, twice
+    because they may be quantised, and the scores with their mask and biases.
 
     Args:
         heads: number of query heads.
@@ -310,26 +289,26 @@ class RecurrentState:
     """Named F32 tensors of one recurrent layer; their size does not depend on the context.
 
     Args:
-        tensors: pair of each tensor by name: the units of each rank, in one or several segments,
-            and the shape of one unit.
+        tensors: for each tensor, the units of each rank, in one or several segments, and the shape
+            of a unit.
     """
 
     def __init__(self, **tensors: tuple[Ranges | tuple[Ranges, ...], tuple[int, ...]]) -> None:
         self._tensors = tensors
 
     def cuts(self) -> dict[str, Segments]:
-        """Return the cut of each tensor's units over ranks, by the tensor's name."""
+        """Return the split of each tensor's units over ranks."""
         return {
             name: (cuts,) if isinstance(cuts, Ranges) else cuts
             for name, (cuts, _) in self._tensors.items()
         }
 
     def slice_key(self, rank: int) -> object:
-        """Return a key that is equal for ranks, also of other cuts, that hold the same units."""
+        """Return a key that is equal for ranks, also of other splits, with the same units."""
         return tuple(cut.spans[rank] for cuts in self.cuts().values() for cut in cuts)
 
     def shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each tensor on `rank`, by name: its units first."""
+        """Return the shape of each tensor on `rank`: its units first."""
         return {
             name: (sum(segment.size(rank) for segment in segments), *self._tensors[name][1])
             for name, segments in self.cuts().items()
@@ -343,7 +322,7 @@ class RecurrentState:
         }
 
     def n_bytes(self, rank: int, size: CacheSize) -> int:
-        """Return the bytes of `rank`: of as many sequences as have states on the devices."""
+        """Return the bytes of all slots on `rank`."""
         return size.n_slots * self.sequence_bytes(rank)
 
     def sequence_bytes(self, rank: int) -> int:
@@ -351,10 +330,11 @@ class RecurrentState:
         return F32_BYTES * sum(prod(shape) for shape in self.shapes(rank).values())
 
     def n_work(self, rank: int) -> int:
-        """Return the elements per token that a prefill pass needs beside the residual stream.
+        """Return the elements per token that a prefill pass needs in addition to the residual
+        stream.
 
-        This is an estimate from measurements: some copies of both sides of every head's matrix, or
-        of the channels where these have no matrix.
+        Estimated from measurements: several copies of both sides of every head's matrix, or of the
+        channels if these have no matrix.
         """
         return max(
             6 * n_units * sum(sides) if len(sides) == 2 else 8 * n_units
@@ -362,33 +342,27 @@ class RecurrentState:
         )
 
 
-State = KVState | RecurrentState
-"""Memory of a layer for the tokens before."""
+State = KVState | RecurrentState  # memory of a layer for previous tokens
 
 
 def windows_of(states: Iterable[State]) -> tuple[AttentionWindow, ...]:
-    """Return the windows of the groups into which a model's layers fall, each once.
+    """Return the distinct windows of a model's layers; each defines a group of layers.
 
-    Layers with equal windows are one group. The one that sees everything comes first, if there is
-    one, then the others, the farthest first: an order that no split changes, as ranks declare all
-    layers, also those of which they hold nothing.
+    The order does not depend on the split, because every rank declares all layers, even without a
+    part of them.
     """
     return in_order(state.window for state in states if isinstance(state, KVState))
 
 
 SHARED_ROWS = 10 << 10
-"""Most rows (tokens times heads) whose keys are shared out to several programs: 64 for each of
-a GPU's 160 multiprocessors."""
+"""Maximum number of rows (tokens times heads) for which keys are distributed over several programs:
+64 for each of a GPU's 160 multiprocessors."""
 
 
 class AttentionSize(NamedTuple):
-    """Sizes that decide the working memory of one layer's attention on a rank.
+    """Sizes that determine the working memory of one layer's attention on a rank.
 
-    Attributes:
-        heads: number of query heads.
-        kv_heads: number of key-value heads.
-        row: number of elements of a key and its value.
-        is_shared: whether values are part of the keys.
+    `row` is the number of elements of a key and its value, which may share them (`is_shared`).
     """
 
     heads: int
@@ -398,7 +372,7 @@ class AttentionSize(NamedTuple):
 
 
 def pieces_bytes(cache: AttentionSize, n_tokens: int, n_ctx: int, are_singles: bool = False) -> int:
-    """Return the bytes of attention's partial results, one for each piece of the keys.
+    """Return the bytes of attention's partial results, one per piece of the keys.
 
     See `engine.backends.gpu.attention`.
     """
@@ -414,7 +388,7 @@ def pieces_bytes(cache: AttentionSize, n_tokens: int, n_ctx: int, are_singles: b
 
 
 def pages_bytes(cache: AttentionSize, n_ctx: int) -> int:
-    """Return the bytes of attention on the CPU beside queries and results, at most.
+    """Return the maximum bytes of attention on the CPU, excluding queries and results.
 
     These are each thread's scratch memory for a tile, with the keys and values of a block, and the
     results of few tokens for all pages; see `engine.backends.cpu.kernels.cache.query_heads`.
@@ -430,5 +404,5 @@ def pages_bytes(cache: AttentionSize, n_ctx: int) -> int:
 
 
 def result_bytes(width: int) -> int:
-    """Return the bytes of a result of attention for one page: whole vectors, and one more."""
+    """Return the bytes of an attention result for one page: whole vectors, plus one."""
     return (-(-F32_BYTES * width // ATTENTION_VECTOR_BYTES) + 1) * ATTENTION_VECTOR_BYTES

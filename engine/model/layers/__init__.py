@@ -1,4 +1,2 @@
-"""Building blocks of model declarations: matrices, norms, FFNs, experts, blocks, and their sizes.
-
-Imports no implementation of the arithmetic and no torch at run time.
-"""
+"""Building blocks of models: matrices, norms, FFNs, experts, blocks, and their sizes. No torch at
+run time."""

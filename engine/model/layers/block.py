@@ -1,4 +1,4 @@
-"""Blocks of a model: a mixer, an FFN or experts, or both, in the arrangements that occur."""
+"""Blocks: a mixer, an FFN or experts, or both, in the arrangements that models use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.model.layers.mixers.attention import Attention
 from engine.model.layers.mixers.mixer import Mixer
 from engine.model.layers.module import Module
 from engine.model.layers.mtp import MTPInput
-from engine.model.layers.norm import Norm, RMSNorm
+from engine.model.layers.norm import Norm, RMSNorm, Rope
 from engine.model.sharding.placement import Replicate, Shard
 from engine.model.sharding.shares import Ranges
 from engine.model.sharding.split import BlockDims, BlockSplit
@@ -23,17 +23,15 @@ if TYPE_CHECKING:
 
     from engine.model.forward.context import Context
     from engine.model.layers.hparams import HParams
-    from engine.model.layers.norm import Rope
 
 
 class Block(Module, ABC):
     """One layer of a model.
 
     Attributes:
-        norm_type: class of the norms in front of its parts.
-        layer: index of the layer.
-        split: cuts of its parts over ranks; ranks outside `split.group` never compute it.
-        nextn: input of the block, if it is one that only guesses.
+        norm_type: class of its norms.
+        split: its parts' split over ranks; ranks outside `split.group` skip the block.
+        nextn: input of an MTP block, else None.
     """
 
     norm_type: ClassVar[type[Norm]] = RMSNorm
@@ -48,11 +46,11 @@ class Block(Module, ABC):
 
     @classmethod
     def dims(cls, hp: HParams, layer: int) -> BlockDims:
-        """Return the sizes by which block `layer` is cut; without any, no rank computes it."""
+        """Return the sizes of block `layer` that are split; an empty block is on no rank."""
         return BlockDims()
 
     def reduces(self) -> tuple[int, ...]:
-        """Return the number of all-reduces for each value added to the residual stream."""
+        """Return the number of all-reduces for each addition to the residual stream."""
         return ()
 
     @abstractmethod
@@ -60,31 +58,27 @@ class Block(Module, ABC):
         """Map the residual stream x (T, n_embd) to the next block's."""
 
     def norm(self) -> Norm:
-        """Return a new norm of the residual stream, on all ranks of the block."""
+        """Return a new norm of the residual stream, replicated on all ranks of the block."""
         return self.norm_type(self.hp.n_embd, self.hp.norm_eps, Replicate(self.split.group))
 
     @property
     def first_norm(self) -> Norm | None:
-        """First reader of the residual stream in the block, if that is a norm."""
+        """Norm that reads the residual stream first, if any."""
         return None
 
     @property
     def next_norm(self) -> Norm | None:
-        """Norm that reads the residual stream next after the block, if known."""
+        """Norm that reads the residual stream right after this block, if known."""
         return self._next_norm[0]
 
     def precede(self, following: Block) -> None:
-        """Set the block that comes next; its first norm may be computed with this block's sum."""
+        """Set the next block; its first norm can be fused with this block's all-reduce."""
         if following.split.group == self.split.group:
             self._next_norm = (following.first_norm,)
 
 
 class MixerBlock(Block):
-    """Block of a mixer alone: `x + mixer(norm(x))`.
-
-    Attributes:
-        mixer_type: class of the mixer.
-    """
+    """Block with only a mixer: `x + mixer(norm(x))`."""
 
     mixer_type: ClassVar[type[Mixer]] = Attention
 
@@ -108,18 +102,16 @@ class MixerBlock(Block):
         return ctx.all_reduce_add(x, self.mix(x, ctx), self.next_norm)
 
     def mix(self, x: Tensor, ctx: Context) -> Addend:
-        """Return what the mixer adds to the residual stream."""
+        """Return the mixer's addition to the residual stream."""
         return Addend(self.mixer(self.attn_norm(x, ctx), ctx), self.mixer.bias)
 
 
 class FFNBlock(Block):
-    """Block of an FFN alone, `x + ffn(norm(x))`, or of experts in its place.
+    """Block with only an FFN, `x + ffn(norm(x))`, or with experts instead.
 
     Attributes:
-        act: activation between the matrices of FFN and experts.
-        is_gated: whether FFN and experts have a gate.
-        gating: function from the router's logits to scores, unless the file has one.
-        normalises_experts: whether the weights of the chosen experts are divided by their sum,
+        gating: function from router logits to scores, unless the file states one.
+        normalises_experts: whether the weights of the selected experts are divided by their sum,
             unless the file says.
     """
 
@@ -146,21 +138,21 @@ class FFNBlock(Block):
         return (1 + self.ffn.n_reduce,)
 
     def make_ffn(self) -> FFN | MoE:
-        """Return routed experts if the layer has them, else one FFN."""
+        """Return routed experts if the layer has them, else a dense FFN."""
         return self.make_experts() if self.hp.n_ff_exp[self.layer] else self.make_dense()
 
     def make_dense(self) -> FFN:
-        """Return the FFN of a layer without experts."""
+        """Return a dense FFN."""
         hp, split, n_ff = self.hp, self.split, self.hp.n_ff[self.layer]
         return FFN(hp.n_embd, n_ff, split.ffn, split.group, self.act, is_gated=self.is_gated)
 
     def make_experts(self) -> MoE:
-        """Return the routed experts, with the shared one if there is one."""
+        """Return the routed experts, including a shared one if present."""
         hp, split, layer, routing = self.hp, self.split, self.layer, self.routing()
         return MoE(hp, split, layer, routing, self.act, is_gated=self.is_gated)
 
     def routing(self) -> Routing:
-        """Return the rule by which the router chooses experts."""
+        """Return the router's rule."""
         return read_routing(self.hp, self.gating, normalise=self.normalises_experts)
 
     @property
@@ -171,14 +163,14 @@ class FFNBlock(Block):
         return ctx.all_reduce_add(x, self.feed(x, ctx), self.next_norm)
 
     def feed(self, x: Tensor, ctx: Context) -> Addend:
-        """Return what the FFN adds to the residual stream."""
+        """Return the FFN's addition to the residual stream."""
         return Addend(self.ffn(self.ffn_norm(x, ctx), ctx), self.ffn.bias)
 
 
 class TransformerBlock(FFNBlock, MixerBlock):
-    """Common block: `x + mixer(norm(x))`, then `x + ffn(norm(x))`; one all-reduce each.
+    """Standard block: `x + mixer(norm(x))`, then `x + ffn(norm(x))`; one all-reduce each.
 
-    A variant names another mixer or activation, or overrides `mix`, `feed` or `make_ffn`.
+    A variant sets another mixer or activation, or overrides `mix`, `feed` or `make_ffn`.
     """
 
     def reduces(self) -> tuple[int, ...]:
@@ -194,10 +186,7 @@ class TransformerBlock(FFNBlock, MixerBlock):
 
 
 class ParallelBlock(TransformerBlock):
-    """Parallel block, `x + mixer(norm(x)) + ffn(norm(x))`: one all-reduce sums both.
-
-    There is one norm for both; a variant with two overrides `ffn_input`.
-    """
+    """Parallel block, `x + mixer(norm(x)) + ffn(norm(x))`: one norm, one all-reduce for both."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
@@ -207,12 +196,8 @@ class ParallelBlock(TransformerBlock):
         return (1 + self.mixer.n_reduce + self.ffn.n_reduce,)
 
     def ffn_input(self, x: Tensor, normed: Tensor, ctx: Context) -> Tensor:
-        """Return the FFN's input.
-
-        Args:
-            x: the residual stream, (T, n_embd).
-            normed: the mixer's input, (T, n_embd).
-        """
+        """Return the FFN's input, given the residual stream x and the mixer's input, both (T,
+        n_embd)."""
         return normed
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
@@ -239,7 +224,7 @@ class TwoNormParallelBlock(ParallelBlock):
 
 
 class PostNormBlock(TransformerBlock):
-    """Block with norms behind its parts: `x + norm(mixer(x))`, then `x + norm(ffn(x))` (OLMo 2)."""
+    """Block with post-norms: `x + norm(mixer(x))`, then `x + norm(ffn(x))` (OLMo 2)."""
 
     tensor_names: ClassVar = {"attn_norm": "post_attention_norm", "ffn_norm": "post_ffw_norm"}
 
@@ -259,7 +244,7 @@ class PostNormBlock(TransformerBlock):
 
 
 class SandwichBlock(TransformerBlock):
-    """Block with norms before and behind its parts (CogView, arXiv 2105.13290).
+    """Block with pre- and post-norms (CogView, arXiv 2105.13290).
 
     `x + norm'(mixer(norm(x)))`, then `x + norm'(ffn(norm(x)))`, each norm with its own weight.
     """
@@ -277,21 +262,19 @@ class SandwichBlock(TransformerBlock):
 
 
 SIDE = "per_layer"
-"""Key of `Context.side` under which all ranks hold the per-layer inputs, (T, n_layer × n)."""
+"""Key in `Context.side` of the per-layer inputs, (T, n_layer × n), which all ranks hold."""
 
 
 def per_layer_width(hp: HParams) -> int:
-    """Return the number of elements of a layer's input; 0 for a model without such inputs."""
+    """Return the size of a per-layer input; 0 for models without them."""
     return hp.keys.integer("embedding_length_per_layer_input", 0)
 
 
 class PerLayerEmbedding(Module):
-    """Per-layer inputs of all layers: a table by token, plus a projection of the embedding.
+    """Per-layer inputs of all layers: a lookup by token plus a projection of the embedding.
 
-    `(table[id] sqrt(n) + norm(proj(x) / sqrt(n_embd))) / sqrt(2)` for inputs of n elements.
-
-    Args:
-        rows: rows of the vocabulary on each rank, cut like those of the embedding.
+    `(table[id] sqrt(n) + norm(proj(x) / sqrt(n_embd))) / sqrt(2)` for inputs of n elements. `rows`
+    is the embedding's split.
     """
 
     is_nameless = True
@@ -304,9 +287,9 @@ class PerLayerEmbedding(Module):
         self.per_layer_proj_norm = RMSNorm(self.n, hp.norm_eps, owners)
 
     def __call__(self, ids: Tensor, x: Tensor | None, ctx: Context) -> Tensor | None:
-        """Map ids (T,) and their embedding x (T, n_embd) to (T, n_layer × n).
+        """Map ids (T,) and their embeddings x (T, n_embd) to (T, n_layer × n).
 
-        Every rank calls it; ranks without rows of the embedding pass None and get None.
+        Collective: ranks without rows of the embedding pass None and get None.
         """
         tokens = self.per_layer_token_embd(ids, ctx)
         if tokens is None or x is None:
@@ -319,7 +302,7 @@ class PerLayerEmbedding(Module):
 
 
 class PerLayerGate(Module):
-    """Last addition of a layer, `norm(proj(gelu(gate(x)) * input))`; the same on all its ranks."""
+    """Last addition of a layer, `norm(proj(gelu(gate(x)) * input))`; replicated on its ranks."""
 
     is_nameless = True
 
@@ -331,7 +314,7 @@ class PerLayerGate(Module):
         self.post_norm = RMSNorm(hp.n_embd, hp.norm_eps, everyone)
 
     def __call__(self, x: Tensor, ctx: Context) -> Addend:
-        """Return what it adds to the residual stream x (T, n_embd)."""
+        """Return the addition to the residual stream x (T, n_embd)."""
         inputs = ctx.kept(ctx.side[SIDE])[:, self.columns]
         inner = ctx.ops.gated(GELU, self.inp_gate(x), inputs)
         return Addend(self.proj(inner), norm=self.post_norm, is_whole=True)

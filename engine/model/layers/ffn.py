@@ -1,4 +1,4 @@
-"""Dense feed-forward networks, cut by columns of the inner dimension."""
+"""Dense FFNs and routed experts, split by columns of the inner dimension."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from engine.errors import InvalidGGUF
 from engine.model.forward.operands import SILU, Activation, Gating, Routing
 from engine.model.layers.linear import ExpertLinear, Linear, Vector
-from engine.model.layers.module import Module
+from engine.model.layers.module import Module, TensorSource
 from engine.model.sharding.placement import Replicate, Shard
 from engine.model.sharding.shares import Ranges
 from engine.model.sharding.split import BlockSplit
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from engine.model.forward.context import Context
     from engine.model.forward.expert_rows import Groups
     from engine.model.layers.hparams import HParams
-    from engine.model.layers.module import TensorSource
 
 Group = tuple[int, ...]
 
@@ -27,12 +26,7 @@ Group = tuple[int, ...]
 class FFN(Module):
     """FFN `down(act(gate(x)) * up(x))` (Shazeer 2020), or `down(act(up(x)))` without a gate.
 
-    Args:
-        n_ff: number of columns of the inner dimension.
-        columns: those columns of each rank.
-
-    Attributes:
-        n_reduce: number of all-reduces inside it, before the one of its output.
+    `columns` are the inner columns of each rank; `n_reduce` counts all-reduces before the output's.
     """
 
     is_nameless = True
@@ -62,20 +56,19 @@ class FFN(Module):
 
     @property
     def bias(self) -> Tensor | None:
-        """Bias that is added once, after the all-reduce."""
+        """Bias to add once, after the all-reduce."""
         return self.ffn_down.bias
 
 
-Parts = tuple[tuple[str, int], ...]
-"""Names and numbers of rows of a fused tensor's parts, in file order."""
+Parts = tuple[tuple[str, int], ...]  # names and row counts of a fused tensor's parts, in file order
 
 
 def separate(source: TensorSource, fused: str, parts: Parts, columns: tuple[int, ...]) -> None:
     """Split the matrix `fused`, its bias and its scale into views of its parts.
 
     Raises:
-        InvalidGGUF: it has another shape, a part of a bias ends inside a quantised block, or the
-            file has a part a second time.
+        InvalidGGUF: its shape is wrong, a part of a bias ends inside a quantised block, or the file
+            also has a part as a tensor.
     """
     n_rows = sum(rows for _, rows in parts)
     for kind, shape in (("weight", (n_rows, *columns)), ("bias", (n_rows,))):
@@ -88,7 +81,9 @@ def separate(source: TensorSource, fused: str, parts: Parts, columns: tuple[int,
             try:
                 view = whole.rows(start, start + rows, f"{part}.{kind}")
             except ValueError as error:
-                raise InvalidGGUF(source.path, f"{name} cannot be taken apart ({error})") from None
+                raise InvalidGGUF(
+                    source.path, "{name} cannot be split ({error})", name=name, error=str(error)
+                ) from None
             source.add_view(view, name)
             start += rows
     if f"{fused}.scale" in source:
@@ -99,7 +94,7 @@ def separate(source: TensorSource, fused: str, parts: Parts, columns: tuple[int,
 def separate_qkv(source: TensorSource, hp: HParams, layer: int) -> None:
     """Split a fused `attn_qkv` (rows q, then k, then v) into three tensors.
 
-    Each head's rows of q may be followed by as many rows of a gate.
+    Gated attention has a gate after each head's rows of q.
     """
     if hp.recurrent[layer] or not hp.has(layer, "attn_qkv.weight"):
         return
@@ -114,10 +109,8 @@ def separate_qkv(source: TensorSource, hp: HParams, layer: int) -> None:
 
 
 def separate_gate_up(source: TensorSource, hp: HParams, layer: int) -> None:
-    """Split an `ffn_up` of twice the columns (rows gate, then up) into two tensors.
-
-    The shared expert's matrix is split likewise.
-    """
+    """Split an `ffn_up` of twice the columns (rows gate, then up), and the shared expert's
+    likewise."""
     for suffix, n_ff in (("", hp.n_ff[layer]), ("_shexp", hp.n_ff_shexp[layer])):
         gate, up = f"blk.{layer}.ffn_gate{suffix}", f"blk.{layer}.ffn_up{suffix}"
         weight = source.tensors.get(f"{up}.weight")
@@ -126,19 +119,19 @@ def separate_gate_up(source: TensorSource, hp: HParams, layer: int) -> None:
 
 
 GATINGS: dict[int, Gating] = {1: "softmax", 2: "sigmoid", 3: "softmax_chosen"}
-"""Gatings by their number in the key `expert_gating_func`; 0 or no key means the architecture's."""
+"""Gatings by their number in `expert_gating_func`; 0 or no key means the architecture's default."""
 
 
 def read_routing(hp: HParams, gating: Gating = "softmax", *, normalise: bool = True) -> Routing:
-    """Read a file's keys of the router; the arguments are the architecture's defaults.
+    """Read the router's keys; the arguments are the architecture's defaults.
 
     Raises:
-        InvalidGGUF: the gating is unknown, or groups do not divide the experts.
+        InvalidGGUF: the gating is unknown, or the groups do not fit the experts.
     """
     keys = hp.keys
     number = keys.integer("expert_gating_func", 0)
     if number not in (0, *GATINGS):
-        raise keys.invalid(f"it weighs experts in an unknown way ({number})")
+        raise keys.invalid("its expert gating ({n}) is unknown", n=number)
     routing = Routing(
         hp.n_expert,
         max(hp.n_expert_used),
@@ -156,9 +149,10 @@ def read_routing(hp: HParams, gating: Gating = "softmax", *, normalise: bool = T
         or routing.n_group_used * per_group < routing.n_used
     ):
         raise keys.invalid(
-            f"{routing.n_used} of {routing.n_expert} experts cannot be chosen from "
-            f"{routing.n_group_used} of {routing.n_group} groups"
-        )
+            "{n} of {total} experts cannot be chosen from {groups} of {others} groups",
+            n=routing.n_used, total=routing.n_expert, groups=routing.n_group_used,
+            others=routing.n_group,
+        )  # fmt: skip
     return routing
 
 
@@ -176,30 +170,29 @@ class SharedExpert(FFN):
         self.ffn_gate_inp_shexp = Vector((hp.n_embd,), owners, optional=True)
 
     def add_to(self, routed: Tensor | None, x: Tensor, ctx: Context) -> Tensor | None:
-        """Return `routed` plus this expert of x (T, n_embd): partial sums, None without one."""
+        """Return `routed` plus this expert's partial sum for x (T, n_embd); both may be None."""
         y, bias, gate = self(x, ctx), self.bias, self.ffn_gate_inp_shexp.value
         if y is not None and bias is not None and ctx.rank == self.columns.owners()[0]:
-            y = y + bias  # on one rank only: gate and all-reduce come after it
+            y = y + bias  # on one rank only, because gate and all-reduce follow
         if y is None or gate is None:
             return add_parts(routed, y)
         return ctx.ops.opened(x, gate, y, routed)
 
 
 class MoE(Module):
-    """Mixture of experts: each token goes to the `n_used` experts with its router's best scores.
+    """Mixture of experts: each token goes to the `n_used` experts with the best router scores.
 
-    Every rank routes by itself, with the same bits, and holds its columns of every expert; the
-    weighted sum and the shared expert are added up before the one all-reduce (Mixtral, arXiv
-    2401.04088; DeepSeekMoE, arXiv 2401.06066).
+    Every rank computes the same routing and holds some columns of every expert; weighted sum and
+    shared expert are added before the single all-reduce (Mixtral, arXiv 2401.04088; DeepSeekMoE,
+    arXiv 2401.06066).
 
     Args:
         is_gated: whether experts are `down(act(gate(x)) * up(x))` instead of `down(act(up(x)))`.
         shared_act: activation of the shared expert; None for that of the routed ones.
-        width: number of elements that routed experts read and write; None for the residual
-            stream's.
+        width: input and output width of the routed experts; None for the residual stream's.
 
     Attributes:
-        n_reduce: number of all-reduces inside it, before the one of its output.
+        n_reduce: number of all-reduces inside it, before that of its output.
     """
 
     is_nameless = True
@@ -233,7 +226,7 @@ class MoE(Module):
 
     @property
     def bias(self) -> Tensor | None:
-        """Bias to add once, after the all-reduce: none, since experts' biases are weighted."""
+        """No bias after the all-reduce: experts' biases are weighted."""
         return None
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
@@ -244,9 +237,7 @@ class MoE(Module):
     def routed(self, x: Tensor, router_input: Tensor, ctx: Context) -> Tensor | None:
         """Return this rank's partial sum of the routed experts, (T, n_embd); None without columns.
 
-        Args:
-            x: input of the experts, (T, n_embd).
-            router_input: input of the router, (T, n_embd).
+        x and the router's input are (T, n_embd).
         """
         if not ctx.owns(self.columns):
             return None
@@ -255,7 +246,7 @@ class MoE(Module):
         return self.weighted_sum(x, weights, groups, ctx)
 
     def weighted_sum(self, x: Tensor, weights: Tensor, groups: Groups, ctx: Context) -> Tensor:
-        """Return the sum of each token's experts of x (T, n_embd), times weights (T, n_used)."""
+        """Return the sum of each token's experts for x (T, n_embd), weighted by (T, n_used)."""
         y = self.expert_outputs(x, groups, ctx)
         return ctx.ops.sum_of_experts(y, weights, groups)
 
@@ -264,8 +255,7 @@ class MoE(Module):
     ) -> Tensor:
         """Return the outputs (n_row, n_embd) of each token's experts for x (T, n_embd).
 
-        Args:
-            factors: factor on each expert's input, (T, n_used), or None.
+        `factors` scale each expert's input, (T, n_used).
         """
         gate = up = None
         if self.is_fused:
@@ -279,7 +269,7 @@ class MoE(Module):
 
 
 def add_parts(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """Return the sum of two partial sums, each of which may be None on this rank."""
+    """Return the sum of two partial sums; either may be None."""
     if a is None or b is None:
         return b if a is None else a
     return a + b

@@ -1,4 +1,4 @@
-"""Hyperparameters of a model, under llama.cpp's names, read from a file's metadata and checked."""
+"""Hyperparameters of a model under llama.cpp's names, read from metadata and validated."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Ints = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """Properties of an architecture that its files do not say.
+    """Properties of an architecture that its files do not state.
 
     Attributes:
-        rope_style: pairing of the rotated elements; None if the architecture has no RoPE.
-        norm_eps: kind of norm whose key has the epsilon of all norms.
-        swa_period: period of layers in which one attends to the whole context and the others to a
-            sliding window, unless the file has a pattern; 0 for no windows.
-        swa_first_full: whether the whole-context layer is the first of each period, not the last.
-        n_swa: number of tokens that a sliding window sees, unless the file says.
-        recurrent_period: period of layers of which all but the last are recurrent, unless the file
-            says; 0 if layers without key-value heads are the recurrent ones.
+        rope_style: pairing of the rotated elements; None without RoPE.
+        norm_eps: kind of norm; its key has the epsilon of all norms.
+        swa_period: period of full-attention layers among sliding-window layers, if the file has no
+            pattern; 0 for no windows.
+        swa_first_full: whether the full-attention layer is the first of each period, not the last.
+        n_swa: length of a sliding window in tokens, if the file does not say.
+        recurrent_period: period of attention layers (the last of each period) among recurrent ones,
+            if the file does not say; 0 if layers without key-value heads are the recurrent ones.
         is_hybrid: whether some layers have no attention.
-        mtp_hidden: hidden state that MTP blocks read, that of the last block ("raw") or that behind
-            the final norm ("normed"); None for architectures whose MTP blocks are not used.
+        mtp_hidden: hidden state that MTP blocks read: the last block's ("raw") or that after the
+            final norm ("normed"); None if MTP blocks are not supported.
     """
 
     rope_style: RopeStyle | None = "norm"
@@ -51,32 +51,26 @@ class HParams:
     """Sizes of one model; tuples have one entry per layer.
 
     Attributes:
-        n_layer: number of blocks that are loaded.
-        n_embd: width of the residual stream.
+        n_layer: number of loaded blocks.
         n_vocab: number of rows of the embedding.
-        n_ctx_train: context of the training, in tokens; 0 if the file does not say.
-        n_ctx: context that the model is loaded for, in tokens.
-        n_head, n_head_kv: number of query heads, and of key-value heads.
-        head_dim_k: number of elements of a query or key head.
-        head_dim_v: number of elements of a value head.
-        n_ff: number of columns of the dense FFN; 0 where a layer has only experts.
-        n_expert: number of routed experts.
-        n_expert_used: number of experts per token.
-        n_ff_exp: number of columns of one routed expert; 0 where a layer has none.
-        n_ff_shexp: number of columns of the shared expert; 0 where a layer has none.
-        norm_eps: number added to the mean square or variance in every norm.
-        n_swa: number of tokens that a sliding window sees, the current one included; 0 for none.
-        swa: whether a layer sees only such a window.
-        recurrent: whether a layer has a recurrent state in place of attention.
-        rope: parameters of the rotary position embedding.
-        tied: whether the output head is the embedding.
-        keys: other metadata of the file, for what only one family has.
+        n_ctx_train: context length of the training; 0 if unknown.
+        n_ctx: context length that the model is loaded for.
+        n_head, n_head_kv: numbers of query heads and of key-value heads.
+        head_dim_k, head_dim_v: elements of a query or key head, and of a value head.
+        n_ff: columns of the dense FFN; 0 in layers with experts only.
+        n_expert_used: experts per token.
+        n_ff_exp, n_ff_shexp: columns of one routed expert and of the shared expert; 0 for none.
+        norm_eps: epsilon of all norms.
+        n_swa: length of a sliding window, the current token included; 0 for none.
+        swa: whether a layer has a sliding window.
+        recurrent: whether a layer has a recurrent state instead of attention.
+        tied: whether the output head shares the embedding matrix.
+        keys: metadata of the file, for keys of single families.
         tensors: names of all tensors in the file.
-        n_mtp: number of these blocks, at the end, that only guess (MTP).
-        copies_head: whether the output head is the embedding, but in a copy of its own.
-        n_guessed: number of tokens, the first ones of its head, that an MTP block guesses from; 0
-            for all.
-        n_own_head: number of rows of MTP blocks' own heads, if these are of some tokens alone.
+        n_mtp: number of MTP blocks, the last of the blocks.
+        copies_head: whether the output head is a separate copy of the embedding.
+        n_guessed: size of the draft vocabulary (its first tokens); 0 for all tokens.
+        n_own_head: number of rows of MTP blocks' own heads, if reduced.
     """
 
     architecture: str
@@ -109,10 +103,7 @@ class HParams:
 
     @classmethod
     def read(cls, file: GGUFFile, traits: Traits, n_mtp: int = 0) -> HParams:
-        """Read the sizes of a decoder-only model.
-
-        Args:
-            n_mtp: number of MTP blocks to load.
+        """Read the sizes of a decoder-only model with `n_mtp` MTP blocks.
 
         Raises:
             InvalidGGUF: a key is missing, or sizes contradict each other.
@@ -165,68 +156,61 @@ class HParams:
 
     @property
     def n_trunk(self) -> int:
-        """Number of blocks that every token goes through."""
+        """Number of blocks that run for every token: all except MTP blocks."""
         return self.n_layer - self.n_mtp
 
     def has(self, layer: int, name: str) -> bool:
-        """Return whether the file has a tensor of this name for block `layer`."""
+        """Return whether the file has this tensor in block `layer`."""
         return f"blk.{layer}.{name}" in self.tensors
 
     def refuse_experts(self) -> None:
-        """Refuse files with routed experts, for architectures that have none.
-
-        Raises:
-            InvalidGGUF: the file says that there are some.
-        """
+        """Raise InvalidGGUF if there are routed experts."""
         if self.n_expert:
-            raise self.keys.invalid(f"{self.architecture} models have no routed experts")
+            raise self.keys.invalid("{name} models have no routed experts", name=self.architecture)
 
     def require_windows(self) -> None:
-        """Refuse files without sliding windows, for architectures that always have them.
-
-        Raises:
-            InvalidGGUF: the file does not say how long sliding windows are.
-        """
+        """Raise InvalidGGUF if there are no sliding windows."""
         if not self.n_swa:
-            raise self.keys.invalid("it does not say how long its sliding windows are")
+            raise self.keys.invalid("the length of its sliding windows is missing")
 
 
 def n_trunk_blocks(keys: Keys) -> int:
-    """Return the number of blocks without those at the end that only guess (tensors `nextn.…`).
+    """Return the number of blocks without the MTP blocks at the end (tensors `nextn.…`).
 
     Raises:
-        InvalidGGUF: there would be none left.
+        InvalidGGUF: none would be left.
     """
     n_block, n_draft = keys.integer("block_count"), keys.integer("nextn_predict_layers", 0)
     if n_draft >= n_block:
-        raise keys.invalid(f"{n_draft} of its {n_block} blocks are said to draft only")
+        raise keys.invalid("{n} of its {total} blocks are MTP blocks", n=n_draft, total=n_block)
     return n_block - n_draft
 
 
 def _per_layer(
     keys: Keys, name: str, n_layer: int, traits: Traits, default: Ints | None = None
 ) -> Ints:
-    """Read one number per layer; it is at least 1 except in hybrid models."""
+    """Read one number per layer, at least 1 except in hybrid models."""
     if traits.is_hybrid:
         return keys.integers(name, n_layer, default or (0,) * n_layer)
     values = keys.integers(name, n_layer, default)
     if min(values) < 1:
-        raise keys.invalid(f"'{keys.full_key(name)}' is {min(values)} where at least 1 belongs")
+        raise keys.invalid(
+            "'{key}' is {value}, but must be at least 1", key=keys.full_key(name), value=min(values)
+        )
     return values
 
 
 def _n_ff(keys: Keys, n_layer: int, n_expert: int, traits: Traits) -> Ints:
-    """Read the columns of the dense FFN; the key is optional in a model of experts alone."""
     if n_expert:
         return keys.integers("feed_forward_length", n_layer, (0,) * n_layer)
     return _per_layer(keys, "feed_forward_length", n_layer, traits)
 
 
 def _n_ff_exp(keys: Keys, n_ff: Ints, layers: list[_LayerTensors]) -> Ints:
-    """Read the columns of an expert, 0 where a layer has none.
+    """Read the columns of an expert, 0 in layers without experts.
 
-    Files without the key have the number under the dense FFN's key, sometimes multiplied by the
-    experts used; so it is taken from the tensors.
+    Files without the key store the number under the dense FFN's key, sometimes multiplied by the
+    number of used experts, so the tensors' shapes take precedence.
     """
     sizes = keys.integers("expert_feed_forward_length", len(layers), n_ff)
     n_ff_exp = tuple(
@@ -250,9 +234,9 @@ def _recurrent(keys: Keys, n_head_kv: Ints, traits: Traits) -> Flags:
 
 
 def _swa(keys: Keys, n_layer: int, traits: Traits) -> Flags:
-    """Return whether each layer has a sliding window.
+    """Return which layers have a sliding window.
 
-    A file has a list, or the period of the layers without a window (0: all have one).
+    A file has a list, or the period of full-attention layers (0: there are none).
     """
     name = "attention.sliding_window_pattern"
     is_period = name in keys and keys.meta.array_length(keys.full_key(name)) is None
@@ -263,21 +247,13 @@ def _swa(keys: Keys, n_layer: int, traits: Traits) -> Flags:
 
 
 def _head_dims(keys: Keys, name: str, default: int, swa: Flags) -> Ints:
-    """Read the elements of a head per layer; layers with a window may have a key of their own."""
     full = keys.integer(name, default)
     windowed = keys.integer(f"{name}_swa", full)
     return tuple(windowed if is_swa else full for is_swa in swa)
 
 
 class _LayerTensors:
-    """Kinds of FFN of a layer, by its tensors: no key tells in all files.
-
-    Attributes:
-        has_experts: whether the layer has routed experts.
-        only_experts: whether it has routed experts and no dense FFN.
-        n_ff_shexp: number of columns of the shared expert; 0 for none.
-        n_ff_exp: number of columns of a routed expert; 0 for none.
-    """
+    """Kind of a layer's FFN according to its tensors, because keys are not reliable."""
 
     def __init__(self, file: GGUFFile, layer: int) -> None:
         shapes = {
@@ -300,7 +276,6 @@ class _LayerTensors:
 
 
 def _n_vocab(file: GGUFFile) -> int:
-    """Return the number of rows of the embedding, which must suffice for the tokens."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise InvalidGGUF(
@@ -311,52 +286,48 @@ def _n_vocab(file: GGUFFile) -> int:
     n_rows, n_tokens = embedding.shape[0], file.meta.array_length("tokenizer.ggml.tokens") or 0
     if n_tokens > n_rows:
         raise InvalidGGUF(
-            file.path, f"its vocabulary has {n_tokens} tokens but token_embd.weight {n_rows} rows"
-        )
+            file.path,
+            "its vocabulary has {n} tokens but token_embd.weight {rows} rows",
+            n=n_tokens, rows=n_rows,
+        )  # fmt: skip
     return n_rows
 
 
 _LONE_EXPERT = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight")
-"""Name of a tensor that holds one expert alone, as in files until early 2024."""
+"""A tensor with a single expert, as in files until early 2024."""
 
 
 def _check_derived(file: GGUFFile, hp: HParams, traits: Traits) -> None:
-    """Check values of a file against each other.
-
-    Raises:
-        InvalidGGUF: they contradict each other.
-    """
-    n_block = hp.keys.integer("block_count")
+    invalid, n_block = hp.keys.invalid, hp.keys.integer("block_count")
     if any((block := split_name(name)) and block[0] >= n_block for name in file.tensors):
-        raise InvalidGGUF(
-            file.path, f"'{hp.architecture}.block_count' is {n_block}, but it has more blocks"
-        )
+        key = hp.keys.full_key("block_count")
+        raise invalid("'{key}' is {n}, but it has more blocks", key=key, n=n_block)
     if any(_LONE_EXPERT.fullmatch(name) for name in file.tensors):
         raise InvalidGGUF(
             file.path,
-            "it holds each expert by itself, as files did until early 2024",
+            "it stores each expert in its own tensor, as files did until early 2024",
             "Pick a newer file of the same model.",
         )
     for q, kv, is_recurrent in zip(hp.n_head, hp.n_head_kv, hp.recurrent, strict=True):
         if not is_recurrent and (kv < 1 or q < 1 or q % kv):
-            raise InvalidGGUF(file.path, f"{q} query heads cannot share {kv} key-value heads")
+            raise invalid("{n} query heads cannot share {other} key-value heads", n=q, other=kv)
     if min(hp.head_dim_k) < 1:
-        raise InvalidGGUF(file.path, f"{max(hp.n_head)} heads cannot share {hp.n_embd} elements")
+        n_head = max(hp.n_head)
+        raise invalid("{n} heads cannot share {other} elements", n=n_head, other=hp.n_embd)
     if traits.rope_style:
-        _check_rope(file, hp)
+        _check_rope(hp)
     if hp.n_expert > 1 and not any(hp.n_ff_exp):
-        raise InvalidGGUF(file.path, f"no block has any of its {hp.n_expert} experts")
+        raise invalid("no block has any of its {n} experts", n=hp.n_expert)
     for n_used, columns in zip(hp.n_expert_used, hp.n_ff_exp, strict=True):
         if columns and not 1 <= n_used <= hp.n_expert:
-            raise InvalidGGUF(file.path, f"it uses {n_used} of {hp.n_expert} experts")
+            raise invalid("it uses {n} of {total} experts", n=n_used, total=hp.n_expert)
 
 
-def _check_rope(file: GGUFFile, hp: HParams) -> None:
-    """Check the rotated elements of a head, and YaRN's original context."""
+def _check_rope(hp: HParams) -> None:
     rope, head_dim = hp.rope, max(hp.head_dim_k)
     if rope.n_rot % 2 or not 0 < rope.n_rot <= head_dim:
-        raise InvalidGGUF(
-            file.path, f"it rotates {rope.n_rot} of the {head_dim} elements of a head"
+        raise hp.keys.invalid(
+            "it rotates {n} of the {total} elements of a head", n=rope.n_rot, total=head_dim
         )
     if rope.yarn and rope.n_ctx_orig < 1:
-        raise InvalidGGUF(file.path, "it scales positions by YaRN but not from which context")
+        raise hp.keys.invalid("YaRN's original context length is missing")

@@ -1,7 +1,4 @@
-"""Metadata of a file under short names, with numbers checked against bounds.
-
-A file is untrusted; every number that is read here has its bounds in one table.
-"""
+"""Metadata under short names; a file is untrusted, so each number is checked against `BOUNDS`."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ T = TypeVar("T")
 
 MAX_SIZE = 1 << 24
 MAX_CONTEXT = 1 << 32
-MAX_LIST = 4096  # elements of a list; there is one for each layer at most
+MAX_LIST = 4096  # elements of a list, at most one per layer
 SIZE = (1, MAX_SIZE)
 COUNT = (0, MAX_SIZE)
 CONTEXT = (0, MAX_CONTEXT)
@@ -115,18 +112,17 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "xielu.beta": SIGNED,
     "xielu.eps": SIGNED,
 }
-"""Smallest and largest value of each key: wider than in any model, and safe to compute with."""
+"""Minimum and maximum of each key: wider than any model needs, and safe to compute with."""
 
-UNPREFIXED = ("xielu.",)
-"""Prefixes of keys that files have without the architecture in front."""
+UNPREFIXED = ("xielu.",)  # prefixes of keys that do not start with the architecture
 
 
 class Keys:
     """Metadata of a file, by key without the architecture: `keys.integer("block_count")`.
 
     Raises:
-        InvalidGGUF: (each read) a key is missing and there is no default, or its value has another
-            type or length.
+        InvalidGGUF: (all reads) a key without a default is missing, or a value has the wrong type
+            or length.
     """
 
     def __init__(self, meta: Metadata) -> None:
@@ -134,29 +130,31 @@ class Keys:
         self._prefix = f"{meta.architecture}."
 
     def full_key(self, name: str) -> str:
-        """Return the key as it is in the file."""
+        """Return the key as stored in the file."""
         return name if name.startswith(UNPREFIXED) else self._prefix + name
 
     def __contains__(self, name: str) -> bool:
         return self.full_key(name) in self.meta
 
-    def invalid(self, problem: str) -> InvalidGGUF:
-        """Return an error about this file."""
-        return InvalidGGUF(self.meta.path, problem)
+    def invalid(self, problem: str, **values: str | int | float) -> InvalidGGUF:
+        """Return an error about this file; `problem` is a template."""
+        return InvalidGGUF(self.meta.path, problem, "", **values)
 
     def check_bounds(self) -> None:
-        """Check each number of the file against `BOUNDS`; types are checked where it is read.
+        """Check every number against `BOUNDS`; types are checked on each read.
 
         Raises:
-            InvalidGGUF: a value is out of bounds, or a list is longer than any model; it names the
-                key and the value or length.
+            InvalidGGUF: a value is out of bounds, or a list is too long.
         """
         for name, (low, high) in BOUNDS.items():
             key = self.full_key(name)
-            found = self._limited(key)
-            for value in found if isinstance(found, list) else [found]:
+            values = self._limited(key)
+            for value in values if isinstance(values, list) else [values]:
                 if isinstance(value, int | float) and not low <= value <= high:
-                    raise self.invalid(f"'{key}' is {value}, not from {low} to {high}")
+                    raise self.invalid(
+                        "'{key}' is {value}, not from {low} to {high}",
+                        key=key, value=value, low=low, high=high,
+                    )  # fmt: skip
 
     def integer(self, name: str, default: int | None = None) -> int:
         """Read a whole number."""
@@ -193,68 +191,62 @@ class Keys:
         return tuple(self._complete(key, self.meta.floats(key), n_layer))
 
     def flags(self, name: str, n_layer: int, default: tuple[bool, ...]) -> tuple[bool, ...]:
-        """Read one flag per layer, from a list of flags or of zeros and ones."""
+        """Read one flag per layer, from a list of booleans or of zeros and ones."""
         key = self.full_key(name)
         if self.meta.array_length(key) is None:
             return default
-        found = self._limited(key)
-        if not all(isinstance(item, int) for item in found):
-            raise self.invalid(f"'{key}' in its metadata is no list of flags")
-        return tuple(bool(item) for item in self._complete(key, found, n_layer))
+        items = self._limited(key)
+        if not all(isinstance(item, int) for item in items):
+            raise self.invalid("'{key}' in its metadata is not a list of flags", key=key)
+        return tuple(bool(item) for item in self._complete(key, items, n_layer))
 
     def sections(self) -> tuple[int, ...]:
-        """Read the sections of M-RoPE: numbers of pairs by time, row and column; none if absent."""
+        """Read M-RoPE's sections, the numbers of pairs for time, row and column; () if absent."""
         key = self._bounded("rope.dimension_sections")
         if key not in self.meta:
             return ()
-        found = [int(n) for n in self._complete(key, self.meta.ints(key), 3)]
-        if min(found) < 0:
-            raise self.invalid(f"'{key}' in its metadata has a negative number")
-        return tuple(found) if any(found) else ()
+        sections = tuple(int(n) for n in self._complete(key, self.meta.ints(key), 3))
+        if min(sections) < 0:
+            raise self.invalid("'{key}' in its metadata has a negative number", key=key)
+        return sections if any(sections) else ()
 
     def norm_eps(self, kind: Literal["rms", "layer"]) -> float:
-        """Read the number that norms add to the mean square ("rms") or to the variance ("layer").
-
-        Some files have it under the key of the other kind only.
-        """
+        """Read the epsilon of norms; some files store it only under the key of the other kind."""
         rms, layer = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
         first, second = (rms, layer) if kind == "rms" else (layer, rms)
         return self.number(second if second in self and first not in self else first)
 
     def _limited(self, key: str) -> Any:
-        """Return a value of any type, None where there is none; a list that is too long is refused.
-
-        Millions of elements, of one byte each in the file, would take seconds for each key.
-        """
+        """Return a value of any type or None; refuse long lists, which would take seconds to
+        read."""
         n = self.meta.array_length(key)
         if n is not None and n > MAX_LIST:
-            raise self.invalid(f"'{key}' in its metadata has {n} entries, more than any model")
+            raise self.invalid(
+                "'{key}' in its metadata has {n} entries, more than any model", key=key, n=n
+            )
         return self.meta.get(key)
 
     def _bounded(self, name: str) -> str:
-        """Return the full key of a number, which must have bounds."""
         assert name in BOUNDS, f"{name} is read without bounds"
         return self.full_key(name)
 
     def _complete(self, key: str, items: list[T], n_layer: int) -> list[T]:
-        """Return the first `n_layer` items of a list, which must have as many."""
         if len(items) < n_layer:
-            problem = f"'{key}' in its metadata has {len(items)} entries for {n_layer} layers"
-            raise self.invalid(problem)
+            raise self.invalid(
+                "'{key}' in its metadata has {n} entries for {layers} layers",
+                key=key, n=len(items), layers=n_layer,
+            )  # fmt: skip
         return items[:n_layer]
 
 
-SCALING_TYPES = ("none", "linear", "yarn", "longrope")
-"""Supported values of `rope.scaling.type`."""
-
-DEFAULT_BASE = 10000.0
-"""Base of the frequencies where a file has none (arXiv 2104.09864)."""
+SCALING_TYPES = ("none", "linear", "yarn", "longrope")  # supported values of `rope.scaling.type`
+DEFAULT_BASE = 10000.0  # RoPE's base for files without one (arXiv 2104.09864)
 
 
 def stretched(rope: RopeParams, params: LoadParams) -> RopeParams:
-    """Return the parameters of RoPE with what a load sets in place of the file's values.
+    """Return RoPE parameters with a load's overrides.
 
-    The meaning of each is llama.cpp's: without a factor, a type keeps the file's.
+    As in llama.cpp, a scaling type without a factor keeps the file's factor.
     """
     scale = 1 / params.rope_factor if params.rope_factor else rope.scale
     kind = params.rope_scaling
@@ -269,16 +261,19 @@ def stretched(rope: RopeParams, params: LoadParams) -> RopeParams:
 def read_rope(keys: Keys, head_dim: int, style: RopeStyle) -> RopeParams:
     """Read the `rope.*` keys of a file.
 
-    A factor without a type means linear scaling, as in llama.cpp.
+    As in llama.cpp, a factor without a type means linear scaling.
 
     Raises:
-        ModelFileError: the type of scaling is not supported.
+        ModelFileError: the scaling type is not supported.
     """
     kind = keys.text("rope.scaling.type", "linear")
     if kind not in SCALING_TYPES:
-        path = keys.meta.path
-        message = f"{path.name} scales positions by {kind[:40]!r}, which Tandem cannot do"
-        raise ModelFileError(path, f"{message} yet.", "Pick another model.")
+        raise ModelFileError(
+            keys.meta.path,
+            "{file} scales positions by {kind}, which is not supported yet.",
+            "Pick another model.",
+            file=keys.meta.path.name, kind=repr(kind[:40]),
+        )  # fmt: skip
     factor = keys.number("rope.scaling.factor", 0.0) or keys.number("rope.scale_linear", 1.0)
     n_ctx_train = keys.integer("context_length", 0)
     return RopeParams(

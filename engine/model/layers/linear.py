@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.model.forward.operands import ALL, ExpertLayer, LinearLayer
+from engine.model.forward.operands import ALL, NO_SLICE, ExpertLayer, LinearLayer, Weight
 from engine.model.layers.module import Module, Slot, TensorSource
 from engine.model.sharding.placement import Placement, Replicate, Shard
 
@@ -12,21 +12,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.forward.context import Context
-    from engine.model.forward.operands import Weight
 
 EMBEDDING = "token_embd.weight"
-"""Name of the embedding."""
 
 
 class Linear(LinearLayer, Module):
-    """Linear map `y = x Wᵀ`, cut by rows (outputs) or by columns (inputs) of W.
+    """Linear map `y = x Wᵀ`, split by rows (outputs) or by columns (inputs) of W.
 
-    Cut by rows, the result is this rank's slice of the outputs. Cut by columns, it is a partial sum
-    of the full output, which the caller all-reduces; the bias is then not added here but goes to
-    `Context.all_reduce`, so that it counts once.
+    Split by rows, the result is this rank's slice of the outputs. Split by columns, it is a partial
+    sum that the caller all-reduces; the bias is then left to `Context.all_reduce`, so that it is
+    added once.
 
     Args:
-        group: ranks that add the bias after the all-reduce; needed when W is cut by columns.
+        group: ranks that add the bias after the all-reduce; needed when W is split by columns.
     """
 
     def __init__(
@@ -52,9 +50,9 @@ class Linear(LinearLayer, Module):
 
 
 class ExpertLinear(ExpertLayer, Module):
-    """One matrix per routed expert, (n_expert, n_out, n_in); all experts have the same cut.
+    """One matrix per routed expert, (n_expert, n_out, n_in); all experts have the same split.
 
-    Cut by columns, the results are partial sums; the bias is then added on one rank only.
+    Split by columns, the results are partial sums; the bias is then added on one rank only.
     """
 
     def __init__(self, n_expert: int, n_in: int, n_out: int, placement: Shard) -> None:
@@ -76,12 +74,9 @@ class ExpertLinear(ExpertLayer, Module):
 
 
 class HeadLinear(Module):
-    """One matrix per head, (n_head, n_out, n_in), cut by heads.
+    """One matrix per head, (n_head, n_out, n_in), split by heads.
 
-    A file may also have the matrices stacked, (n_head × n_out, n_in).
-
-    Attributes:
-        weight: this rank's heads, or None.
+    Files may also stack the matrices as (n_head × n_out, n_in).
     """
 
     weight: Weight | None = None
@@ -98,21 +93,19 @@ class HeadLinear(Module):
     def __call__(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
         """Map x (T, n_head of this rank, n_in) to (T, n_head of this rank, n_out).
 
-        Args:
-            rows: rows of each matrix to multiply by.
-            transposed: whether to map from n_out to n_in instead.
+        Only some `rows` of each matrix may be used. `transposed` maps from n_out to n_in instead.
         """
-        assert self.weight is not None, "a rank without a slice must not compute it"
+        assert self.weight is not None, NO_SLICE
         return self.weight.per_head(x, rows, transposed=transposed)
 
 
 class Vector(Module):
-    """Tensor that is not multiplied as a matrix: a router's bias, decays, sinks.
+    """Tensor that is not a matrix: a router's bias, decays, sinks.
 
     Args:
         shape: shape in the file.
-        suffixes: suffixes of the name in files; the first one found counts.
-        optional: whether a file may do without.
+        suffixes: alternative suffixes of the name in files.
+        optional: whether a file may omit it.
 
     Attributes:
         value: this rank's part in F32, or None.
@@ -121,13 +114,9 @@ class Vector(Module):
     value: Tensor | None = None
 
     def __init__(
-        self,
-        shape: tuple[int, ...],
-        placement: Placement,
-        suffixes: tuple[str, ...] = (".weight",),
-        *,
-        optional: bool = False,
-    ) -> None:
+        self, shape: tuple[int, ...], placement: Placement,
+        suffixes: tuple[str, ...] = (".weight",), *, optional: bool = False,
+    ) -> None:  # fmt: skip
         self.shape = shape
         self.placement = placement
         self.suffixes = suffixes
@@ -135,26 +124,22 @@ class Vector(Module):
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
         names = [name + suffix for suffix in self.suffixes]
-        found = next((n for n in names if n in source), None)
-        if found is None and self.optional:
+        present = next((n for n in names if n in source), None)
+        if present is None and self.optional:
             return []
-        tensor = source.get(found or names[0], self.shape)
+        tensor = source.get(present or names[0], self.shape)
         return [Slot(self, "value", tensor, self.placement, is_matrix=False)]
 
     def __call__(self) -> Tensor:
-        """Return this rank's numbers."""
-        assert self.value is not None, "a rank without a slice must not compute it"
+        """Return this rank's values."""
+        assert self.value is not None, NO_SLICE
         return self.value
 
 
 class Embedding(Module):
-    """Embedding (n_vocab, n_embd), cut by rows: each rank looks up the tokens that it holds.
+    """Embedding (n_vocab, n_embd), split by rows: each rank looks up the tokens that it holds.
 
-    Args:
-        is_lookup: whether the matrix is used for lookups only, and stays packed as in the file.
-
-    Attributes:
-        weight: this rank's rows, or None.
+    If used for lookups only (`is_lookup`), it stays packed as in the file.
     """
 
     weight: Weight | None = None
@@ -181,7 +166,7 @@ class Embedding(Module):
 
 
 class CopiedHead(Linear):
-    """Output head that is the embedding, held once more: other ranks look tokens up."""
+    """Output head that is a copy of the embedding, when other ranks hold the embedding."""
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
         weight = source.get(EMBEDDING, self.shape)
@@ -189,13 +174,13 @@ class CopiedHead(Linear):
 
 
 class TiedHead(Module):
-    """Output head of a model that reuses its embedding; it holds no tensor of its own."""
+    """Output head that shares the embedding matrix."""
 
     def __init__(self, embedding: Embedding) -> None:
-        self._embedding = (embedding,)  # wrapped, so that it is not found as a child twice
+        self._embedding = (embedding,)  # a tuple, so that it is not a child of two modules
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map x (T, n_embd) to this rank's logits (T, n_vocab of the rank)."""
         weight = self._embedding[0].weight
-        assert weight is not None, "a rank without a slice must not compute it"
+        assert weight is not None, NO_SLICE
         return weight.matmul(x)

@@ -1,9 +1,8 @@
-"""Base of model declarations: modules that know shapes and placements of tensors, not yet values.
+"""Base of model declarations: modules that know shapes and placements of tensors, not values.
 
-A model is declared once for all ranks: each layer states the shape of its tensors and their
-placement on the ranks. `bind` then finds the tensors in a file. From there on, the planner counts
-bytes and the loader fills the attributes of one rank. Nothing in this package imports torch; the
-arithmetic is reached through the loaded weights and through `Context`.
+A model is declared once for all ranks; `bind` then locates its tensors in a file. From the result,
+the planner counts bytes and the loader sets the attributes of one rank. This package does not
+import torch; arithmetic goes through the loaded weights and `Context`.
 """
 
 from __future__ import annotations
@@ -27,17 +26,16 @@ Holding = Literal["f32", "packed", "planes", "plain"]
 """Form of a tensor in a rank's memory: F32 values ("f32"), the file's blocks ("packed"), planes for
 kernels ("planes"), or unquantised values in the file's type ("plain")."""
 
-PLAIN_TYPES = ("F16", "BF16", "F32")
-"""Unquantised GGML types that kernels multiply by."""
+PLAIN_TYPES = ("F16", "BF16", "F32")  # unquantised GGML types that kernels support
 
 
 class TensorSource:
-    """Tensors of a file by name, with the checks that every lookup needs.
+    """Tensors of a file by name, with lookups that check them.
 
     Attributes:
-        tensors: tensors of the file, and views of parts of them under names of their own.
+        tensors: tensors of the file, and views of parts of them.
         used: names that were looked up.
-        views: names of the views of each tensor, by the tensor's name.
+        views: names of the views of each tensor.
     """
 
     def __init__(self, path: str, tensors: Mapping[str, TensorInfo]) -> None:
@@ -52,39 +50,45 @@ class TensorSource:
     def get(self, name: str, shape: Shape, *others: Shape) -> TensorInfo:
         """Return the tensor `name`, which must have `shape` (slowest dimension first).
 
-        Leading dimensions of 1 do not count, as in llama.cpp: writers add and drop them.
+        As in llama.cpp, leading dimensions of 1 are ignored: converters add and drop them.
 
         Args:
-            others: other shapes that files may have for the same numbers in the same order.
+            others: alternative shapes for the same numbers in the same order.
 
         Raises:
             InvalidGGUF: it is missing or has another shape.
         """
         tensor = self.tensors.get(name)
         if tensor is None:
-            raise InvalidGGUF(self.path, f"the tensor {name} is missing")
+            raise InvalidGGUF(self.path, "the tensor {name} is missing", name=name)
         self.used.add(name)
         if tensor.shape == shape:
             return tensor
         if _significant(tensor.shape) not in map(_significant, (shape, *others)):
             raise InvalidGGUF(
-                self.path, f"the tensor {name} has shape {tensor.shape} instead of {shape}"
-            )
+                self.path,
+                "the tensor {name} has shape {shape} instead of {wanted}",
+                name=name, shape=str(tensor.shape), wanted=str(shape),
+            )  # fmt: skip
         return replace(tensor, shape=shape)
 
     def add_view(self, part: TensorInfo, whole: str) -> None:
-        """Add a view of a part of the tensor `whole` under a name of its own.
+        """Add a view of a part of the tensor `whole`.
 
         Raises:
             InvalidGGUF: the file also has a tensor of that name.
         """
         if part.name in self.tensors and part.name != whole:
-            raise InvalidGGUF(self.path, f"it has {part.name} twice, alone and as part of {whole}")
+            raise InvalidGGUF(
+                self.path,
+                "it has {name} twice, alone and as part of {other}",
+                name=part.name, other=whole,
+            )  # fmt: skip
         self.tensors[part.name] = part
         self.views.setdefault(whole, []).append(part.name)
 
     def add_name(self, tensor: TensorInfo, name: str) -> None:
-        """Add a second name for a tensor, which counts as used.
+        """Add a second name for a tensor and mark the tensor as used.
 
         Raises:
             InvalidGGUF: the file also has a tensor of that name.
@@ -98,7 +102,6 @@ class TensorSource:
 
 
 def _significant(shape: Shape) -> Shape:
-    """Return a shape without its leading dimensions of 1."""
     return tuple(dropwhile(lambda n: n == 1, shape))
 
 
@@ -107,13 +110,9 @@ class Slot:
     """One tensor of one layer, with the part of it that each rank holds.
 
     Attributes:
-        owner: layer whose attribute the loader sets.
-        attribute: name of that attribute.
-        tensor: tensor in the file.
-        placement: cut of the tensor over ranks.
-        is_matrix: whether activations are multiplied by it, so that it may stay quantised; others
-            become F32.
-        is_lookup: whether only some rows are read at a time, so that it stays as in the file.
+        owner: layer with the attribute that the loader sets.
+        is_matrix: whether it is used in matrix products and may stay quantised; others become F32.
+        is_lookup: whether it is only used for row lookups and stays as in the file.
     """
 
     owner: Module
@@ -144,15 +143,15 @@ class Module:
     """Base of layers, blocks and models; an attribute's name is the name of its GGUF tensor.
 
     Attributes:
-        is_nameless: whether the module adds nothing to names: its layers are named as the parent's.
-        tensor_names: names in files of attributes with another name.
+        is_nameless: whether its layers are named as if they were the parent's.
+        tensor_names: GGUF names of attributes that are named differently.
     """
 
     is_nameless = False
     tensor_names: ClassVar[Mapping[str, str]] = {}
 
     def children(self) -> Iterator[tuple[str, Module]]:
-        """Yield direct sub-modules after their names; a list `blk` yields blk.0, blk.1, …"""
+        """Yield the names and modules of direct children; a list `blk` yields blk.0, blk.1, …"""
         for attribute, value in vars(self).items():
             name = self.tensor_names.get(attribute, attribute)
             if isinstance(value, Module):
@@ -163,10 +162,7 @@ class Module:
                         yield f"{name}.{index}", item
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
-        """Find the tensors of this module and of all below it.
-
-        Args:
-            name: name of the module in the file; "" for the model.
+        """Locate the tensors of this module, called `name` in the file, and of all below it.
 
         Raises:
             InvalidGGUF: a tensor is missing or has the wrong shape.
@@ -180,9 +176,7 @@ class Module:
 
     def states(self) -> list[State]:
         """Return the declared caches and states of this module and of all below it."""
-        found: list[State] = [
+        own: list[State] = [
             value for value in vars(self).values() if isinstance(value, KVState | RecurrentState)
         ]
-        for _, child in self.children():
-            found += child.states()
-        return found
+        return own + [state for _, child in self.children() for state in child.states()]

@@ -1,7 +1,6 @@
-"""Multi-token prediction (MTP): what a block that guesses has beside its mixer and its FFN.
+"""Multi-token prediction (MTP): the parts of an MTP block other than its mixer and its FFN.
 
-DeepSeek-V3 (arXiv 2412.19437, section 2.2). In files these tensors are called `nextn.…`; heads of
-some tokens alone come with a list of them.
+See DeepSeek-V3 (arXiv 2412.19437, section 2.2). Files call these tensors `nextn.…`.
 """
 
 from __future__ import annotations
@@ -26,20 +25,15 @@ if TYPE_CHECKING:
     from engine.model.layers.norm import Norm
     from engine.model.sharding.split import ModelSplit
 
-JOINT = "nextn.eh_proj.weight"
-"""Name within its block of the matrix that every MTP block has."""
-
-FINAL_NORM = "layer_output_norm.weight"
-"""Name within its block that some files give `nextn.shared_head_norm.weight`."""
-
-HEAD = "nextn.shared_head_head.weight"
-"""Name within its block of an output head of its own."""
+JOINT = "nextn.eh_proj.weight"  # matrix that every MTP block has
+FINAL_NORM = "layer_output_norm.weight"  # alternative name of `nextn.shared_head_norm.weight`
+HEAD = "nextn.shared_head_head.weight"  # output head of an MTP block
 
 
 class MTPInput(Module):
-    """Input of an MTP block: a token's embedding and the hidden state of the token before.
+    """Input of an MTP block from a token's embedding and the hidden state of the token before.
 
-    `eh_proj(concat(enorm(embedding), hnorm(hidden)))`, the same on all ranks of the block.
+    `eh_proj(concat(enorm(embedding), hnorm(hidden)))`, replicated on all ranks of the block.
     """
 
     def __init__(self, hp: HParams, norm_type: type[Norm], group: tuple[int, ...]) -> None:
@@ -55,14 +49,10 @@ class MTPInput(Module):
 
 
 class MTPHead(Module):
-    """Embedding, norm and output head of an MTP block; None is what the file lacks.
+    """Embedding, norm and output head of an MTP block; None where the trunk's are used instead.
 
-    They are cut like those of the trunk, which stand in for what is missing. If guesses are made
-    from some tokens alone (`HParams.n_guessed`), the rows of these are held once more, as they are
-    in the file. A file's own head may have few rows, see `draft_tokens`.
-
-    Attributes:
-        output: head of the block, with all its rows or some; None for the trunk's.
+    They are split like the trunk's. With a draft vocabulary (`HParams.n_guessed`), its rows of the
+    head are held in a separate copy. A file's own head may have few rows, see `draft_tokens`.
     """
 
     def __init__(self, hp: HParams, split: ModelSplit, layer: int, norm_type: type[Norm]) -> None:
@@ -100,7 +90,6 @@ class MTPHead(Module):
         return super().bind(source, f"{self._block}.nextn")
 
     def _shorten(self, source: TensorSource, n: int) -> None:
-        """Add a view of the head's first n rows, and of its scale if it has one."""
         short = f"{self._block}.nextn.short_head"
         whole = source.get(f"{self._whole}.weight", self._shape)
         source.add_view(whole.rows(0, n, f"{short}.weight"), whole.name)
@@ -109,48 +98,50 @@ class MTPHead(Module):
 
     @property
     def output(self) -> Linear | None:
+        """Own head, complete or reduced."""
         return self.short_head or self.shared_head_head
 
 
-MAP = "d2t"
-"""Last part of the name of the list of a shortened head's tokens; some files add ".weight"."""
-
-DTYPES = {"I32": "<i4", "I64": "<i8"}
-"""numpy's names of the types that such a list may have."""
+MAP = "d2t"  # last part of the name of a shortened head's token list; some files add ".weight"
+DTYPES = {"I32": "<i4", "I64": "<i8"}  # NumPy names of the types that such a list may have
 
 
 def draft_map(file: GGUFFile) -> TensorInfo | None:
-    """Return the tensor of a file that maps rows of a shortened head to tokens; None without.
+    """Return the tensor that maps rows of a shortened head to tokens, or None.
 
     Raises:
         InvalidGGUF: there are several.
     """
-    found = [tensor for name, tensor in file.tensors.items() if is_named(name, MAP)]
-    if len(found) > 1:
+    maps = [tensor for name, tensor in file.tensors.items() if is_named(name, MAP)]
+    if len(maps) > 1:
         raise InvalidGGUF(
-            file.path, f"{found[0].name} and {found[1].name} both name the tokens of its MTP heads"
-        )
-    return found[0] if found else None
+            file.path,
+            "{name} and {other} both list the tokens of its MTP heads",
+            name=maps[0].name, other=maps[1].name,
+        )  # fmt: skip
+    return maps[0] if maps else None
 
 
 def is_named(name: str, last: str) -> bool:
-    """Return whether the last part of a tensor's name is `last`, but for ".weight"."""
+    """Return whether the last part of a tensor's name, without ".weight", is `last`."""
     return name.removesuffix(".weight").rpartition(".")[-1] == last
 
 
 def draft_tokens(file: GGUFFile, n_vocab: int) -> Sequence[int]:
-    """Return the token of each row of an MTP block's head; none where it has all of them in order.
+    """Return the token of each row of an MTP block's head; () if the head has all tokens in order.
 
     Raises:
-        InvalidGGUF: the ids are no whole numbers, some are of no token, or there are several lists.
+        InvalidGGUF: ids are not integers or not tokens, or there are several lists.
     """
     tensor = draft_map(file)
     if tensor is None:
         return ()
     dtype = DTYPES.get(tensor.type.name)
     if dtype is None or tensor.n_rows != 1:
-        raise InvalidGGUF(file.path, f"the tensor {tensor.name} is no list of tokens")
+        raise InvalidGGUF(file.path, "the tensor {name} is not a list of tokens", name=tensor.name)
     ids: list[int] = file.raw(tensor).read().view(np.dtype(dtype)).tolist()
     if not all(0 <= token < n_vocab for token in ids):
-        raise InvalidGGUF(file.path, f"the tensor {tensor.name} names tokens that there are not")
+        raise InvalidGGUF(
+            file.path, "the tensor {name} has tokens that do not exist", name=tensor.name
+        )
     return ids

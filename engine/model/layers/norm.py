@@ -1,11 +1,12 @@
-"""Norms over the last dimension of vectors that are whole on a rank or cut over several."""
+"""Norms over the last dimension of vectors that are whole on a rank or split over several, and
+RoPE."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from engine.model.forward.operands import NormLayer, RopeLayer, RopeParams
+from engine.model.forward.operands import NO_SLICE, NormLayer, RopeLayer, RopeParams
 from engine.model.layers.module import Module, Slot, TensorSource
 from engine.model.sharding.placement import Placement, Replicate, Shard
 
@@ -18,14 +19,13 @@ if TYPE_CHECKING:
 
 
 class Norm(NormLayer, Module, ABC):
-    """Base of the norms: they divide vectors by their size, then apply a weight and a bias.
+    """Base of the norms.
 
     Args:
-        shape: shape of the weight: elements of a vector, or (heads, elements) where each head has
-            its own weight.
-        eps: number added to the mean square or variance.
-        affine: whether there is a weight (and a bias where the file has one).
-        optional: whether a file may have no weight; vectors then stay as they are.
+        shape: shape of the weight: elements of a vector, or (heads, elements) if each head has its
+            own weight.
+        affine: whether there is a weight (and a bias if the file has one).
+        optional: whether a file may omit it; vectors are then unchanged.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Norm(NormLayer, Module, ABC):
         self.n_owners = len(placement.owners())
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
-        """Find weight and bias; in files the weight is called `name.weight` or `name`."""
+        """Locate weight and bias; files call the weight `name.weight` or `name`."""
         if not self.affine:
             return []
         tensor = name if name in source else f"{name}.weight"
@@ -55,10 +55,10 @@ class Norm(NormLayer, Module, ABC):
         return slots
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor:
-        """Normalise x (..., n), whose vectors are whole on this rank."""
+        """Normalise x (..., n) over vectors that are whole on this rank."""
         if self.is_absent:
             return x
-        assert self.weight is not None or not self.affine, "a rank outside must not compute it"
+        assert self.weight is not None or not self.affine, NO_SLICE
         normed = ctx.normed(x, self)
         return self.apply(x, ctx.ops) if normed is None else normed
 
@@ -76,14 +76,12 @@ class RMSNorm(Norm):
         return ops.rms_norm(x, self.weight, self.bias, self.eps)
 
     def sharded(self, x: Tensor | None, ctx: Context) -> Tensor | None:
-        """Normalise vectors that are cut over the group, by an all-reduce of one number per token.
+        """Normalise vectors that are split over the group, by an all-reduce of one number per
+        token.
 
-        Every rank of the group calls it; one without a slice passes None and gets None. Elements
-        that several ranks hold (key-value heads) count once. If one rank holds all, nothing is
-        reduced.
-
-        Args:
-            x: this rank's slice, (T, elements of this rank).
+        Collective; a rank without a slice of x (T, elements of this rank) passes None and gets
+        None. Elements that several ranks hold (key-value heads) count once. If one rank holds all,
+        nothing is reduced.
         """
         if self.n_owners == 1:
             return None if x is None else self.apply(x, ctx.ops)
@@ -126,10 +124,10 @@ class Rope(RopeLayer, Module):
 
 
 def choose_rope_factors(source: TensorSource, hp: HParams) -> None:
-    """Choose LongRoPE's divisors of the frequencies for the model's context, as `rope_freqs`.
+    """Select LongRoPE's frequency divisors for the model's context, as `rope_freqs`.
 
-    LongRoPE (arXiv 2402.13753) has divisors for short and for long contexts. The choice holds for
-    all positions, as in llama.cpp: cached keys cannot change while a sequence grows.
+    LongRoPE (arXiv 2402.13753) has divisors for short and for long contexts. As in llama.cpp, the
+    choice applies to all positions: cached keys cannot change while a sequence grows.
 
     Raises:
         InvalidGGUF: one of the two is missing or misshapen.

@@ -1,4 +1,1 @@
-"""Decides which rank holds which slice of each tensor: shares, boundaries, placements.
-
-Imports no torch, and of the engine only `config`, `errors` and `gguf`.
-"""
+"""Splits a model: shares, boundaries, placements. No torch."""

@@ -22,19 +22,18 @@ from engine.model.sharding.shares import (
 if TYPE_CHECKING:
     from engine.load_params import LoadParams
 
-Slices = tuple[slice, ...]
-"""One slice per dimension of a tensor."""
+Slices = tuple[slice, ...]  # one slice per dimension of a tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
     """Placement where each rank holds an interval of dimension `dim`, or of each of its segments.
 
-    Segments are tensors that a file stores as one, such as gate and up: they follow each other in
+    Segments are tensors that a file stores as one, such as gate and up: they are concatenated along
     the dimension, and a rank holds its interval of each, in the same order.
 
-    The intervals may count coarser units than the dimension's elements (heads instead of rows).
-    The dimension is then a whole multiple of all units together, with one factor for all segments.
+    The intervals may count coarser units than the dimension's elements (heads instead of rows). The
+    dimension is then a multiple of all units together, with one factor for all segments.
     """
 
     dim: int
@@ -42,7 +41,7 @@ class Shard:
 
     @property
     def segments(self) -> tuple[Ranges, ...]:
-        """Intervals of each segment; one segment where the dimension is a single tensor."""
+        """Intervals of each segment; a single one unless the file fuses tensors."""
         return (self.ranges,) if isinstance(self.ranges, Ranges) else self.ranges
 
     def owners(self) -> tuple[int, ...]:
@@ -52,10 +51,10 @@ class Shard:
     def pieces(self, shape: tuple[int, ...], rank: int) -> tuple[Slices, ...]:
         """Return the parts of a tensor of `shape` that `rank` holds, in order; may be empty.
 
-        Joined along `dim` they are what the rank computes with. Adjacent intervals are one part.
+        Concatenated along `dim` they are the rank's tensor. Adjacent intervals are one part.
         """
         factor, rest = divmod(shape[self.dim], sum(s.total for s in self.segments))
-        assert rest == 0, f"dimension {self.dim} of {shape} is no multiple of its units"
+        assert rest == 0, f"dimension {self.dim} of {shape} is not a multiple of its units"
         whole = tuple(slice(0, n) for n in shape)
         return tuple(
             (*whole[: self.dim], slice(a * factor, b * factor), *whole[self.dim + 1 :])
@@ -63,17 +62,16 @@ class Shard:
         )
 
     def _intervals(self, rank: int) -> list[tuple[int, int]]:
-        """Return the intervals of `rank` in all segments laid end to end, in their units."""
-        found: list[tuple[int, int]] = []
+        intervals: list[tuple[int, int]] = []
         begin = 0
         for segment in self.segments:
             start, stop = (begin + end for end in segment.spans[rank])
             begin += segment.total
-            if found and stop > start == found[-1][1]:
-                found[-1] = (found[-1][0], stop)
+            if intervals and stop > start == intervals[-1][1]:
+                intervals[-1] = (intervals[-1][0], stop)
             elif stop > start:
-                found.append((start, stop))
-        return found
+                intervals.append((start, stop))
+        return intervals
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +92,18 @@ class Replicate:
 Placement = Shard | Replicate
 
 
-EXPERTS = "_exps"
-"""Pattern that the names of routed experts' tensors contain, and no others."""
+EXPERTS = "_exps"  # substring that the names of routed experts' tensors contain, and no others
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedShares:
-    """The shares that a load asks for.
+    """The shares that a load requests.
 
     Attributes:
-        devices: device of each rank: first those that were asked for, then those without a share
-            that take only what is moved there.
-        shares: wanted share of each rank.
-        table: wanted shares of each part of the model.
+        devices: device of each rank: first the load's devices, then devices without a share that
+            only take overrides.
+        shares: requested share of each rank.
+        table: requested shares of each part of the model.
     """
 
     devices: tuple[str, ...]
@@ -115,34 +112,34 @@ class RequestedShares:
 
 
 def requested_shares(
-    params: LoadParams,
-    n_layer: int,
-    *,
-    tied: bool,
-    tensors: Collection[str],
-    recurrent: Sequence[bool] = (),
-    n_mtp: int = 0,
-) -> RequestedShares:
-    """Return the shares that `params` ask for.
+    params: LoadParams, n_layer: int, *, tied: bool, tensors: Collection[str],
+    recurrent: Sequence[bool] = (), n_mtp: int = 0,
+) -> RequestedShares:  # fmt: skip
+    """Return the shares that `params` request.
 
     Blocks on the CPU do not count in the split of the others. The embedding goes with them, unless
-    it is the output head too. Blocks that only guess have the shares of the last one before them.
+    it is also the output head. MTP blocks have the shares of the last block before them.
 
     Args:
-        n_layer: number of blocks that every token goes through.
+        n_layer: number of blocks without MTP blocks.
         tied: whether the output head is the embedding.
         tensors: names of the tensors in the file.
         recurrent: whether each block is recurrent, see `apply_overrides`.
-        n_mtp: number of blocks behind them that only guess.
 
     Raises:
         SplitError: this model cannot be split like that over these devices.
     """
     devices = params.all_devices
-    n_asked, n_ranks = len(params.devices), len(devices)
-    shares = normalise(params.split, n_asked) + (0.0,) * (n_ranks - n_asked)
+    n_chosen, n_ranks = len(params.devices), len(devices)
+    shares = normalise(params.split, n_chosen) + (0.0,) * (n_ranks - n_chosen)
     n_first = min(params.n_cpu_blocks, n_layer)
-    groups = _groups_of(params)
+    groups = params.group_sizes
+    if params.split_mode == "groups" and sum(groups) != n_chosen:
+        raise SplitError(
+            "The groups {groups} have {n} ranks, but there are {other} devices.",
+            "Give sizes that add up, for example --devices cpu,cpu,cpu --groups 2,1.",
+            groups=",".join(map(str, groups)), n=sum(groups), other=n_chosen,
+        )  # fmt: skip
     table = share_table(params.split_mode, shares, n_layer - n_first, tied=tied, groups=groups)
     if params.n_cpu_blocks or params.n_cpu_moe:
         hot = one_hot(devices.index("cpu"), n_ranks)
@@ -157,24 +154,9 @@ def requested_shares(
     )
 
 
-def _groups_of(params: LoadParams) -> tuple[int, ...]:
-    """Return the sizes of the groups of ranks; empty in modes without groups.
-
-    Raises:
-        SplitError: they do not add up to the number of ranks.
-    """
-    n_ranks, groups = len(params.devices), params.group_sizes
-    if params.split_mode == "groups" and sum(groups) != n_ranks:
-        shown = ",".join(map(str, groups))
-        raise SplitError(
-            f"The groups {shown} have {sum(groups)} ranks, but there are {n_ranks} devices.",
-            "Give sizes that add up, for example --devices cpu,cpu,cpu --groups 2,1.",
-        )
-    return groups
-
-
 def _with_first_blocks(table: ShareTable, n: int, hot: Shares, *, tied: bool) -> ShareTable:
-    """Put `n` blocks, whole on one rank, before those of `table`, and the embedding with them."""
+    """Prepend `n` blocks on one rank to the blocks of `table`, with the embedding unless it is
+    tied."""
     if not n:
         return table
     blocks = (BlockShares.alike(hot),) * n + table.blocks
@@ -182,7 +164,6 @@ def _with_first_blocks(table: ShareTable, n: int, hot: Shares, *, tied: bool) ->
 
 
 def _with_experts(table: ShareTable, n: int, hot: Shares) -> ShareTable:
-    """Return `table` with the experts of its first `n` blocks on one rank."""
     made = {row: replace(row, experts=hot) for row in set(table.blocks[:n])}
     first = tuple(made[row] for row in table.blocks[:n])
     return replace(table, blocks=first + table.blocks[n:])

@@ -1,9 +1,9 @@
-"""The table of wanted shares, in which every kind of split is a pattern.
+"""The table of requested shares, which represents every kind of split.
 
-For each block and part (attention, recurrent layer, FFN, experts, shared expert) and for the two
-ends of the model (embedding, output head) the table holds the share of every rank. Tensor
-parallelism has the same fractions everywhere, a layer split is one-hot per block, groups have
-fractions of their own in their blocks, and an override is one-hot for the parts it names.
+For each block and part (attention, recurrent layer, FFN, experts, shared expert) and for embedding
+and output head, the table holds the share of every rank. Tensor parallelism has the same fractions
+everywhere, a layer split is one-hot per block, groups have their own fractions in their blocks, and
+an override is one-hot for the parts it names.
 """
 
 from __future__ import annotations
@@ -24,12 +24,8 @@ from engine.formats.gguf.tensors import split_name
 class Ranges:
     """One half-open interval of units for each rank.
 
-    Intervals follow each other in rank order. They may be empty, and they overlap only where units
-    are held more than once (key-value heads shared by ranks).
-
-    Attributes:
-        spans: interval (start, stop) of each rank.
-        total: number of units.
+    Intervals are in rank order. They may be empty, and overlap only where units are replicated
+    (key-value heads shared by ranks).
     """
 
     spans: tuple[tuple[int, int], ...]
@@ -44,25 +40,25 @@ class Ranges:
         return stop - start
 
     def owners(self) -> tuple[int, ...]:
-        """Return the ranks whose interval is not empty."""
+        """Return the ranks with a non-empty interval."""
         return tuple(r for r, (start, stop) in enumerate(self.spans) if stop > start)
 
     def first_held(self, rank: int) -> slice:
-        """Return the part of a rank's interval that no earlier rank has, counted from its start."""
+        """Return the part of a rank's interval that no earlier rank holds, relative to its
+        start."""
         start, stop = self.spans[rank]
         taken = max((end for begin, end in self.spans[:rank] if end > begin), default=0)
         return slice(min(max(taken - start, 0), stop - start), stop - start)
 
     def shortened(self, total: int) -> Ranges:
-        """Return a cut of fewer units in the same proportions; whoever has any keeps at least one.
+        """Return a split of fewer units in the same proportions, with at least one per owner.
 
-        Args:
-            total: number of units, at least that of the ranks.
+        `total` must be at least the number of owners.
         """
         return _shortened(self, total)
 
     def scaled(self, factor: int) -> Ranges:
-        """Return the same cut, in units `factor` times finer."""
+        """Return the same split in units `factor` times finer."""
         return _scaled(self, factor)
 
 
@@ -86,24 +82,23 @@ def _shortened(ranges: Ranges, total: int) -> Ranges:
 
 @lru_cache(maxsize=1 << 14)
 def _from_counts(counts: tuple[int, ...], total: int, unit: int) -> Ranges:
-    """Return the cut with so many units for each rank; the last unit may be short.
-
-    Cached, as most blocks of a model are cut alike.
-    """
+    """Return the split with `counts` units per rank; cached because most blocks have the same
+    split."""
     stops = [min(stop * unit, total) for stop in accumulate(counts)]
     return Ranges(tuple(pairwise([0, *stops])), total)
 
 
 def empty_ranges(n_ranks: int) -> Ranges:
-    """Return the empty cut of a part that a block does not have."""
+    """Return the empty split of a part that a block does not have."""
     return _from_counts((0,) * n_ranks, 0, 1)
 
 
 class Apportioner:
     """Largest-remainder apportionment that carries its rounding error from call to call.
 
-    Cutting each of `n` blocks by itself would round the same way every time and drift from the
-    wanted shares; carrying the error keeps the sum over all blocks within about one unit of them.
+    Splitting each of `n` blocks independently would round the same way every time and drift from
+    the requested shares; carrying the error keeps the sum over all blocks within about one unit of
+    them.
     """
 
     def __init__(self, n_ranks: int) -> None:
@@ -112,8 +107,8 @@ class Apportioner:
     def cut(self, shares: Sequence[float], total: int, unit: int = 1) -> Ranges:
         """Divide `total` by `shares` (which sum to 1) at multiples of `unit`.
 
-        A share of 0 always gets nothing and leaves that rank's error unchanged; a total of 0 leaves
-        all errors unchanged. The last unit may be short.
+        A share of 0 gets nothing and leaves that rank's error unchanged; a total of 0 leaves all
+        errors unchanged. The last unit may be short.
         """
         if not total:
             return empty_ranges(len(shares))
@@ -149,8 +144,7 @@ def largest_remainder(wanted: Sequence[float], shares: Sequence[float], total: i
     return counts
 
 
-Shares = tuple[float, ...]
-"""Share of each rank; the sum is 1."""
+Shares = tuple[float, ...]  # share of each rank; the sum is 1
 
 PARTS = (
     ("experts", re.compile(r"ffn_(gate|up|down|gate_up)_exps\.")),
@@ -159,12 +153,12 @@ PARTS = (
     ("recurrent", re.compile(r"(ssm|shortconv)[_.](?!.*norm)")),
     ("attention", re.compile(r"attn_(?!.*norm)")),
 )
-"""Part of a block that a tensor belongs to, by its name; all ranks hold the other tensors."""
+"""Part of a block that a tensor belongs to, by its name; other tensors are replicated."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockShares:
-    """The wanted shares of each part of one block."""
+    """The requested shares of each part of one block."""
 
     attention: Shares
     recurrent: Shares
@@ -180,7 +174,7 @@ class BlockShares:
 
 @dataclass(frozen=True, slots=True)
 class ShareTable:
-    """The wanted shares of a whole model: of its blocks, its embedding and its output head."""
+    """The requested shares of a model: of its blocks, its embedding and its output head."""
 
     blocks: tuple[BlockShares, ...]
     embedding: Shares
@@ -196,15 +190,16 @@ def normalise(split: Sequence[float] | None, n_ranks: int) -> Shares:
     """Turn relative weights such as (3, 1) into shares that sum to 1; None means even.
 
     Raises:
-        SplitError: the wrong number of weights, a negative or non-finite one, or only zeros.
+        SplitError: the number of weights is wrong, one is negative or not finite, or all are zero.
     """
     if split is None:
         return (1.0 / n_ranks,) * n_ranks
     if len(split) != n_ranks:
         raise SplitError(
-            f"The split has {len(split)} numbers but there are {n_ranks} devices.",
+            "The split has {n} numbers but there are {other} devices.",
             "Give one number for each device, for example --devices cpu,cpu --split 3,1.",
-        )
+            n=len(split), other=n_ranks,
+        )  # fmt: skip
     if any(not 0 <= s < float("inf") for s in split) or max(split) <= 0:
         raise SplitError(
             "The split needs numbers of at least 0, one of them above 0.",
@@ -222,11 +217,10 @@ def share_table(
 
     Args:
         mode: "tensor" (the same fractions everywhere), "layer" (whole blocks, in rank order) or
-            "groups" (whole blocks to groups of ranks, and fractions inside each).
-        shares: wanted share of each rank.
-        n_layer: number of blocks.
-        tied: whether the output head is the embedding, so that both must be cut alike.
-        groups: sizes of the groups of the first ranks; the ranks after them have no share.
+            "groups" (whole blocks to groups of ranks, with fractions inside each).
+        shares: requested share of each rank.
+        tied: whether the output head is the embedding, so that both have the same split.
+        groups: sizes of the groups of the first ranks; later ranks have no share.
     """
     if mode == "tensor":
         return ShareTable((BlockShares.alike(shares),) * n_layer, shares, shares)
@@ -261,19 +255,19 @@ def apply_overrides(
     tensors: Collection[str],
     recurrent: Sequence[bool] = (),
 ) -> ShareTable:
-    """Put every part with a tensor that matches a pattern on one device, whole.
+    """Put every part with a tensor that matches a pattern on one device.
 
     Args:
         overrides: pairs of a regular expression on tensor names and a device, or "#" and a rank;
             later ones win.
         devices: device of each rank; the first rank on the named device takes the part.
         tensors: names of the tensors in the file.
-        recurrent: whether each block has a recurrent layer in place of attention; its `attn_…`
+        recurrent: whether each block has a recurrent layer instead of attention; its `attn_…`
             tensors then belong to that layer.
 
     Raises:
-        SplitError: a pattern is not a regular expression or matches no part, or a device or rank
-            is not in use.
+        SplitError: a pattern is not a regular expression or matches no part, or a device or rank is
+            not in use.
     """
     movable = movable_tensors(tuple(tensors), tuple(recurrent))
     for pattern, target in overrides:
@@ -281,8 +275,9 @@ def apply_overrides(
         moved = _moved(table, movable.matching(pattern), hot)
         if moved is table:
             raise SplitError(
-                f"The override '{pattern}' matches no tensor that can be moved.",
+                "The override '{pattern}' matches no tensor that can be moved.",
                 "`tandem inspect MODEL --tensors` lists the names.",
+                pattern=pattern,
             )
         table = moved
     return table
@@ -293,16 +288,18 @@ def _rank_of(pattern: str, target: str, devices: Sequence[str]) -> int:
         if target in devices:
             return list(devices).index(target)
         raise SplitError(
-            f"The override '{pattern}={target}' names a device that is not in use.",
-            f"Use one of: {', '.join(devices)}.",
-        )
+            "The override '{override}' names a device that is not in use.",
+            "Use one of: {devices}.",
+            override=f"{pattern}={target}", devices=", ".join(devices),
+        )  # fmt: skip
     number = target[1:]
     if number.isascii() and number.isdigit() and int(number) < len(devices):
         return int(number)
     raise SplitError(
-        f"The override '{pattern}={target}' names a rank that does not exist.",
-        f"Ranks are numbered in the order of the devices, #0 to #{len(devices) - 1}.",
-    )
+        "The override '{override}' names a rank that does not exist.",
+        "Ranks are numbered in the order of the devices, #0 to #{last}.",
+        override=f"{pattern}={target}", last=len(devices) - 1,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,27 +316,24 @@ class MatchedParts:
 
 
 class MovableTensors:
-    """The tensors of a file that can be moved, with a cache of the patterns matched on them.
-
-    Args:
-        places: name of each tensor, its block (or `END`), and its part of that block.
-    """
+    """The movable tensors of a file: names, blocks (or `END`) and parts, with a cache of
+    patterns."""
 
     def __init__(self, places: Iterable[tuple[str, tuple[int, str]]]) -> None:
         self._places = tuple(places)
-        self._found: dict[str, MatchedParts] = {}
+        self._matches: dict[str, MatchedParts] = {}
 
     def matching(self, pattern: str) -> MatchedParts:
-        """Return the parts that have a tensor whose name matches.
+        """Return the parts that contain a matching tensor.
 
         Raises:
             SplitError: the pattern is not a regular expression.
         """
-        if pattern not in self._found:
-            if len(self._found) >= MAX_PATTERNS:
-                self._found.clear()
-            self._found[pattern] = self._search(_compile(pattern))
-        return self._found[pattern]
+        if pattern not in self._matches:
+            if len(self._matches) >= MAX_PATTERNS:
+                self._matches.clear()
+            self._matches[pattern] = self._search(_compile(pattern))
+        return self._matches[pattern]
 
     def _search(self, pattern: re.Pattern[str]) -> MatchedParts:
         blocks: dict[int, set[str]] = defaultdict(set)
@@ -359,7 +353,7 @@ def movable_tensors(names: tuple[str, ...], recurrent: tuple[bool, ...]) -> Mova
 
 
 def _moved(table: ShareTable, parts: MatchedParts, hot: Shares) -> ShareTable:
-    """Return `table` with these parts one-hot; `table` itself if it has none of them."""
+    """Return `table` with these parts one-hot; `table` itself if nothing changes."""
     blocks = list(table.blocks)
     inside = [(layer, moved) for layer, moved in parts.blocks if layer < len(blocks)]
     if not inside and not parts.ends:
@@ -373,26 +367,20 @@ def _moved(table: ShareTable, parts: MatchedParts, hot: Shares) -> ShareTable:
     return replace(table, blocks=tuple(blocks), **dict.fromkeys(parts.ends, hot))
 
 
-END = -1
-"""Block number of what lies at the ends of a model."""
-
-MAX_PATTERNS = 4096
-"""Number of patterns to cache for a file."""
+END = -1  # block number of the embedding and the output head
+MAX_PATTERNS = 4096  # maximum number of cached patterns per file
 
 _ENDS = {"token_embd.weight": "embedding", "output.weight": "output"}
 
 
 def part_of(name: str, recurrent: Sequence[bool]) -> tuple[int, str] | None:
-    """Return the block of a tensor and its part of that block; None if it cannot be moved.
-
-    The block is `END` at the ends of the model.
-    """
+    """Return a tensor's block (or `END`) and its part of that block; None if it cannot be moved."""
     if name in _ENDS:
         return END, _ENDS[name]
-    found = split_name(name)
-    if found is None:
+    block = split_name(name)
+    if block is None:
         return None
-    layer, stem = found
+    layer, stem = block
     part = next((part for part, pattern in PARTS if pattern.match(stem)), None)
     if part == "attention" and layer < len(recurrent) and recurrent[layer]:
         part = "recurrent"
@@ -404,6 +392,7 @@ def _compile(pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise SplitError(
-            f"The override '{pattern}' is not a regular expression: {error}.",
+            "The override '{pattern}' is not a regular expression: {problem}.",
             "For example 'ffn_.*_exps=cpu'.",
-        ) from None
+            pattern=pattern, problem=str(error),
+        ) from None  # fmt: skip

@@ -1,7 +1,6 @@
-"""Computes the boundaries of every part of a model, once for everything that cuts.
+"""Computes the boundaries of every part of a model, once for loader, caches and memory estimate.
 
-The loader, the caches and the memory estimate all take their slices from here. Nothing rounds a
-tensor by itself, so the slices of a block always fit together.
+Nothing else rounds, so the slices of a block always fit together.
 """
 
 from __future__ import annotations
@@ -11,26 +10,24 @@ from dataclasses import dataclass
 
 from engine.model.sharding.shares import Apportioner, Ranges, Shares, ShareTable, empty_ranges
 
-COLUMN_UNIT = 32
-"""Number of columns at whose multiples every quantised format can be cut."""
+COLUMN_UNIT = 32  # granularity in columns at which every quantised format can be split
 
 
 @dataclass(frozen=True, slots=True)
 class BlockDims:
-    """The sizes of one block that a split cuts; 0 where the block has no such part.
+    """The sizes of one block that are split; 0 for missing parts.
 
     Attributes:
-        n_head: number of query heads.
         n_head_kv: number of key-value heads; each serves n_head / n_head_kv adjacent query heads.
-        n_state_head: number of heads of a recurrent state, or of channels where each has a state
-            of its own.
-        n_state_group: number of groups that these heads share (keys of linear attention, B and C
-            of Mamba 2), as query heads share key-value heads.
-        state_unit: number of heads at whose multiples the state can be cut.
-        n_ff: number of columns of the dense FFN.
-        n_ff_exp: number of columns of each routed expert.
-        n_ff_shexp: number of columns of the shared expert.
-        kv_of: earlier block whose keys and values this one attends to, so both are cut alike.
+        n_state_head: number of heads of a recurrent state, or of channels if each has its own
+            state.
+        n_state_group: number of groups that these heads share (keys of linear attention, B and C of
+            Mamba 2), as query heads share key-value heads.
+        state_unit: granularity in heads at which the state can be split.
+        n_ff: columns of the dense FFN.
+        n_ff_exp: columns of each routed expert.
+        n_ff_shexp: columns of the shared expert.
+        kv_of: earlier block that provides the keys and values, so both have the same split.
     """
 
     n_head: int = 0
@@ -46,18 +43,16 @@ class BlockDims:
 
 @dataclass(frozen=True, slots=True)
 class BlockSplit:
-    """The cut of one block.
+    """The split of one block: units of each rank.
 
     Attributes:
         group: ranks that have a slice of any part; the others skip this block.
-        heads: query heads of each rank.
-        kv_heads: key-value heads of each rank; ranks share a head where there are more ranks than
-            heads.
-        state_heads: heads (or channels) of the recurrent state of each rank.
-        state_groups: groups that these heads belong to; ranks may share one, as key-value heads.
-        ffn: columns of the dense FFN of each rank.
-        experts: columns of each rank inside every routed expert.
-        shared: columns of the shared expert of each rank.
+        kv_heads: key-value heads; ranks share them if there are more ranks than heads.
+        state_heads: heads (or channels) of the recurrent state.
+        state_groups: groups that these heads belong to; ranks may share them like key-value heads.
+        ffn: columns of the dense FFN.
+        experts: columns inside every routed expert.
+        shared: columns of the shared expert.
     """
 
     group: tuple[int, ...]
@@ -72,7 +67,7 @@ class BlockSplit:
 
 @dataclass(frozen=True, slots=True)
 class ModelSplit:
-    """The cut of a whole model: blocks, and rows of the embedding and the output head."""
+    """The split of a model: blocks, and rows of the embedding and the output head."""
 
     n_ranks: int
     blocks: tuple[BlockSplit, ...]
@@ -90,7 +85,7 @@ class ModelSplit:
         return tuple(sorted({rank for block in self.blocks for rank in block.group}))
 
     def blocks_of(self, rank: int) -> tuple[int, ...]:
-        """Return the numbers of the blocks of which a rank has a slice."""
+        """Return the numbers of the blocks that a rank has a slice of."""
         return tuple(number for number, block in enumerate(self.blocks) if rank in block.group)
 
     @property
@@ -102,14 +97,8 @@ class ModelSplit:
 def cut_model(
     table: ShareTable, blocks: Sequence[BlockDims], n_vocab: int, *, tied: bool = False
 ) -> ModelSplit:
-    """Return the boundaries that wanted shares lead to.
-
-    Args:
-        table: wanted shares.
-        blocks: sizes of each block of `table`.
-        n_vocab: number of rows of the embedding and the output head.
-        tied: whether the output head is the embedding, held once.
-    """
+    """Return the boundaries for requested shares of blocks, and of the `n_vocab` rows of embedding
+    and output head, which are held once if `tied`."""
     n_ranks = table.n_ranks
     attention, state = _HeadCutter(n_ranks), _HeadCutter(n_ranks)
     ffn, experts, shared = (Apportioner(n_ranks) for _ in range(3))
@@ -139,7 +128,7 @@ def cut_model(
 
 
 class _HeadCutter:
-    """Cuts heads that share groups: by whole groups where there are enough for all ranks."""
+    """Splits heads that share groups: by whole groups if there are enough for all ranks."""
 
     def __init__(self, n_ranks: int) -> None:
         self._by_group = Apportioner(n_ranks)
@@ -147,8 +136,7 @@ class _HeadCutter:
 
     def cut(
         self, shares: Shares, n_head: int, n_group: int, unit: int = 1
-    ) -> tuple[Ranges, Ranges]:
-        """Return the heads and the groups of each rank."""
+    ) -> tuple[Ranges, Ranges]:  # heads, groups
         if not n_head:
             return empty_ranges(len(shares)), empty_ranges(len(shares))
         size = n_head // n_group
@@ -168,10 +156,10 @@ def head_groups(heads: Ranges, groups: Ranges, rank: int) -> list[int]:
 
 
 def tiles(heads: Ranges, n_group: int) -> tuple[Ranges, ...]:
-    """Return a cut of heads for a file that tiles them: one head of each group, then the next.
+    """Return a split of heads for a file that tiles them: one head of each group, then the next.
 
     `heads` counts group by group (head h belongs to group h // size). In the file, tile j holds
-    head g × size + j of every group g. The result has for each tile the groups of each rank.
+    head g × size + j of every group g. The result has the groups of each rank for each tile.
     """
     size = heads.total // n_group
 
@@ -186,14 +174,7 @@ def tiles(heads: Ranges, n_group: int) -> tuple[Ranges, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SplitPart:
-    """One part of a model, and how finely it can be cut.
-
-    Attributes:
-        name: name for people, such as "attention".
-        n_layer: number of blocks that have the part.
-        n_pieces: number of pieces that it can be cut into, in each block.
-        unit: smallest piece in words, such as "32 columns".
-    """
+    """One part of a model, the number of its pieces per block, and the smallest piece in words."""
 
     name: str
     n_layer: int
@@ -204,7 +185,7 @@ class SplitPart:
 def split_parts(blocks: Sequence[BlockDims], n_vocab: int) -> tuple[SplitPart, ...]:
     """Return the parts of a model with these blocks, in the order of a forward pass.
 
-    Where blocks differ, the coarsest cut counts.
+    If blocks differ, the coarsest split counts.
     """
     kinds: tuple[tuple[str, str, Callable[[BlockDims], int]], ...] = (
         ("attention", "a head", lambda d: d.n_head),
@@ -230,17 +211,17 @@ def _columns(n: int) -> int:
 
 
 Segments = tuple[Ranges, ...]
-"""Cuts of several segments; a rank holds its interval of the first, then of the second, ..."""
+"""Splits of several segments; a rank holds its interval of the first, then of the second, …"""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run of adjacent units that one rank gets from another.
+    """A run of adjacent units that one rank receives from another.
 
     Attributes:
-        source: rank that has the units.
+        source: rank that sends the units.
         start: index of the first one among the units of the source.
-        goal: index of the first one among the units of the receiving rank.
+        goal: index of the first one among the units of the receiver.
         n: number of units.
     """
 
@@ -251,14 +232,11 @@ class Run:
 
 
 def runs(old: Segments, new: Segments, rank: int, sources: Sequence[int]) -> list[Run]:
-    """Return from where among the ranks of `old` each unit of `rank` in `new` comes.
+    """Return the sources of the units of `rank` in `new` among the ranks of `old`.
 
-    Units that several ranks of `old` have are taken from one of them.
-
-    Args:
-        sources: ranks of `old` in order of preference.
+    Replicated units are taken from their first owner in `sources`, which lists the ranks of `old`.
     """
-    found: list[Run] = []
+    result: list[Run] = []
     goal = 0
     for index, (was, now) in enumerate(zip(old, new, strict=True)):
         at, stop = now.spans[rank]
@@ -267,24 +245,20 @@ def runs(old: Segments, new: Segments, rank: int, sources: Sequence[int]) -> lis
             first, last = was.spans[source]
             before = sum(segment.size(source) for segment in old[:index])
             n = min(stop, last) - at
-            found.append(Run(source, before + at - first, goal, n))
+            result.append(Run(source, before + at - first, goal, n))
             at, goal = at + n, goal + n
-    return found
+    return result
 
 
 def as_one(cut: Segments) -> Segments:
-    """Return the cut in which a single rank has all units, each once."""
+    """Return the split in which a single rank has all units, each once."""
     return tuple(Ranges(((0, segment.total),), segment.total) for segment in cut)
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A change of places that is made in one go, with the memory it takes.
-
-    Attributes:
-        adds: bytes to allocate on each device before anything is freed.
-        drops: bytes to free on each device afterwards.
-    """
+    """A change of placement in one step: bytes that it first `adds` and then `drops` on each
+    device."""
 
     adds: Mapping[str, int]
     drops: Mapping[str, int]
@@ -296,11 +270,11 @@ def next_move(
 ) -> int:  # fmt: skip
     """Return the index of the move that leaves the fullest device the most room.
 
-    With it, devices hand parts to each other in turn, and none ever holds much more than it does
-    before or after all moves.
+    With it, devices exchange parts in turn, and none ever holds much more than before or after all
+    moves.
 
     Args:
-        held: bytes held on each device.
+        held: bytes in use on each device.
         spare: bytes of these that can be freed at any time.
         limits: bytes that each device should hold at most.
     """

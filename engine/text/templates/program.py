@@ -1,4 +1,4 @@
-"""The program that renders chat templates: for each line of JSON with a prompt, one of text."""
+"""The program that renders chat templates: reads lines of JSON with requests, writes results."""
 
 from __future__ import annotations
 
@@ -10,33 +10,18 @@ from typing import Any
 
 import jinja2
 
-from engine.text.templates.sandbox import BoundedEnvironment, Budget, limited
+from engine.text.templates.sandbox import BoundedEnvironment, Budget, SandboxError, limited
 from engine.util.child_program import answer_lines, ending_after
 
-MAX_SOURCE = 128 << 10
-"""Largest number of characters of a template."""
+MAX_SOURCE = 128 << 10  # maximum number of characters of a template
+MAX_SECONDS = 2.0  # maximum time to compile and render a template
+GRACE_S = 0.25  # seconds after that for the sandbox to stop a template before its process is killed
+MAX_MEMORY = 512 << 20  # maximum memory of a template's process, in bytes
+MAX_REQUEST = 16 << 20  # maximum bytes of a template and a conversation as JSON
+MAX_ADDED = 4 << 20  # maximum number of characters by which a prompt may exceed its request
 
-MAX_SECONDS = 2.0
-"""Longest time to compile and render a template."""
-
-GRACE_S = 0.25
-"""Seconds after that time for the sandbox to stop a template; then its process is killed."""
-
-MAX_MEMORY = 512 << 20
-"""Largest number of bytes of memory that a template's process may take."""
-
-MAX_REQUEST = 16 << 20
-"""Largest number of bytes of a template and a conversation as JSON."""
-
-MAX_ADDED = 4 << 20
-"""Largest number of characters by which a prompt may be longer than the request for it."""
-
-
-N_KEPT = 4
-"""Number of compiled templates that are kept."""
-
-MAX_REASON = 300
-"""Longest reason of an error, in characters; templates write some of them."""
+MAX_COMPILED = 4  # maximum number of cached templates
+MAX_REASON = 300  # maximum characters of an error message, which a template may have written
 
 
 class Rejected(jinja2.TemplateError):
@@ -44,26 +29,23 @@ class Rejected(jinja2.TemplateError):
 
 
 def render(
-    source: str,
-    given: Mapping[str, Any] | None,
-    now: datetime | None,
-    seconds: float,
+    source: str, given: Mapping[str, Any] | None, now: datetime | None, seconds: float,
     max_chars: int,
-) -> dict[str, str]:
+) -> dict[str, object]:  # fmt: skip
     """Render a template with the variables `given`.
 
     Args:
-        given: variables; None to compile the template alone, for a later prompt.
-        now: current time for the template; None for that of the clock.
-        seconds: longest time that compiling and rendering may take.
-        max_chars: longest result.
+        given: variables; None to only compile the template, for a later prompt.
+        now: current time for the template; None for the clock's.
+        seconds: maximum time for compiling and rendering.
+        max_chars: maximum length of the result.
 
     Returns:
-        The prompt as "text"; or why the template does not take the conversation as "rejected", or
-        what is wrong with the template as "broken".
+        The prompt as "text"; or the template's reason for rejecting the conversation as "rejected";
+        or "broken" and "values", the template of a sentence about the error and its values.
 
     Raises:
-        MemoryError: the process got no more memory.
+        MemoryError: the process ran out of memory.
     """
     try:
         with limited(seconds) as budget:
@@ -77,7 +59,8 @@ def render(
     except Rejected as error:
         return {"rejected": _in_one_line(error.message or "")}
     except Exception as error:  # noqa: BLE001 a template can make Python raise anything
-        return {"broken": _in_one_line(_describe(error)).rstrip(".")}
+        problem = _describe(error)
+        return {"broken": _in_one_line(problem.template).rstrip("."), "values": problem.values}
 
 
 def _joined(
@@ -92,7 +75,7 @@ def _joined(
     return "".join(parts)
 
 
-@lru_cache(N_KEPT)
+@lru_cache(MAX_COMPILED)
 def _compiled(source: str) -> jinja2.Template:
     return _environment().from_string(source)
 
@@ -109,32 +92,30 @@ def _reject(message: object) -> None:
 
 
 def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Return `value` as JSON, without Jinja's HTML escapes, which would end up in the prompt."""
+    value: object, ensure_ascii: bool = False, indent: int | str | None = None,
+    separators: tuple[str, str] | None = None, sort_keys: bool = False,
+) -> str:  # fmt: skip
+    """Return `value` as JSON without Jinja's HTML escapes, which do not belong in a prompt."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 
-def _describe(error: Exception) -> str:
-    where = f"line {error.lineno}: " if isinstance(error, jinja2.TemplateSyntaxError) else ""
+def _describe(error: Exception) -> SandboxError:
     if isinstance(error, RecursionError):
-        return "it is nested too deeply, or calls itself without end"
-    return where + (str(error) or type(error).__name__)
+        return SandboxError("it is nested too deeply, or recurses without end")
+    if isinstance(error, SandboxError):
+        return error
+    where = f"line {error.lineno}: " if isinstance(error, jinja2.TemplateSyntaxError) else ""
+    return SandboxError(where + (str(error) or type(error).__name__))
 
 
 def _in_one_line(reason: str) -> str:
-    """Return a reason without line breaks, cut where it is too long."""
     line = " ".join(reason[: 2 * MAX_REASON].split())
     return line if len(line) <= MAX_REASON else line[: MAX_REASON - 1] + "…"
 
 
-def _answer(line: bytes) -> dict[str, str]:
+def _answer(line: bytes) -> dict[str, object]:
     request = json.loads(line)
     now, seconds = request["now"], request["seconds"]
     with ending_after(seconds + 4 * GRACE_S):

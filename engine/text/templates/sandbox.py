@@ -1,9 +1,9 @@
-"""A Jinja sandbox with limits on time and memory, as templates come from untrusted model files.
+"""A Jinja sandbox with limits on time and memory, because templates come from untrusted files.
 
-Jinja's own sandbox keeps a template away from Python's internals, but not from running forever or
-filling the memory. Here every loop step, call, operator, filter and output draws on a budget of
-time and text, and an operation that would make a far larger text than its inputs is refused before
-it runs. What a single operation does inside C is not counted: the limits of the process end that.
+Jinja's own sandbox protects Python's internals, but does not limit time or memory. Here every loop
+step, call, operator, filter and output draws on a budget of time and text, and an operation with a
+result far larger than its inputs is refused before it runs. Work inside a single C function is not
+counted: the limits of the process stop it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,30 @@ from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_TEXT = 1 << 24  # characters of one text
-MAX_TOTAL = 1 << 29  # characters of all texts that one rendering makes
+MAX_TOTAL = 1 << 29  # characters of all texts of one rendering
 MAX_BITS = 4096  # size of an integer
-ITEM_SIZE = 16  # characters to charge for an item of a list, beside its own
+ITEM_SIZE = 16  # additional characters charged per list item
 FREE_FILTERS = frozenset({"attr", "count", "d", "default", "first", "last", "length"})
-"""Names of filters that look at no item, or at one: not charged for all that the value holds."""
+"""Filters that read at most one item: not charged by the size of the value."""
 
 WIDE = r"(\d{4,}|\*)"
 WIDE_PERCENT = re.compile(rf"%(\([^)]*\))?[-+ #0]*({WIDE}|\d*\.{WIDE})")
 WIDE_BRACES = re.compile(r"\d{4,}|\{")  # in a format after the colon
 
 
+class SandboxError(SecurityError):
+    """Error of a template: a template for the end of a sentence, and its values.
+
+    `engine.errors` is not imported, because the program must start fast.
+    """
+
+    def __init__(self, template: str, **values: str | float) -> None:
+        super().__init__(template.format(**values) if values else template)
+        self.template, self.values = template, values
+
+
 class Budget:
-    """Time and text that one rendering may still use."""
+    """Remaining time and text of one rendering."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -46,16 +57,16 @@ class Budget:
         self._left = MAX_TOTAL
 
     def spend(self, size: int) -> None:
-        """Charge `size` characters; raise SecurityError if the budget is used up."""
+        """Charge `size` characters; raise SandboxError if the budget is exceeded."""
         self._left -= size
         self.check_size(size if self._left >= 0 else MAX_TEXT + 1)
         if time.monotonic() > self._deadline:
-            raise SecurityError(f"it runs for more than {self._seconds:g} seconds")
+            raise SandboxError("it runs for more than {n:g} seconds", n=self._seconds)
 
     def check_size(self, size: int, most: int = MAX_TEXT) -> None:
-        """Raise SecurityError if one text is too long."""
+        """Raise SandboxError if one text is too long."""
         if size > most:
-            raise SecurityError("it makes a text that is too long")
+            raise SandboxError("it produces text that is too long")
 
 
 _budget: ContextVar[Budget | None] = ContextVar("budget", default=None)
@@ -63,7 +74,7 @@ _budget: ContextVar[Budget | None] = ContextVar("budget", default=None)
 
 @contextmanager
 def limited(seconds: float) -> Iterator[Budget]:
-    """Give the rendering inside the `with` block a budget of its own."""
+    """Set the budget of the rendering inside the `with` block."""
     budget = Budget(seconds)
     token = _budget.set(budget)
     try:
@@ -80,7 +91,7 @@ def spend(size: int) -> None:
 
 
 def text_size(value: object) -> int:
-    """Return an upper bound of the length of `value` as text; counting stops beyond `MAX_TEXT`."""
+    """Return an upper bound of the length of `value` as text; counting stops at `MAX_TEXT`."""
     total, todo = 0, [value]
     while todo and total <= MAX_TEXT:
         item = todo.pop()
@@ -95,7 +106,7 @@ def text_size(value: object) -> int:
 
 
 def result_size(name: str, text: str | bytes, args: list[Any]) -> int:
-    """Return an upper bound of the length of what method or filter `name` makes of `text`."""
+    """Return an upper bound of the length of the result of method or filter `name` on `text`."""
     largest = _largest(args)
     longest = max((text_size(arg) for arg in args), default=0)
     if name in ("center", "ljust", "rjust", "zfill", "truncate"):
@@ -122,7 +133,7 @@ def formats_wide(text: str | bytes) -> bool:
     try:
         return any(spec and WIDE_BRACES.search(spec) for _, _, spec, _ in Formatter().parse(text))
     except ValueError:
-        return False  # invalid format; the formatting itself will report it
+        return False  # invalid; formatting reports it
 
 
 def _largest(args: Iterable[object]) -> int:
@@ -130,7 +141,7 @@ def _largest(args: Iterable[object]) -> int:
 
 
 class BoundedCode(CodeGenerator):
-    """Compiler of templates whose loops, macros and `~` charge the budget."""
+    """Template compiler that makes loops, macros and `~` charge the budget."""
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802
         size = nodes.Const(literal_size(node.body))
@@ -163,7 +174,7 @@ def call_environment(name: str, *args: nodes.Node) -> nodes.Call:
 
 
 class GenerationTag(Extension):
-    """The tag `{% generation %}`, which marks replies for training; here it is only a scope."""
+    """The tag `{% generation %}`, which marks replies for training; only a scope here."""
 
     tags = {"generation"}  # noqa: RUF012  Jinja's own declaration
 
@@ -174,7 +185,7 @@ class GenerationTag(Extension):
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """The Jinja environment that Hugging Face's chat templates expect, within a budget."""
+    """The Jinja environment that Hugging Face's chat templates expect, with a budget."""
 
     code_generator_class = BoundedCode
     intercepted_binops = frozenset({"+", "*", "**", "%"})
@@ -191,26 +202,27 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self.filters[name] = _bounded(name, function)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
-        """Refuse at once; Jinja would show a merely printed `x.__class__` as nothing."""
-        raise SecurityError(f"it accesses '{attribute}' of a {type(obj).__name__}")
+        """Raise immediately; Jinja would print `x.__class__` as nothing."""
+        text = "it accesses '{name}' of a {type}"
+        raise SandboxError(text, name=attribute, type=type(obj).__name__)
 
     def counted(self, items: Iterable[Any], size: int) -> Iterator[Any]:
-        """Yield the items of a loop whose body has `size` characters of literal text."""
+        """Yield the items of a loop with `size` characters of literal text in its body."""
         for item in items:
             spend(1 + size)
             yield item
 
     def charge(self, size: int) -> None:
-        """Charge a macro whose body has `size` characters of literal text."""
+        """Charge a macro with `size` characters of literal text in its body."""
         spend(1 + size)
 
     def joined(self, *parts: object) -> str:
-        """Return the parts of a `~` expression joined."""
+        """Concatenate the parts of a `~` expression."""
         spend(sum(map(text_size, parts)))
         return "".join(map(str, parts))
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function or method, charging what it may make."""
+        """Call a function or method, charging for its result."""
         method = getattr(function, "__wrapped__", function)  # Jinja's sandbox wraps str.format
         owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
         if isinstance(owner, int):
@@ -223,16 +235,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call(context, function, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute a binary operator, charging what it may make."""
+        """Compute a binary operator, charging for its result."""
         if operator == "+" or (operator == "%" and isinstance(left, str | bytes)):
             spend(text_size(left) + text_size(right))
             if operator == "%" and formats_wide(left):
-                raise SecurityError("it formats with a width that is too large")
+                raise SandboxError("it formats with a width that is too large")
         elif isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length()
             bits = bits * abs(right) if operator == "**" else bits + right.bit_length()
             if bits > MAX_BITS:
-                raise SecurityError("it computes a number that is too large")
+                raise SandboxError("it computes a number that is too large")
         elif operator == "*":
             count, items = (left, right) if isinstance(left, int) else (right, left)
             unit = len(items) if isinstance(items, str | bytes) else text_size(items)
@@ -254,8 +266,7 @@ def _check_growth(name: str, text: str | bytes, args: list[Any]) -> None:
 
 
 def _bounded(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that charges what it may make before it runs."""
-    passed_first = 1 if hasattr(filter_, "jinja_pass_arg") else 0  # such as the environment
+    passed_first = 1 if hasattr(filter_, "jinja_pass_arg") else 0  # e.g. the environment
 
     @wraps(filter_)
     def bounded(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,1 @@
-"""Formats of answers: where models write what they think, say and call, and how that is parsed.
-
-Imports neither torch nor what generates: text in, parts out.
-"""
+"""Formats of answers: how models write thinking, content and tool calls, and how that is parsed."""

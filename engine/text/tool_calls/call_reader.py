@@ -1,4 +1,4 @@
-"""Reads calls of functions in the text of an answer."""
+"""Reads function calls in the text of an answer."""
 
 from __future__ import annotations
 
@@ -20,70 +20,71 @@ from engine.text.tool_calls.marks import (
 )
 
 Types = Mapping[str, Mapping[str, tuple[str, ...]]]
-"""Types of the arguments of each function, by their names."""
+"""Types of the arguments of each function, by name."""
 
 _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
 
 
 class AnswerOver(Exception):
-    """Signal that nothing more of the answer counts."""
+    """Signal that the rest of the answer is ignored."""
 
 
 class CallEmitter:
-    """Emitter of the events of one call, which holds it back while it may be an earlier one again.
+    """Emitter of the events of one call, delayed while the call may repeat an earlier one.
 
     Args:
-        before: names and arguments of the calls before; this one is added at its end.
-        keeping: what keeps the text of the call until it is known to be one.
-        is_single: whether the answer is over behind it.
+        before: names and arguments of earlier calls; this one is appended.
+        events: list that receives the events.
+        keeping: context that keeps the text of the call until it is known to be one.
+        is_single: whether the answer is over after it.
 
     Attributes:
         has_begun: whether it is known to be a call.
     """
 
     def __init__(
-        self, before: list[tuple[str, str]], told: list[AnswerPartEvent], keeping: ExitStack, *,
+        self, before: list[tuple[str, str]], events: list[AnswerPartEvent], keeping: ExitStack, *,
         is_single: bool,
     ) -> None:  # fmt: skip
-        self._before, self._told, self._keeping = before, told, keeping
+        self._before, self._events, self._keeping = before, events, keeping
         self._index, self._is_single = len(before), is_single
         self._name = self._arguments = ""
         self._held: list[AnswerPartEvent] = []
         self.has_begun = self._is_closed = False
 
     def begin(self, name: str) -> None:
-        """Tell the name; reading cannot go back before the call any more."""
+        """Emit the name; reading can no longer go back before the call."""
         self._name = name
         self.has_begun = True
         self._keeping.close()
-        self._tell(CallBegun(self._index, name))
+        self._emit(CallBegun(self._index, name))
 
     def add(self, text: str) -> None:
-        """Tell more of the arguments."""
+        """Emit more of the arguments."""
         self._arguments += text
-        self._tell(CallText(self._index, text))
+        self._emit(CallText(self._index, text))
 
     def end(self) -> None:
-        """Tell that the arguments are whole.
+        """Emit the end of complete arguments.
 
         Raises:
-            AnswerOver: the call repeats an earlier one, or is the only one that is wanted.
+            AnswerOver: the call repeats an earlier one, or only one call is allowed.
         """
         self._close(is_whole=True)
         if self._is_single:
             raise AnswerOver
 
     def break_off(self) -> None:
-        """Tell that the arguments are not whole, if they did not end before.
+        """Emit the end of incomplete arguments, if they have not ended.
 
         Raises:
-            AnswerOver: the call breaks off as an earlier one did.
+            AnswerOver: the call breaks off like an earlier one.
         """
         if not self._is_closed:
             self._close(is_whole=False)
 
-    def _tell(self, event: AnswerPartEvent) -> None:
+    def _emit(self, event: AnswerPartEvent) -> None:
         self._held.append(event)
         if not any(
             name == self._name and arguments.startswith(self._arguments)
@@ -92,25 +93,21 @@ class CallEmitter:
             self._release()
 
     def _release(self) -> None:
-        self._told += self._held
+        self._events += self._held
         self._held.clear()
 
     def _close(self, *, is_whole: bool) -> None:
         if (self._name, self._arguments) in self._before:
             raise AnswerOver
         self._release()
-        self._told.append(CallEnded(self._index, is_whole))
+        self._events.append(CallEnded(self._index, is_whole))
         self._before.append((self._name, self._arguments))
         self._is_closed = True
 
 
 class CallReader:
-    """Reader of the calls of one form.
-
-    Args:
-        closing: mark behind a call; None where there is none.
-        types: types of the arguments of the functions that may be called.
-    """
+    """Reader of the calls of one format, up to `closing`; `types` has the argument types by
+    function."""
 
     def __init__(
         self, source: IncomingText, form: CallFormat, closing: AnswerMark | None, types: Types
@@ -119,14 +116,14 @@ class CallReader:
         self._json = JsonReader(source, form.dialect)
 
     def read(self, emitter: CallEmitter, name: str) -> Reading[None]:
-        """Read one call behind its mark, or an item of a list.
+        """Read one call after its mark, or an item of a list.
 
         Args:
-            name: name in the mark; "" for a form whose calls name their function inside.
+            name: name in the mark; "" for a format with the name inside the call.
 
         Raises:
-            MalformedCall: the call breaks off or is none; what was emitted of its arguments is
-                unclosed unless `emitter.end` was called.
+            MalformedCall: the call breaks off or is not one; its emitted arguments are incomplete
+                unless `emitter.end` was called.
         """
         if self._form.kind == "tags":
             emitter.begin(name)
@@ -142,7 +139,6 @@ class CallReader:
             yield from self._named_object(emitter)
 
     def _named_object(self, emitter: CallEmitter) -> Reading[None]:
-        """Read an object with a name and arguments, in any order."""
         source = self._source
         name, arguments = "", ""
         yield from source.skip_space()
@@ -154,12 +150,12 @@ class CallReader:
             if key in _NAMES and not name:
                 name = yield from self._json.string()
             elif key in _ARGUMENTS and name and not is_begun:
-                yield from self._told(emitter, name)
+                yield from self._arguments_of(emitter, name)
                 is_begun = True
             elif key in _ARGUMENTS and not is_begun:
                 arguments = yield from self._collected()
             else:
-                yield from self._json.value(_ignored)
+                yield from self._json.value(lambda _: None)
             yield from source.skip_space()
             if not (yield from source.starts(",")):
                 break
@@ -172,8 +168,8 @@ class CallReader:
             emitter.add(arguments or "{}")
             emitter.end()
 
-    def _told(self, emitter: CallEmitter, name: str) -> Reading[None]:
-        """Tell a call whose arguments come next; an object is told as it comes."""
+    def _arguments_of(self, emitter: CallEmitter, name: str) -> Reading[None]:
+        """Read and emit arguments; an object is streamed."""
         if (yield from self._source.skip_space()) == "{":
             emitter.begin(name)
             yield from self._json.object(emitter.add)
@@ -184,7 +180,7 @@ class CallReader:
         emitter.end()
 
     def _collected(self) -> Reading[str]:
-        """Read arguments whole; they may be the text of an object in quotes, or null."""
+        """Read complete arguments; they may be an object in quotes, or null."""
         char = yield from self._source.skip_space()
         pieces: list[str] = []
         if char != '"':
@@ -199,73 +195,67 @@ class CallReader:
         return text
 
     def _tags(
-        self, tell: Callable[[str], None], types: Mapping[str, tuple[str, ...]]
+        self, emit: Callable[[str], None], types: Mapping[str, tuple[str, ...]]
     ) -> Reading[None]:
-        """Read arguments in tags, up to the mark behind the call, which stays."""
+        """Read arguments in tags, up to the mark after the call, which stays."""
         opening, closing, comma = self._form.value_opening, self._closing, ""
-        assert opening is not None, "a form with tags names them"
-        assert closing is not None, "only the closing mark says that no argument is missing"
-        tell("{")
+        assert opening is not None, "formats with tags define them"
+        assert closing is not None, "only the closing mark shows that no argument is missing"
+        emit("{")
         while (tag := (yield from self._tag(opening))) is not None:
-            tell(f'{comma}"{escaped(tag["key"])}": ')
+            emit(f'{comma}"{escaped(tag["key"])}": ')
             comma = ", "
             is_text = tag.groupdict().get("is_text") == "true"
             known = ("string",) if is_text else types.get(tag["key"], ())
-            yield from self._tag_value(tell, known)
+            yield from self._tag_value(emit, known)
         if (yield from self._next(closing, is_taken=False)) is None:
             raise MalformedCall
-        tell("}")
+        emit("}")
 
     def _tag(self, opening: AnswerMark) -> Reading[re.Match[str] | None]:
-        """Skip the mark before a value and return it, with the argument's name; None for none."""
         yield from self._source.skip_space()
         return (yield from self._next(opening, is_taken=True))
 
     def _next(self, mark: AnswerMark, *, is_taken: bool) -> Reading[re.Match[str] | None]:
-        """Return a mark if it comes next, and go behind it if it is to be taken."""
         source = self._source
         while True:
-            found, held = mark.find(source.text, source.at, is_ended=source.is_ended)
-            if found and found.start() == source.at:
-                source.at = found.end() if is_taken else source.at
-                return found
+            match, held = mark.find(source.text, source.at, is_ended=source.is_ended)
+            if match and match.start() == source.at:
+                source.at = match.end() if is_taken else source.at
+                return match
             if source.is_ended and mark.find(source.text, source.at)[1] == source.at:
                 source.has_run_out = True
             if held > source.at or source.is_ended:
                 return None
             yield
 
-    def _tag_value(self, tell: Callable[[str], None], types: tuple[str, ...]) -> Reading[None]:
-        """Read a value up to its closing mark; a string is told as it comes."""
+    def _tag_value(self, emit: Callable[[str], None], types: tuple[str, ...]) -> Reading[None]:
+        """Read a value up to its closing mark; a string is streamed."""
         has_json = self._form.has_json_values and not types
         if has_json or set(types) - {"string"}:
             pieces: list[str] = []
             yield from self._raw_value(pieces.append)
             text = "".join(pieces)
-            tell(json_or_text(text) if has_json else as_json(text, types))
+            emit(json_or_text(text) if has_json else as_json(text, types))
             return
-        tell('"')
-        yield from self._raw_value(lambda text: tell(escaped(text)))
-        tell('"')
+        emit('"')
+        yield from self._raw_value(lambda text: emit(escaped(text)))
+        emit('"')
 
-    def _raw_value(self, tell: Callable[[str], None]) -> Reading[None]:
+    def _raw_value(self, emit: Callable[[str], None]) -> Reading[None]:
         source, closing = self._source, self._form.value_closing
-        assert closing is not None, "a form with tags names them"
+        assert closing is not None, "formats with tags define them"
         while True:
-            found, held = closing.find(source.text, source.at)
-            end = found.start() if found else held
+            match, held = closing.find(source.text, source.at)
+            end = match.start() if match else held
             if end > source.at:
-                tell(source.text[source.at : end])
+                emit(source.text[source.at : end])
                 source.at = end
-            if found:
-                source.at = found.end()
+            if match:
+                source.at = match.end()
                 return
-            if source.is_ended:  # what may have begun the mark is no more of the value
+            if source.is_ended:  # the possible beginning of a mark is not part of the value
                 source.at = len(source.text)
                 source.has_run_out = True
                 raise MalformedCall
             yield
-
-
-def _ignored(text: str) -> None:
-    """Ignore a piece of a call."""

@@ -1,4 +1,4 @@
-"""Formats of answers as data: how models mark what they think, say and call."""
+"""Formats of answers as data: how models mark thinking, content and calls."""
 
 from __future__ import annotations
 
@@ -12,24 +12,19 @@ from engine.text.tool_calls.json_text import JSON, Dialect
 from engine.text.tool_calls.marks import AnswerMark
 
 VALUE = "(?P<value>.*?)"
-"""Group of a `tag_pattern` that stands for the value of an argument.
+"""Group of a `tag_pattern` for the value of an argument.
 
-A group `is_text` before it says by "true" that the value is text, whatever it looks like.
+If a preceding group `is_text` is "true", the value is text, even if it looks like JSON.
 """
 
 CallKind = Literal["object", "list", "arguments", "tags"]
-"""Content of calls: an object with name and arguments, a list of such, or a name in the mark and
-behind it the arguments as an object or each in tags."""
+"""Content of calls: an object with name and arguments, a list of such objects, or a name in the
+mark followed by the arguments as an object or each in tags."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRegion:
-    """A part of an answer between marks.
-
-    Attributes:
-        opening, closing: marks around it; None where it has none.
-        join: text between this region and the next of its part.
-    """
+    """A part of an answer between marks; `join` is the text between two such regions."""
 
     part: Literal["reasoning", "content", "call"]
     opening: AnswerMark | None
@@ -39,11 +34,11 @@ class AnswerRegion:
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """The format of what stands in a region of calls.
+    """The format of the content of call regions.
 
     Attributes:
         value_opening, value_closing: marks around the value of an argument in tags.
-        has_json_values: whether values in tags without a known type are JSON where they can be.
+        has_json_values: whether values in tags without a known type are JSON if possible.
     """
 
     kind: CallKind
@@ -55,13 +50,8 @@ class CallFormat:
 
 @dataclass(frozen=True, slots=True)
 class AnswerLayout:
-    """The description of a form.
-
-    Attributes:
-        regions: regions with an opening mark.
-        join: what stands between two texts of the content.
-        calls: format of the calls; None for a format without any.
-    """
+    """The parsed description of a format: regions with an opening mark, the text that joins two
+    pieces of content, and the format of calls, if any."""
 
     regions: tuple[AnswerRegion, ...]
     join: str
@@ -69,10 +59,10 @@ class AnswerLayout:
 
 
 def read_layout(description: Mapping[str, Any]) -> AnswerLayout:
-    """Return what a `response_template` describes.
+    """Parse a `response_template`.
 
     Raises:
-        ValueError: it has something that this reader does not know.
+        ValueError: it contains something unknown.
     """
     fields = description["fields"]
     unknown = set(fields) - {"reasoning_content", "content", "tool_calls"}
@@ -132,28 +122,26 @@ _MARK_KEYS = ("open", "close", "open_pattern", "close_pattern")
 
 @dataclass(frozen=True, eq=False)
 class AnswerFormat:
-    """A form in which models write their answers.
+    """A format in which models write their answers.
 
     Attributes:
-        name: name of the form.
-        description: the form in the layout of `response_template`.
-        argument: texts around the value of an argument in tags, with NAME in place of its name and
-            IS_TEXT in place of "true" for text and "false" for JSON.
-        resumed: text that may stand behind a thought, before a call.
-        noise: texts outside of calls that mean nothing.
-        is_bare: whether a call has no mark of its own, so that it must name a known function and
-            stand where the answer begins.
-        around_name: patterns of what stands before and behind the name of a bare call, up to its
-            arguments, however it is spaced.
-        before: text before the arguments of a call, with NAME in place of its function and INDEX
-            in place of a number.
-        behind: text behind the arguments, without a token that ends the answer.
-        between: text between two calls; None where an answer has one at most.
-        around: text before the first call and behind the last.
-        call_id: name of a call in a conversation, with NAME and INDEX, where the model knows calls
-            by such names.
-        trigger: text with which a call begins, and behind which no answer goes on otherwise.
-        thought: what stands before and behind a thought where an answer goes on behind it.
+        description: the format in the layout of `response_template`.
+        argument: texts around the value of an argument in tags, with NAME for its name and IS_TEXT
+            for "true" (text) or "false" (JSON).
+        resumed: text that may follow thinking, before a call.
+        noise: texts outside of calls without a meaning.
+        is_bare: whether a call has no mark, so that it must name a known function and begin the
+            answer.
+        around_name: patterns before and after the name of a bare call, up to its arguments, with
+            any spacing.
+        before: text before the arguments of a call, with NAME for its function and INDEX for a
+            number.
+        behind: text after the arguments, without a token that ends the answer.
+        between: text between two calls; None if an answer has at most one.
+        around: text before the first call and after the last.
+        call_id: id of a call in a conversation, with NAME and INDEX, if the model expects such ids.
+        trigger: text that begins a call and commits the answer to one.
+        thought: texts before and after thinking in an answer that continues after it.
     """
 
     name: str
@@ -173,17 +161,17 @@ class AnswerFormat:
 
     @cached_property
     def layout(self) -> AnswerLayout:
-        """The description, read."""
+        """The parsed description."""
         return read_layout(self.description)
 
     @property
     def has_json_arguments(self) -> bool:
-        """Whether the format writes the arguments of a call as JSON."""
+        """Whether the arguments of a call are JSON."""
         calls = self.layout.calls
         return calls is not None and calls.kind != "tags" and not calls.dialect.has_bare_keys
 
     def with_thinking(self, opening: str, closing: str) -> AnswerFormat:
-        """Return the form with other marks around what is thought."""
+        """Return the format with other marks around thinking."""
         thinking = TEXT | {"open": opening, "close": closing}
         fields = self.description["fields"] | {"reasoning_content": thinking}
         thought = (opening + "\n", "\n" + closing + "\n\n")
@@ -191,13 +179,13 @@ class AnswerFormat:
 
     @property
     def thinking_marks(self) -> ThinkingMarks:
-        """Marks of a thought, behind which anything may come."""
+        """Marks around thinking, after which anything may follow."""
         closing = self.description["fields"]["reasoning_content"]["close"]
         return ThinkingMarks(self.thought[0].strip(), (closing,))
 
     @property
     def marks(self) -> str:
-        """All texts of the form one after another, so that a token in it can be found."""
+        """All texts of the format, concatenated, to search for tokens."""
         patterns: list[str] = []
         for field in self.description["fields"].values():
             marks = (field.get(key, "") for key in _MARK_KEYS)
@@ -208,12 +196,12 @@ class AnswerFormat:
 
 
 def filled(text: str, name: str, index: int = 0) -> str:
-    """Return a text of a form with the name of a function and the number of a call in it."""
+    """Return a text of a format with the function's name and the call's number filled in."""
     return text.replace("INDEX", str(index)).replace("NAME", name)
 
 
 def described(calls: Mapping[str, Any], **others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a description whose thinking and content are as most models have them."""
+    """Return a description with the usual marks of thinking and content."""
     fields = {
         "reasoning_content": TEXT | {"open": THINK_OPEN, "close": THINK_CLOSE},
         "content": TEXT,
@@ -528,7 +516,6 @@ MINIMAX = AnswerFormat(
 
 
 def _dsml(name: str, section: str) -> AnswerFormat:
-    """Return DeepSeek's markup, in which calls stand in a section of this name."""
     opening, closing = f"<｜DSML｜{section}>", f"</｜DSML｜{section}>"
     parameter = rf'<｜DSML｜parameter name="{KEY}" string="(?P<is_text>true|false)">'
     return AnswerFormat(

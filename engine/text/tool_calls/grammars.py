@@ -1,7 +1,7 @@
 """Grammars of calls, in the format in which a model writes them.
 
-They are written in the Lark dialect of llguidance (its documentation of syntax): `<[ID]>` is a
-token, `%json` a JSON schema, and a rule with `suffix` any text up to its first appearance.
+They use llguidance's dialect of Lark: `<[ID]>` is a token, `%json` a JSON schema, and a rule with
+`suffix` any text up to its first occurrence.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from engine.text.tool_calls.json_text import types_of
 from engine.text.tool_calls.turns import NO_PARAMETERS, read_object
 
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-"""How JSON may be spaced: as most models write it in a line."""
+"""Spacing of JSON: as most models write it in a line."""
 
 SPACES = r"[ \t\r\n]{0,40}"
-"""White space between the parts of a bare call; limited, so that no model stays in it."""
+"""Whitespace between the parts of a bare call; limited, so that no model gets stuck in it."""
 
-INDEX = "/[0-9]{1,4}/"
-"""Number of a call, where a format has one."""
+INDEX = "/[0-9]{1,4}/"  # number of a call, if a format has one
 
 _PLAIN = r"""
 value: object | list | string | NUMBER | "true" | "false" | "null"
@@ -42,17 +41,16 @@ def grammar_of_calls(
 ) -> Grammar:
     """Return the grammar of an answer that calls functions.
 
+    A call without a mark is recognised by its beginning up to the arguments, so that an answer that
+    begins differently, such as other JSON, is unconstrained.
+
     Args:
         tokens: ids of the control tokens that are marks of the format, by their texts.
-        choice: "auto" for calls where the model begins one, "required" for nothing else, or "="
-            and the name of the only function to be called, once.
-
-    Returns:
-        The grammar. A call without a mark of its own is known by its beginning up to the arguments,
-        so that an answer which begins otherwise, such as other JSON, is free.
+        choice: "auto" for optional calls, "required" for calls only, or "=" and the name of the
+            only function to call, once.
 
     Raises:
-        PromptError: the schema of a function is no JSON object.
+        PromptError: the schema of a function is not a JSON object.
     """
     writer = _Writer(form, tokens)
     if choice == "auto" and form.is_bare:
@@ -64,18 +62,14 @@ def grammar_of_calls(
 
 
 def _lead(form: AnswerFormat) -> str:
-    """Return the pattern of the beginning of a bare call, up to its arguments.
-
-    The grammar itself says which names there are.
-    """
+    """Return the pattern of the beginning of a bare call, up to its arguments; the grammar itself
+    restricts the name."""
     noise = "".join(f"(?:{re.escape(text)})?" for text in form.noise)
     lead, tail = form.around_name
     return rf"{noise}{SPACES}{lead}{NAME}{tail}"
 
 
 class _Writer:
-    """Writer of the rules of one grammar."""
-
     def __init__(self, form: AnswerFormat, tokens: Mapping[str, int]) -> None:
         self._form = form
         self._tokens = tokens
@@ -84,7 +78,7 @@ class _Writer:
         self._rules: list[str] = []
 
     def whole(self, tools: Sequence[Tool], *, is_one: bool) -> str:
-        """Return the grammar of an answer of calls alone."""
+        """Return the grammar of an answer that consists of calls."""
         opening, closing = self._form.around
         calls = self._calls(tools, is_one=is_one)
         resumed = f"({self._text(self._form.resumed)})? " if self._form.resumed else ""
@@ -92,9 +86,9 @@ class _Writer:
         return "\n".join([f"start: {start}", *self._rules])
 
     def behind_trigger(self, tools: Sequence[Tool]) -> str:
-        """Return the grammar of what comes behind the trigger, up to the end of the call."""
+        """Return the grammar of the text after the trigger, up to the end of the call."""
         opening, closing = self._form.around
-        if opening.startswith(self._form.trigger):  # a list of calls has a mark of its own
+        if opening.startswith(self._form.trigger):  # a list of calls has its own mark
             rest = opening.removeprefix(self._form.trigger)
             start = f"{self._text(rest)} {self._calls(tools)} {self._text(closing)}"
         else:
@@ -102,7 +96,7 @@ class _Writer:
         return "\n".join([f"start: {start}", *self._rules])
 
     def bare(self, tools: Sequence[Tool]) -> str:
-        """Return the grammar of a call without a mark of its own, however its name is spaced."""
+        """Return the grammar of a call without a mark, with any spacing."""
         lead, tail = self._form.around_name
         noise = " ".join(f"({self._text(text)})?" for text in self._form.noise)
         for number, tool in enumerate(tools):
@@ -128,12 +122,11 @@ class _Writer:
         return f"{one} ({self._text(self._form.between)} {one})*"
 
     def _text(self, text: str) -> str:
-        """Return a text as it stands in a rule, with its control tokens as such."""
         parts, at = list[str](), 0
-        for found in self._split.finditer(text):
-            parts += self._quoted(text[at : found.start()])
-            parts.append(f"<[{self._tokens[found[0]]}]>")
-            at = found.end()
+        for match in self._split.finditer(text):
+            parts += self._quoted(text[at : match.start()])
+            parts.append(f"<[{self._tokens[match[0]]}]>")
+            at = match.end()
         return " ".join([*parts, *self._quoted(text[at:])])
 
     def _quoted(self, text: str) -> list[str]:
@@ -154,7 +147,6 @@ class _Writer:
         return rule
 
     def _tags(self, schema: dict[str, Any], number: int) -> Iterator[str]:
-        """Yield the arguments in the order of the schema, each with its tags."""
         properties = schema.get("properties")
         required = schema.get("required", ())
         for n, (key, value) in enumerate((properties or {}).items()):
@@ -172,9 +164,8 @@ class _Writer:
             yield written if key in required else f"({written})?"
 
     def _until(self, closing: str, rule: str) -> str:
-        """Return a rule of any text up to a closing text."""
         token = self._split.search(closing)
-        if token is not None:  # what stands before it is of the same lexeme as the text
+        if token is not None:  # characters before it belong to the same lexeme as the text
             end = re.escape(closing[: token.start()]).replace("/", r"\/")
             rest = self._text(closing[token.start() :])
             self._rules.append(f"{rule}: /(?s:.*){end}/ {rest}")
@@ -184,7 +175,7 @@ class _Writer:
         return rule
 
     def _bare_object(self, schema: dict[str, Any]) -> str:
-        """Return an object with keys without quotes; its values may be of any type."""
+        """Return an object with unquoted keys; its values may have any type."""
         calls = self._form.layout.calls
         assert calls is not None, "all known formats have calls"
         ((opening, closing),) = calls.dialect.quotes

@@ -1,7 +1,7 @@
-"""Reads JSON that is still coming, and what models write in its place, as valid JSON.
+"""Reads incomplete JSON, and models' variants of it, as valid JSON.
 
-What is told is the beginning of a valid JSON text at any time. Where the text breaks off or is no
-JSON, readers raise `MalformedCall` and leave it unclosed, so that nobody takes it for the whole.
+The emitted text is at any time the beginning of valid JSON. If the text breaks off or is not JSON,
+readers raise `MalformedCall` and leave it unclosed, so that it cannot be taken for complete.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from dataclasses import dataclass
 
 from engine.text.tool_calls.marks import IncomingText, MalformedCall, Reading
 
-Tell = Callable[[str], None]
-"""Receiver of a piece of JSON."""
+Emit = Callable[[str], None]  # receiver of a piece of JSON
 
 MAX_DEPTH = 64
-_LITERALS = {"True": "true", "False": "false", "None": "null"}  # Python's, which models write, too
+_LITERALS = {"True": "true", "False": "false", "None": "null"}  # models also write Python's
 _LITERALS |= {word: word for word in _LITERALS.values()}
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _NUMBER_LETTERS = "+-.eE0123456789"
@@ -30,11 +29,11 @@ _SHORT_ESCAPES = '"\\/bfnrt'
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a model's values differ from JSON.
+    """Differences of a model's values from JSON.
 
     Attributes:
-        has_bare_keys: whether keys of objects may stand without quotes.
-        quotes: pairs of texts around strings, which know no escapes, beside JSON's own quotes.
+        has_bare_keys: whether keys of objects may be unquoted.
+        quotes: pairs of texts around strings without escapes, in addition to JSON's own quotes.
     """
 
     has_bare_keys: bool = False
@@ -45,7 +44,7 @@ JSON = Dialect()
 
 
 def escaped(text: str) -> str:
-    """Return text as it stands inside the quotes of a JSON string."""
+    """Return text escaped for the inside of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
@@ -55,39 +54,39 @@ class JsonReader:
     def __init__(self, source: IncomingText, dialect: Dialect = JSON) -> None:
         self._source, self._dialect = source, dialect
 
-    def value(self, tell: Tell, depth: int = 0) -> Reading[None]:
-        """Read a value of any kind, and tell it as JSON."""
+    def value(self, emit: Emit, depth: int = 0) -> Reading[None]:
+        """Read a value of any kind, and emit it as JSON."""
         source = self._source
         char = yield from source.skip_space()
         if depth > MAX_DEPTH:
             raise MalformedCall
         if char == "{":
-            yield from self.object(tell, depth)
+            yield from self.object(emit, depth)
         elif char == "[":
-            yield from self._list(tell, depth)
+            yield from self._list(emit, depth)
         elif (closing := (yield from self._quote())) is not None:
-            yield from self._string(tell, closing)
+            yield from self._string(emit, closing)
         else:
-            yield from self._plain(tell)
+            yield from self._plain(emit)
 
-    def object(self, tell: Tell, depth: int = 0) -> Reading[None]:
-        """Read an object, and tell it as JSON."""
+    def object(self, emit: Emit, depth: int = 0) -> Reading[None]:
+        """Read an object, and emit it as JSON."""
         source = self._source
         yield from source.expect("{")
-        tell("{")
+        emit("{")
         comma = ""
         while (yield from source.skip_space()) != "}":
             key = yield from self.key()
             yield from self.colon()
-            tell(f"{comma}{json.dumps(key, ensure_ascii=False)}: ")
-            yield from self.value(tell, depth + 1)
+            emit(f"{comma}{json.dumps(key, ensure_ascii=False)}: ")
+            yield from self.value(emit, depth + 1)
             yield from source.skip_space()
             comma = ", "
             if not (yield from source.starts(",")):
                 break
         yield from source.skip_space()
         yield from source.expect("}")
-        tell("}")
+        emit("}")
 
     def key(self) -> Reading[str]:
         """Read a key of an object."""
@@ -118,15 +117,15 @@ class JsonReader:
             raise MalformedCall
         return (yield from self._collected(closing))
 
-    def _list(self, tell: Tell, depth: int) -> Reading[None]:
+    def _list(self, emit: Emit, depth: int) -> Reading[None]:
         source = self._source
         yield from source.expect("[")
-        tell("[")
+        emit("[")
         comma = ""
 
         def item(text: str) -> None:
             nonlocal comma
-            tell(comma + text)
+            emit(comma + text)
             comma = ""
 
         while (yield from source.skip_space()) != "]":
@@ -137,10 +136,9 @@ class JsonReader:
                 break
         yield from source.skip_space()
         yield from source.expect("]")
-        tell("]")
+        emit("]")
 
     def _quote(self) -> Reading[str | None]:
-        """Skip an opening quote and return the one that closes it; None where there is none."""
         for opening, closing in (*self._dialect.quotes, ('"', '"')):
             if (yield from self._source.starts(opening)):
                 return closing
@@ -152,24 +150,23 @@ class JsonReader:
         text = str(json.loads("".join(pieces)))
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
-    def _string(self, tell: Tell, closing: str) -> Reading[None]:
+    def _string(self, emit: Emit, closing: str) -> Reading[None]:
         source = self._source
-        tell('"')
+        emit('"')
         while not (yield from source.starts(closing)):
             char = yield from source.peek()
             if not char:
                 raise MalformedCall
             if char == "\\" and closing == '"':
-                tell((yield from self._escape()))
+                emit((yield from self._escape()))
                 continue
             source.at += 1
             if closing == '"':
                 char += self._plain_run()
-            tell(escaped(char))
-        tell('"')
+            emit(escaped(char))
+        emit('"')
 
     def _plain_run(self) -> str:
-        """Return what has come already up to the next quote or backslash."""
         source = self._source
         end = _STRING_END.search(source.text, source.at)
         run = source.text[source.at : end.start() if end else len(source.text)]
@@ -177,7 +174,7 @@ class JsonReader:
         return run
 
     def _escape(self) -> Reading[str]:
-        """Read an escape whole; one that JSON does not know is its character behind a backslash."""
+        """Read a complete escape; an invalid one is read as a literal backslash."""
         source = self._source
         source.at += 1
         char = yield from source.peek()
@@ -192,8 +189,7 @@ class JsonReader:
             source.at += 1
         return "\\u" + digits if len(digits) == 4 else "\\\\u" + digits
 
-    def _plain(self, tell: Tell) -> Reading[None]:
-        """Read a number, true, false or null whole."""
+    def _plain(self, emit: Emit) -> Reading[None]:
         source = self._source
         start = source.at
         with source.kept():
@@ -206,11 +202,11 @@ class JsonReader:
             if not (word in _LITERALS or _NUMBER.fullmatch(word)):
                 source.at = start
                 raise MalformedCall
-        tell(_LITERALS.get(word, word))
+        emit(_LITERALS.get(word, word))
 
 
 def types_of(schema: object) -> tuple[str, ...]:
-    """Return the JSON types that a schema allows, in its order; none where it does not say."""
+    """Return the JSON types that a schema allows, in its order; () if unspecified."""
     if not isinstance(schema, Mapping):
         return ()
     declared = schema.get("type")
@@ -229,27 +225,27 @@ def types_of(schema: object) -> tuple[str, ...]:
 def parameters_of(schema: str) -> dict[str, tuple[str, ...]]:
     """Return the types of a function's arguments, from the text of their schema."""
     try:
-        read = json.loads(schema or "{}")
+        parsed = json.loads(schema or "{}")
     except (ValueError, RecursionError):
         return {}
-    properties = read.get("properties") if isinstance(read, dict) else None
+    properties = parsed.get("properties") if isinstance(parsed, dict) else None
     if not isinstance(properties, dict):
         return {}
     return {name: types_of(value) for name, value in properties.items()}
 
 
 def as_json(text: str, types: tuple[str, ...]) -> str:
-    """Return the text of an argument as JSON: a string, unless one of the types fits it."""
+    """Return the text of an argument as JSON: a string, unless it fits one of the types."""
     for name in types:
         cast = _CASTS.get(name)
-        found = None if cast is None else cast(text)
-        if found is not None:
-            return found
+        value = None if cast is None else cast(text)
+        if value is not None:
+            return value
     return f'"{escaped(text)}"'
 
 
 def json_or_text(text: str) -> str:
-    """Return text as it is if it is JSON, else as a string."""
+    """Return text unchanged if it is JSON, else as a string."""
     return text.strip() if _read(text) is not _NOTHING else f'"{escaped(text)}"'
 
 
@@ -306,10 +302,9 @@ def _container(kind: type) -> Callable[[str], str | None]:
 
 
 def _from_python(text: str, kind: type) -> str | None:
-    """Return a container as JSON that is written as Python does, which some templates make."""
     try:
-        found = ast.literal_eval(text.strip())
-        return json.dumps(found, allow_nan=False) if isinstance(found, kind) else None
+        value = ast.literal_eval(text.strip())
+        return json.dumps(value, allow_nan=False) if isinstance(value, kind) else None
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
 

@@ -1,7 +1,7 @@
-"""Marks around the parts of an answer, found in text that is still coming.
+"""Marks around the parts of an answer, found in streamed text.
 
-A mark is a text, or a regular expression of a small kind: characters, classes, groups with "|", and
-the quantifiers ?, *, + and {m,n} behind characters and classes; groups take only "?".
+A mark is a text, or a restricted regular expression: characters, classes, groups with "|", and the
+quantifiers ?, *, + and {m,n} after characters and classes; groups support only "?".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 
 @dataclass(frozen=True, slots=True)
 class _Repeated:
-    """A character or class, `least` to `most` times; `most` is "" without a limit."""
+    """A character or class, `least` to `most` times; `most` is "" for no limit."""
 
     text: str
     least: int = 1
@@ -24,8 +24,6 @@ class _Repeated:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """A group: one of several sequences."""
-
     ways: tuple[tuple[_Node, ...], ...]
 
 
@@ -36,13 +34,10 @@ _COUNTS = {"?": (0, "1"), "*": (0, ""), "+": (1, "")}
 
 
 class AnswerMark:
-    """A mark of a form.
+    """A mark of a format.
 
     Args:
         pattern: regular expression, or the text itself.
-
-    Attributes:
-        pattern: regular expression.
     """
 
     def __init__(self, pattern: str, *, is_text: bool = False) -> None:
@@ -55,14 +50,14 @@ class AnswerMark:
     def find(
         self, text: str, start: int, *, is_ended: bool = False
     ) -> tuple[re.Match[str] | None, int]:
-        """Return the first whole mark from `start` on, and where one may have begun.
+        """Return the first complete mark from `start` on, and where an incomplete one may begin.
 
         Args:
-            is_ended: whether no more text comes.
+            is_ended: whether the text is complete.
 
         Returns:
-            A match that more text would not change, if there is one; and the place from which on
-            more text may make a mark, the end of the text if there is none.
+            A match that more text would not change, if any; and the position from which more text
+            could complete a mark, else the end of the text.
         """
         whole = self._whole.search(text, start)
         if is_ended:
@@ -77,15 +72,13 @@ class AnswerMark:
 
 
 class _Reader:
-    """Reader of a regular expression with as much syntax as marks need."""
-
     def __init__(self, pattern: str) -> None:
         self._pattern, self._at = pattern, 0
 
     def read(self) -> tuple[_Node, ...]:
         ways = tuple(self._ways())
         if self._at < len(self._pattern):
-            raise ValueError(f"a bracket too many in {self._pattern!r}")
+            raise ValueError(f"unbalanced bracket in {self._pattern!r}")
         return ways[0] if len(ways) == 1 else (_Choice(ways),)
 
     def _ways(self) -> Iterator[tuple[_Node, ...]]:
@@ -102,28 +95,28 @@ class _Reader:
         yield tuple(nodes)
 
     def _token(self) -> str:
-        found = _TOKEN.match(self._pattern, self._at)
-        if found is None or found[0] in ".^$?*+":
-            raise ValueError(f"not a pattern of a mark: {self._pattern!r}")
-        self._at = found.end()
-        return found[0]
+        match = _TOKEN.match(self._pattern, self._at)
+        if match is None or match[0] in ".^$?*+":
+            raise ValueError(f"unsupported pattern of a mark: {self._pattern!r}")
+        self._at = match.end()
+        return match[0]
 
     def _group(self) -> _Choice:
         ways = tuple(self._ways())
         self._at += 1  # the closing bracket
         least, most = self._counts()
         if most != "1":
-            raise ValueError(f"a repeated group in {self._pattern!r}")
+            raise ValueError(f"repeated group in {self._pattern!r}")
         return _Choice(ways) if least else _Choice((*ways, ()))
 
     def _counts(self) -> tuple[int, str]:
-        found = _QUANTIFIER.match(self._pattern, self._at)
-        if found is None:
+        match = _QUANTIFIER.match(self._pattern, self._at)
+        if match is None:
             return 1, "1"
-        self._at = found.end()
-        if self._pattern.startswith("?", self._at):  # as few as will do
+        self._at = match.end()
+        if self._pattern.startswith("?", self._at):  # non-greedy
             self._at += 1
-        return _COUNTS[found[1]] if found[1] else (int(found[2]), found[3])
+        return _COUNTS[match[1]] if match[1] else (int(match[2]), match[3])
 
 
 def _whole(nodes: Sequence[_Node]) -> str:
@@ -136,9 +129,9 @@ def _whole(nodes: Sequence[_Node]) -> str:
 
 
 def _begun(nodes: Sequence[_Node]) -> str:
-    """Return a pattern for the beginnings of a sequence at the end of a text.
+    """Return a pattern for incomplete sequences at the end of a text.
 
-    It is about as long as the sequence: what follows a node stands in it once.
+    Its length is about that of the sequence, because each node's continuation occurs once.
     """
     if not nodes:
         return "(?!)"
@@ -153,7 +146,6 @@ def _begun(nodes: Sequence[_Node]) -> str:
 
 
 def _ends_fixed(nodes: Sequence[_Node]) -> bool:
-    """Return whether more text never makes a whole mark longer."""
     if not nodes:
         return False
     last = nodes[-1]
@@ -164,21 +156,21 @@ def _ends_fixed(nodes: Sequence[_Node]) -> bool:
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
-"""A reader: it yields where it needs more text, and returns what it has read."""
+"""A reader: it yields when it needs more text, and returns its result."""
 
 
 class MalformedCall(Exception):
-    """Text that is not what was to come; the source stands where it begins."""
+    """Unexpected text; the source is at its beginning."""
 
 
 class IncomingText:
-    """Text that is still coming.
+    """Streamed text.
 
     Attributes:
-        text: what has come and is not forgotten.
-        at: place in it that is read next.
-        is_ended: whether no more comes.
-        has_run_out: whether a reader wanted more text behind the end.
+        text: received text, without the forgotten beginning.
+        at: position of the reader in it.
+        is_ended: whether the text is complete.
+        has_run_out: whether a reader needed more text at the end.
     """
 
     def __init__(self) -> None:
@@ -186,14 +178,14 @@ class IncomingText:
         self._n_marks = 0
 
     def add(self, text: str) -> None:
-        """Append text, and forget what has been read unless somebody may go back to it."""
+        """Append text, and forget the part already read, unless a reader may go back to it."""
         if not self._n_marks:
             self.text, self.at = self.text[self.at :], 0
         self.text += text
 
     @contextmanager
     def kept(self) -> Iterator[int]:
-        """Keep what is read inside a `with` block; give the place where it begins."""
+        """Keep the text read inside a `with` block; yield the position where it begins."""
         self._n_marks += 1
         try:
             yield self.at
@@ -201,7 +193,7 @@ class IncomingText:
             self._n_marks -= 1
 
     def peek(self) -> Reading[str]:
-        """Return the next character, "" at the end, and stay before it."""
+        """Return the next character without reading it; "" at the end."""
         while self.at == len(self.text):
             if self.is_ended:
                 self.has_run_out = True
@@ -210,13 +202,13 @@ class IncomingText:
         return self.text[self.at]
 
     def skip_space(self, spaces: str = " \t\r\n") -> Reading[str]:
-        """Skip white space and return the character after it."""
+        """Skip whitespace and return the character after it."""
         while (char := (yield from self.peek())) and char in spaces:
             self.at += 1
         return char
 
     def starts(self, text: str) -> Reading[bool]:
-        """Return whether `text` comes next, and go behind it if it does."""
+        """Return whether `text` comes next, and skip it in that case."""
         while not self.text.startswith(text, self.at):
             rest = self.text[self.at : self.at + len(text)]
             if not text.startswith(rest):
@@ -240,7 +232,7 @@ class IncomingText:
 
 @dataclass(frozen=True, slots=True)
 class PartText:
-    """More text of what is thought or said."""
+    """More text of the thinking or the content."""
 
     part: Literal["content", "reasoning"]
     text: str
@@ -248,11 +240,7 @@ class PartText:
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """The name of a function that is called.
-
-    Attributes:
-        index: number of the call in its answer, from 0.
-    """
+    """The name of a called function; `index` is the number of the call in its answer, from 0."""
 
     index: int
     name: str
@@ -260,7 +248,7 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class CallText:
-    """More of the arguments of a call: all texts of a whole call together are a JSON object."""
+    """More of the arguments of a call; concatenated, they are a JSON object."""
 
     index: int
     text: str
@@ -268,15 +256,11 @@ class CallText:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """The end of the arguments of a call, before any other part.
-
-    Attributes:
-        is_whole: whether they are whole; else they broke off, and the call must not be run.
-    """
+    """The end of the arguments of a call, before any other part; incomplete calls must not be
+    run."""
 
     index: int
     is_whole: bool
 
 
-AnswerPartEvent = PartText | CallBegun | CallText | CallEnded
-"""What a parser tells."""
+AnswerPartEvent = PartText | CallBegun | CallText | CallEnded  # event of a parser

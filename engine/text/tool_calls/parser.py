@@ -1,4 +1,4 @@
-"""Tells the parts of an answer apart while it comes: what is thought, said and called."""
+"""Splits a streamed answer into its parts: thinking, content and calls."""
 
 from __future__ import annotations
 
@@ -23,54 +23,49 @@ from engine.text.tool_calls.marks import (
 )
 
 Watched = tuple[AnswerMark, AnswerRegion | None]
-"""A mark that may come next, and the region that it opens or closes; None for a mark of noise."""
+"""A mark that may come next, and the region that it opens or closes; None for noise."""
 
 
 class AnswerParser:
-    """Parser of one answer, fed with its text piece by piece.
+    """Incremental parser of one answer.
 
-    White space beside a mark belongs to the mark. Text that looks like a call but is none is
-    content; a call that breaks off is told as far as it came, and its end says that it is not
-    whole. In an answer that is cut off, what may have begun a call or a mark around calls is left
-    out: clients take content for what the model says, a call without a name cannot be told, and the
-    reason of the end says that it was cut.
+    Whitespace next to a mark belongs to the mark. Text that only looks like a call is content; an
+    incomplete call is emitted as far as it goes, and its end event says that it is incomplete. If
+    an answer is cut off, the possible beginning of a call or of a mark around calls is dropped:
+    clients take content for the model's answer, a call without a name cannot be emitted, and the
+    finish reason says that the answer was cut.
 
-    The answer is over at a call that repeats an earlier one, which is not told: small models go on
-    repeating it until their limit.
+    An answer ends at a call that repeats an earlier one, which is not emitted: small models repeat
+    it until their limit.
 
     Args:
-        types: types of the arguments of each function that may be called; None where none may be,
-            so that calls are content.
-        prompt: end of the prompt, which may have opened a thought.
+        types: types of the arguments of each available function; None without functions, so that
+            calls are content.
+        prompt: end of the prompt, which may have opened thinking.
         hidden: spellings of control tokens, which are never content.
-        is_single: whether the answer is over behind its first whole call.
+        is_single: whether the answer is over after its first complete call.
 
     Attributes:
-        is_over: whether nothing more of the answer counts, so that it need not go on.
+        is_over: whether the rest of the answer is ignored, so that generation can stop.
     """
 
     def __init__(
-        self,
-        form: AnswerFormat,
-        types: Types | None = None,
-        prompt: str = "",
-        hidden: Sequence[str] = (),
-        *,
-        is_single: bool = False,
-    ) -> None:
+        self, form: AnswerFormat, types: Types | None = None, prompt: str = "",
+        hidden: Sequence[str] = (), *, is_single: bool = False,
+    ) -> None:  # fmt: skip
         layout = form.layout
         self._form = form
         self._types: Types = types or {}
         self._source = IncomingText()
-        self._told: list[AnswerPartEvent] = []
-        self._calls_told: list[tuple[str, str]] = []
+        self._events: list[AnswerPartEvent] = []
+        self._calls_before: list[tuple[str, str]] = []
         self._is_single = is_single
         self.is_over = self._is_cut = False
-        self._content = _PartEmitter(self._tell_content, layout.join)
+        self._content = _PartEmitter(self._emit_content, layout.join)
         regions = [r for r in layout.regions if r.part != "call" or types is not None]
         self._openings = [(region.opening, region) for region in regions if region.opening]
         self._thoughts = {
-            id(r): _PartEmitter(self._tell_thought, r.join)
+            id(r): _PartEmitter(self._emit_thought, r.join)
             for r in regions
             if r.part == "reasoning"
         }
@@ -86,25 +81,21 @@ class AnswerParser:
         self._reading = self._run(self._open_in(prompt, regions))
 
     def feed(self, text: str) -> list[AnswerPartEvent]:
-        """Add text and return what is known of its parts now."""
+        """Add text and return the events that are certain now."""
         if text and not self.is_over:
             self._source.add(text)
             self._read()
         return self._drained()
 
     def end(self, *, is_cut: bool = False) -> list[AnswerPartEvent]:
-        """Return what was held back, as no more text comes.
-
-        Args:
-            is_cut: whether the model was not done, so that a mark may have begun.
-        """
+        """Return the remaining events at the end of the text, which may be incomplete
+        (`is_cut`)."""
         self._source.is_ended, self._is_cut = True, is_cut
         if not self.is_over:
             self._read()
         return self._drained()
 
     def _read(self) -> None:
-        """Read what there is; behind the end of the text, all of it."""
         try:
             for _ in self._reading:
                 if not self._source.is_ended:
@@ -113,24 +104,23 @@ class AnswerParser:
             self.is_over = True
 
     def _drained(self) -> list[AnswerPartEvent]:
-        """Return what was told, neighbours joined."""
-        told, self._told[:] = self._told[:], []
-        return [_joined(list(alike)) for _, alike in groupby(told, _kind)]
+        events, self._events[:] = self._events[:], []
+        return [_joined(list(group)) for _, group in groupby(events, _kind)]
 
     def _open_in(self, prompt: str, regions: Sequence[AnswerRegion]) -> AnswerRegion | None:
         tail = prompt.rstrip()[-200:]
         for region in regions:
             if region.part == "reasoning" and region.opening:
-                found = [*re.finditer(region.opening.pattern, tail)]
-                if found and found[-1].end() == len(tail):
+                matches = [*re.finditer(region.opening.pattern, tail)]
+                if matches and matches[-1].end() == len(tail):
                     return region
         return None
 
     def _run(self, opened: AnswerRegion | None) -> Reading[None]:
         if opened is not None:
             yield from self._thought(opened)
-        while (found := (yield from self._next_mark(self._content, self._watched()))) is not None:
-            match, region = found
+        while (mark := (yield from self._next_mark(self._content, self._watched()))) is not None:
+            match, region = mark
             if region is None and match[0] not in self._silent:
                 self._content.mark()
                 self._noise = list(self._hidden)
@@ -147,7 +137,6 @@ class AnswerParser:
         self._content.end()
 
     def _watched(self) -> list[Watched]:
-        """Return the marks that may come in the content."""
         noise: list[Watched] = [(mark, None) for mark in self._noise]
         return [*self._openings, *noise]
 
@@ -162,12 +151,11 @@ class AnswerParser:
         self._content.mark()
 
     def _inside(self, emitter: _PartEmitter, region: AnswerRegion) -> Reading[None]:
-        """Tell the text of a region up to its closing mark."""
         watched: list[Watched] = [(mark, None) for mark in self._hidden]
         if region.closing:
             watched.insert(0, (region.closing, region))
-        while (found := (yield from self._next_mark(emitter, watched))) is not None:
-            if found[1] is not None:
+        while (mark := (yield from self._next_mark(emitter, watched))) is not None:
+            if mark[1] is not None:
                 emitter.mark()
                 return
         emitter.end()
@@ -175,7 +163,7 @@ class AnswerParser:
     def _next_mark(
         self, emitter: _PartEmitter, watched: Sequence[Watched]
     ) -> Reading[tuple[re.Match[str], AnswerRegion | None] | None]:
-        """Tell the text before the next mark, skip the mark and return it; None at the end."""
+        """Emit the text before the next mark, skip the mark and return it; None at the end."""
         source = self._source
         while True:
             best: tuple[re.Match[str], AnswerRegion | None] | None = None
@@ -202,15 +190,15 @@ class AnswerParser:
             yield
 
     def _may_be_cut(self, region: AnswerRegion | None) -> bool:
-        """Return whether the beginning of a mark at the end is to be left out.
+        """Return whether an incomplete mark at the end is dropped.
 
-        A thought's is not, as it may go on; nor is a bare call's, which is like any other text.
+        Marks of thinking are not, because it may be continued; nor are bare calls, which look like
+        text.
         """
         is_thought = region is not None and region.part == "reasoning"
         return self._is_cut and not is_thought and not self._form.is_bare
 
     def _has_left_out(self, region: AnswerRegion) -> bool:
-        """Leave out the rest of a call that is cut off; return whether it is."""
         if not (self._source.has_run_out and self._may_be_cut(region)):
             return False
         self._source.at = len(self._source.text)
@@ -218,14 +206,14 @@ class AnswerParser:
         return True
 
     def _is_too_late(self, region: AnswerRegion | None, place: int) -> bool:
-        """Return whether a call without a mark of its own stands behind other text."""
+        """Return whether a bare call is preceded by other text."""
         if region is None or region.part != "call" or not self._form.is_bare:
             return False
         before = self._source.text[self._source.at : place]
-        return self._content.has_told or bool(before.strip())
+        return self._content.has_emitted or bool(before.strip())
 
     def _calls(self, region: AnswerRegion, match: re.Match[str]) -> Reading[None]:
-        """Read the calls behind an opening mark; where there is none, the mark is content."""
+        """Read the calls after an opening mark; without any, the mark is content."""
         source, calls = self._source, self._form.layout.calls
         name = match.groupdict().get("name", "")
         if self._form.is_bare and name not in self._types:
@@ -252,7 +240,6 @@ class AnswerParser:
         self._noise = [*self._hidden, *closing]
 
     def _more_calls(self, region: AnswerRegion) -> Reading[None]:
-        """Read the rest of a list, up to what is no call."""
         source = self._source
         yield from source.skip_space()
         while (yield from source.starts(",")):
@@ -266,13 +253,9 @@ class AnswerParser:
         yield from source.starts("]")
 
     def _call(self, name: str, keeping: ExitStack) -> Reading[bool]:
-        """Read a call; return whether it was one, and else stand anywhere behind its beginning.
-
-        Args:
-            keeping: what keeps the text of the call until it is known to be one.
-        """
-        assert self._reader is not None, "a form with marks of calls says what is between them"
-        emitter = CallEmitter(self._calls_told, self._told, keeping, is_single=self._is_single)
+        """Read a call; return whether it was one. If not, the position is undefined."""
+        assert self._reader is not None, "formats with call marks define calls"
+        emitter = CallEmitter(self._calls_before, self._events, keeping, is_single=self._is_single)
         self._source.has_run_out = False
         with suppress(MalformedCall):
             yield from self._reader.read(emitter, name)
@@ -282,67 +265,57 @@ class AnswerParser:
         return emitter.has_begun
 
     def _visible(self, text: str) -> str:
-        """Return text without what is never content."""
         for mark in self._hidden:
             text = re.sub(mark.pattern, "", text)
         return text
 
-    def _tell_content(self, text: str) -> None:
-        self._told.append(PartText("content", text))
+    def _emit_content(self, text: str) -> None:
+        self._events.append(PartText("content", text))
 
-    def _tell_thought(self, text: str) -> None:
-        self._told.append(PartText("reasoning", text))
+    def _emit_thought(self, text: str) -> None:
+        self._events.append(PartText("reasoning", text))
 
 
 class _PartEmitter:
-    """Teller of the texts of one part, without the white space beside marks.
+    """Emitter of the text of one part, joined and without whitespace next to marks."""
 
-    Args:
-        join: what stands between two texts of the part.
-
-    Attributes:
-        has_told: whether it has told any text.
-    """
-
-    def __init__(self, tell: Callable[[str], None], join: str) -> None:
-        self._tell, self._join = tell, join
+    def __init__(self, emit: Callable[[str], None], join: str) -> None:
+        self._emit, self._join = emit, join
         self._spaces, self._is_behind_mark = "", False
-        self.has_told = False
+        self.has_emitted = False
 
     def add(self, text: str) -> None:
-        """Tell text, but hold back white space at its end."""
+        """Emit text, but hold back trailing whitespace."""
         if self._is_behind_mark:
             text = text.lstrip()
             self._is_behind_mark = not text
-            if text and self.has_told:
+            if text and self.has_emitted:
                 text = self._join + text
         text = self._spaces + text
-        said = text.rstrip()
-        self._spaces = text[len(said) :]
-        if said:
-            self._tell(said)
-            self.has_told = True
+        visible = text.rstrip()
+        self._spaces = text[len(visible) :]
+        if visible:
+            self._emit(visible)
+            self.has_emitted = True
 
     def mark(self) -> None:
-        """Drop the white space beside a mark."""
+        """Drop the whitespace before and after a mark."""
         self._spaces, self._is_behind_mark = "", True
 
     def end(self) -> None:
-        """Tell what is held back."""
+        """Emit the whitespace that was held back."""
         if self._spaces:
-            self._tell(self._spaces)
+            self._emit(self._spaces)
             self._spaces = ""
 
 
 def _kind(event: AnswerPartEvent) -> tuple[str, object]:
-    """Return what neighbours have in common that are one event."""
     if isinstance(event, PartText):
         return "text", event.part
     return type(event).__name__, event.index
 
 
 def _joined(events: Sequence[AnswerPartEvent]) -> AnswerPartEvent:
-    """Return events of one kind as one."""
     first = events[0]
     if len(events) == 1 or isinstance(first, CallBegun | CallEnded):
         return first
@@ -351,5 +324,4 @@ def _joined(events: Sequence[AnswerPartEvent]) -> AnswerPartEvent:
 
 
 def _is_before(match: re.Match[str], other: re.Match[str]) -> bool:
-    """Return whether a match begins before another, or is longer at the same place."""
     return (match.start(), -match.end()) < (other.start(), -other.end())

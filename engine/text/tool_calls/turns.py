@@ -1,6 +1,6 @@
-"""How a chat template takes calls, found by rendering some, and the turns that it is given.
+"""Detects how a chat template handles calls by rendering probes, and prepares its messages.
 
-From what a template makes of a call follows the format of a model's answers, too.
+The rendered call also determines the format of a model's answers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import product
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from engine.errors import PromptError, TemplateError
+from engine.errors import PromptError, Sentence, TemplateError
 from engine.text.messages import THINKING_MARKS, ChatMessage, Tool, ToolCall
 from engine.text.tool_calls.formats import (
     APRIEL,
@@ -52,7 +52,7 @@ Turn = dict[str, Any]
 
 NO_PARAMETERS = '{"type": "object", "properties": {}}'
 ThoughtKey = Literal["reasoning_content", "reasoning", "thinking", "blocks"]
-"""Key of a turn with its thought; "blocks" for a content of blocks, one of which is the thought."""
+"""Key of the thinking in a turn; "blocks" for content blocks, one of which is the thinking."""
 
 THOUGHT_KEYS: tuple[ThoughtKey, ...] = get_args(ThoughtKey)
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
@@ -60,19 +60,19 @@ _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 @dataclass(frozen=True)
 class TemplateUse:
-    """What a chat template makes of functions and calls.
+    """How a chat template handles functions and calls.
 
     Attributes:
-        form: form in which the model answers.
-        writes_calls: whether the template itself writes calls and their results.
-        shows_tools: whether it itself tells the model about functions.
-        has_text_arguments: whether it takes arguments as text, and not as an object.
+        form: format of the model's answers.
+        writes_calls: whether the template renders calls and their results.
+        shows_tools: whether it describes the functions to the model.
+        has_text_arguments: whether it takes arguments as text, not as an object.
         empty: content of a turn that only calls.
         takes_system: whether it takes a system prompt.
-        has_short_ids: whether names of calls must have nine letters and digits.
-        takes_one_call: whether it takes one call in a turn at most.
-        thought_key: where in a turn it looks for a thought.
-        has_responses: whether it looks for the results of calls in the turn that calls.
+        has_short_ids: whether call ids must have nine letters and digits.
+        takes_one_call: whether it takes at most one call per turn.
+        thought_key: key under which it expects thinking.
+        has_responses: whether it expects results in the turn of the calls.
     """
 
     form: AnswerFormat = HERMES
@@ -87,10 +87,11 @@ class TemplateUse:
     has_responses: bool = False
 
     def turns(self, messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[Turn]:
-        """Return the turns of a conversation, with the functions where the template shows none.
+        """Return the turns of a conversation, with the functions if the template does not show
+        them.
 
         Raises:
-            PromptError: the schema of a function is no JSON object.
+            PromptError: the schema of a function is not a JSON object.
         """
         if self.writes_calls:
             if self.takes_one_call:
@@ -108,7 +109,7 @@ class TemplateUse:
         return turns
 
     def continuation(self, message: ChatMessage, prompt: str) -> str:
-        """Return the text of an answer that is continued, as it goes on behind its prompt."""
+        """Return the text of an answer that is continued, as it follows its prompt."""
         if not message.reasoning:
             return message.content
         opening, closing = self.form.thought
@@ -139,19 +140,20 @@ class TemplateUse:
         return turn
 
     def _call(self, call: ToolCall, number: int) -> Turn:
-        read = _read_arguments(call)
-        arguments = json.dumps(read, ensure_ascii=False) if self.has_text_arguments else read
+        try:
+            parsed = read_object(call.arguments, "")
+        except PromptError:  # clients send incomplete calls back; the result explains the error
+            parsed = {}
+        arguments = json.dumps(parsed, ensure_ascii=False) if self.has_text_arguments else parsed
         function = {"name": call.name, "arguments": arguments}
         return {"id": self._id(call.id, number), "type": "function", "function": function}
 
     def _id(self, given: str, number: int) -> str:
-        """Return the name of a call in a form that the template takes."""
         if self.has_short_ids and not _SHORT_ID.fullmatch(given):
             return hashlib.sha256((given or str(number)).encode()).hexdigest()[:9]
         return given or f"call{number:05}"
 
     def _describe(self, turns: list[Turn], tools: Sequence[Tool]) -> None:
-        """Tell the model about functions in the system prompt, or else in the first question."""
         text = description(self.form, tools)
         role = "system" if self.takes_system else "user"
         for turn in turns:
@@ -163,15 +165,15 @@ class TemplateUse:
 
 
 def has_more_than_text(message: ChatMessage) -> bool:
-    """Return whether a message has a thought or calls, or is the result of one."""
+    """Return whether a message has thinking or calls, or is the result of one."""
     return bool(message.reasoning or message.tool_calls or message.role == "tool")
 
 
 def as_functions(tools: Sequence[Tool]) -> list[Turn]:
-    """Return functions as templates take them.
+    """Return functions in the format of templates.
 
     Raises:
-        PromptError: a schema is no JSON object.
+        PromptError: a schema is not a JSON object.
     """
     return [
         {
@@ -180,7 +182,8 @@ def as_functions(tools: Sequence[Tool]) -> list[Turn]:
                 "name": tool.name,
                 "description": tool.description,
                 "parameters": read_object(
-                    tool.parameters or NO_PARAMETERS, f"The schema of the function {tool.name}"
+                    tool.parameters or NO_PARAMETERS,
+                    Sentence("The schema of the function {name}", name=tool.name),
                 ),
             },
         }
@@ -189,7 +192,7 @@ def as_functions(tools: Sequence[Tool]) -> list[Turn]:
 
 
 def description(form: AnswerFormat, tools: Sequence[Tool]) -> str:
-    """Return a text that tells a model which functions there are, and how it calls one."""
+    """Return a text that describes the functions and the format of a call to the model."""
     example = written_call(form, "FUNCTION", '{"ARGUMENT": "VALUE"}')
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in as_functions(tools))
     return (
@@ -201,42 +204,30 @@ def description(form: AnswerFormat, tools: Sequence[Tool]) -> str:
 
 
 def written_call(form: AnswerFormat, name: str, arguments: str) -> str:
-    """Return a call as a model writes it, in a form whose arguments are JSON."""
+    """Return a call as the model writes it, in a format with JSON arguments."""
     before, behind = form.around
     return before + filled(form.before, name) + arguments + form.behind + behind
 
 
 def read_object(text: str, what: str) -> Turn:
-    """Return a JSON object from its text.
-
-    Args:
-        what: what the text is, for the error message.
+    """Parse a JSON object; `what` names it in errors.
 
     Raises:
-        PromptError: it is none.
+        PromptError: it is not one.
     """
     try:
-        read = json.loads(text or "{}")
+        parsed = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
-        raise PromptError(f"{what} cannot be read as JSON: {error}.") from error
-    if not isinstance(read, dict):
-        raise PromptError(f"{what} must be a JSON object.")
-    return read
-
-
-def _read_arguments(call: ToolCall) -> Turn:
-    """Return the arguments of a call; none where they broke off, as clients send such calls back.
-
-    Templates take objects only, and the call's result says what was wrong.
-    """
-    try:
-        return read_object(call.arguments, "")
-    except PromptError:
-        return {}
+        raise PromptError(
+            "{what} cannot be read as JSON: {problem}.", what=what, problem=str(error)
+        ) from error
+    if not isinstance(parsed, dict):
+        raise PromptError("{what} must be a JSON object.", what=what)
+    return parsed
 
 
 def _as_text(messages: Sequence[ChatMessage], form: AnswerFormat) -> list[Turn]:
-    """Return turns of nothing but text: calls as a model writes them, results as questions."""
+    """Return text-only turns: calls as a model writes them, results as questions."""
     turns: list[Turn] = []
     for message in messages:
         if message.role == "tool":
@@ -258,10 +249,10 @@ def _as_text(messages: Sequence[ChatMessage], form: AnswerFormat) -> list[Turn]:
 
 
 def _one_by_one(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Return messages in which each call has a turn of its own, with its results behind it."""
+    """Return messages with each call in its own turn, followed by its results."""
     single: list[ChatMessage] = []
     calling = ChatMessage("assistant", "")  # the last turn with calls
-    waiting: list[ToolCall] = []  # those of its calls that have not been told
+    waiting: list[ToolCall] = []  # its calls that are not in `single` yet
     for message in messages:
         if message.role != "tool":
             single += [replace(calling, tool_calls=(call,)) for call in waiting]
@@ -271,15 +262,15 @@ def _one_by_one(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
         else:
             ids = [call.id for call in waiting]
             if message.tool_call_id in ids:
-                n_told = ids.index(message.tool_call_id) + 1
-                single += [replace(calling, tool_calls=(call,)) for call in waiting[:n_told]]
-                del waiting[:n_told]
+                n = ids.index(message.tool_call_id) + 1
+                single += [replace(calling, tool_calls=(call,)) for call in waiting[:n]]
+                del waiting[:n]
             single.append(message)
     return [*single, *(replace(calling, tool_calls=(call,)) for call in waiting)]
 
 
 def _numbered(messages: Sequence[ChatMessage], call_id: str) -> list[ChatMessage]:
-    """Return messages whose calls are named by function and number, and their results as well."""
+    """Return messages with call ids made of function name and number, also in results."""
     names: dict[str, str] = {}
     numbered: list[ChatMessage] = []
     n_calls = 0
@@ -296,7 +287,7 @@ def _numbered(messages: Sequence[ChatMessage], call_id: str) -> list[ChatMessage
 
 
 def _with_responses(turns: Sequence[Turn]) -> list[Turn]:
-    """Return turns in which those that call have the results, as Gemma 4's template wants them."""
+    """Return turns with results merged into the turns of their calls, for Gemma 4's template."""
     merged: list[Turn] = []
     for turn in turns:
         if turn["role"] != "tool" or not merged or "tool_calls" not in merged[-1]:
@@ -318,7 +309,7 @@ ANSWER_FORMATS = (
     GRANITE, COHERE, GIGACHAT, MISTRAL_ARGS, HARMONY, DEEPSEEK, DEEPSEEK_V31, KIMI, GEMMA,
     FUNCTION_GEMMA, FUNCTIONARY, LLAMA,
 )  # fmt: skip
-"""All forms, in the order in which a template's own call is tried with them."""
+"""All formats, in the order in which a template's rendered call is parsed with them."""
 
 
 QUESTION = "What is the weather like?"
@@ -330,26 +321,23 @@ PROBE = Tool(
 )  # fmt: skip
 ARGUMENTS: dict[str, Any] = {"city": "Paris 7", "days": 3}
 _WRITTEN_BLOCK = re.compile(r"""['"]type['"]: ?['"]thinking""")
-"""Blocks of a content, as written by a template that takes them for text."""
+"""Content blocks, as rendered by a template that takes them for text."""
 
 _TYPES = {PROBE.name: {"city": ("string",), "days": ("integer",)}}
 
 
 def detect(template: ChatTemplate) -> TemplateUse:
-    """Return what a template makes of functions and calls, by rendering some."""
+    """Return how a template handles functions and calls, by rendering probes."""
     use = _use_of_calls(template) or TemplateUse(_named_form(template.source))
-    told = [ChatMessage("system", RESULT), ChatMessage("user", QUESTION)]
     return replace(
-        use,
-        form=_with_thinking(use.form, template.source),
-        takes_system=_makes(template, told, RESULT),
+        use, form=_with_thinking(use.form, template.source), takes_system=_takes_system(template)
     )
 
 
 def _named_form(source: str) -> AnswerFormat:
-    """Return the format whose mark a template names, as where it tells how to call, or Hermes's.
+    """Return the format with a mark in the template, such as in its instructions, or Hermes's.
 
-    Granite 3.3's writes no calls, and some would do so in ways that the sandbox refuses.
+    Granite 3.3's template renders no calls, and some do it in ways that the sandbox refuses.
     """
     written = (form for form in ANSWER_FORMATS if form.has_json_arguments)
     named = (form for form in written if form.trigger and form.trigger in source)
@@ -357,13 +345,13 @@ def _named_form(source: str) -> AnswerFormat:
 
 
 def _use_of_calls(template: ChatTemplate) -> TemplateUse | None:
-    """Return how a template takes calls; None if it writes none in a known form, or no results."""
+    """Return how a template handles calls; None if it renders no known format, or no results."""
     question = ChatMessage("user", QUESTION)
     call = ToolCall(PROBE.name, json.dumps(ARGUMENTS), filled(KIMI.call_id, PROBE.name))
     called = [question, ChatMessage("assistant", "", tool_calls=(call,))]
     result = ChatMessage("tool", RESULT, tool_call_id=call.id, name=call.name)
-    asked = _rendered(template, TemplateUse(writes_calls=True), [question], is_asked=True)
-    if not asked:
+    prompt = _rendered(template, TemplateUse(writes_calls=True), [question], is_prompt=True)
+    if not prompt:
         return None
     for empty, is_text in product(("", None), (False, True)):
         use = TemplateUse(
@@ -372,13 +360,13 @@ def _use_of_calls(template: ChatTemplate) -> TemplateUse | None:
             has_responses="tool_responses" in template.source,
         )  # fmt: skip
         written = _rendered(template, use, called)
-        added = written.removeprefix(commonprefix((asked, written)))  # noqa: RUF071 of characters
+        added = written.removeprefix(commonprefix((prompt, written)))  # noqa: RUF071 of characters
         form = _form_of(added, written.rpartition(QUESTION)[2])
         if form and RESULT in _rendered(template, use, [*called, result]):
             return replace(
                 use,
                 form=form,
-                shows_tools=PROBE.name in asked,
+                shows_tools=PROBE.name in prompt,
                 takes_one_call=not _takes_two_calls(template, replace(use, form=form), call),
                 thought_key=_thought_key(template, use, call),
             )
@@ -386,51 +374,47 @@ def _use_of_calls(template: ChatTemplate) -> TemplateUse | None:
 
 
 def _takes_two_calls(template: ChatTemplate, use: TemplateUse, call: ToolCall) -> bool:
-    """Return whether a template writes all calls of a turn."""
     calls = (call, replace(call, id="functions.look_at_weather:1"))
-    asked = [ChatMessage("user", QUESTION), ChatMessage("assistant", "", tool_calls=calls)]
-    return _rendered(template, use, asked).rpartition(QUESTION)[2].count(ARGUMENTS["city"]) == 2
+    messages = [ChatMessage("user", QUESTION), ChatMessage("assistant", "", tool_calls=calls)]
+    answer = _rendered(template, use, messages).rpartition(QUESTION)[2]
+    return answer.count(ARGUMENTS["city"]) == 2
 
 
 def _thought_key(template: ChatTemplate, use: TemplateUse, call: ToolCall) -> ThoughtKey:
-    asked = [ChatMessage("user", QUESTION), ChatMessage("assistant", "", RESULT, (call,))]
-    tried = (replace(use, thought_key=key) for key in THOUGHT_KEYS)
-    written = ((use.thought_key, _rendered(template, use, asked)) for use in tried)
-    found = (key for key, text in written if RESULT in text and not _WRITTEN_BLOCK.search(text))
-    return next(found, THOUGHT_KEYS[0])
+    messages = [ChatMessage("user", QUESTION), ChatMessage("assistant", "", RESULT, (call,))]
+    for key in THOUGHT_KEYS:
+        text = _rendered(template, replace(use, thought_key=key), messages)
+        if RESULT in text and not _WRITTEN_BLOCK.search(text):
+            return key
+    return THOUGHT_KEYS[0]
 
 
 def _rendered(
-    template: ChatTemplate,
-    use: TemplateUse,
-    messages: Sequence[ChatMessage],
-    *,
-    is_asked: bool = False,
-) -> str:
-    """Return what a template makes of messages, "" where it does not take them."""
+    template: ChatTemplate, use: TemplateUse, messages: Sequence[ChatMessage], *,
+    is_prompt: bool = False,
+) -> str:  # fmt: skip
     try:
-        return template.render(use.turns(messages, ()), as_functions([PROBE]), is_asked)
+        return template.render(use.turns(messages, ()), as_functions([PROBE]), is_prompt)
     except TemplateError:
         return ""
 
 
-def _makes(template: ChatTemplate, messages: Sequence[ChatMessage], text: str) -> bool:
-    """Return whether a template takes messages, and `text` is in what it makes of them."""
+def _takes_system(template: ChatTemplate) -> bool:
+    turns = [{"role": "system", "content": RESULT}, {"role": "user", "content": QUESTION}]
     try:
-        return text in template.render([{"role": m.role, "content": m.content} for m in messages])
+        return RESULT in template.render(turns)
     except TemplateError:
         return False
 
 
 def _form_of(*answers: str) -> AnswerFormat | None:
-    """Return the format in which a call is found in an answer; None for none.
+    """Return the format in which a call is found in an answer, or None.
 
-    Args:
-        answers: the answer from its first character on, but perhaps without the beginning of a
-            mark; and with what stands before it.
+    The answers are given from their first character on, possibly without the beginning of a mark,
+    and with the preceding text.
     """
-    tried = ((form, answer) for answer in answers for form in ANSWER_FORMATS)
-    return next((form for form, answer in tried if _has_the_call(form, answer)), None)
+    pairs = ((form, answer) for answer in answers for form in ANSWER_FORMATS)
+    return next((form for form, answer in pairs if _has_the_call(form, answer)), None)
 
 
 def _has_the_call(form: AnswerFormat, answer: str) -> bool:
@@ -440,15 +424,13 @@ def _has_the_call(form: AnswerFormat, answer: str) -> bool:
     arguments = "".join(part.text for part in parts if isinstance(part, CallText))
     content = "".join(part.text for part in parts if isinstance(part, PartText))
     if any(other.trigger and other.trigger in content for other in ANSWER_FORMATS):
-        return False  # a form that has the same tags, but other marks around them
+        return False  # a format with the same tags inside other marks
     is_whole = [part.is_whole for part in parts if isinstance(part, CallEnded)] == [True]
     return is_whole and names == [PROBE.name] and json.loads(arguments) == ARGUMENTS
 
 
 def _with_thinking(form: AnswerFormat, source: str) -> AnswerFormat:
-    """Return a form with the marks of thoughts that a template writes."""
-    found = next((marks for marks in THINKING_MARKS if marks.opening in source), None)
-    is_own = found is None or found.opening in form.marks
-    if found is None or is_own:
+    marks = next((marks for marks in THINKING_MARKS if marks.opening in source), None)
+    if marks is None or marks.opening in form.marks:
         return form
-    return form.with_thinking(found.opening, found.closing[0])
+    return form.with_thinking(marks.opening, marks.closing[0])

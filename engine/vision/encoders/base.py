@@ -1,4 +1,4 @@
-"""Base classes of encoders: their sizes, and what all of them can do."""
+"""Base classes of vision encoders, and their sizes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
-from engine.model.forward.operands import GELU, SILU, RopeParams, RopeStyle
+from engine.model.forward.operands import GELU, SILU, Activation, RopeParams, RopeStyle
 from engine.model.layers.block import per_layer_width
 from engine.model.layers.ffn import separate
 from engine.model.layers.linear import Linear
@@ -19,25 +19,17 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from engine.model.forward.operands import Activation
     from engine.model.layers.hparams import HParams
     from engine.model.layers.keys import Keys
     from engine.vision.encoders.ops import VisionOps
     from engine.vision.images.resizing import Channels, ImageProcessor
 
 
-WHOLE = Replicate((0,))
-"""Placement of all tensors of an encoder: whole on the one rank that encodes."""
+WHOLE = Replicate((0,))  # placement of an encoder's tensors: whole on a single rank
 
 
 class TextModel(NamedTuple):
-    """What an encoder needs to know of the text model that it is for.
-
-    Attributes:
-        architecture: value of `general.architecture`.
-        n_embd: width of its residual stream.
-        has_layer_inputs: whether each of its layers has an input of its own (Gemma 3n and 4 E).
-    """
+    """Architecture and width of an encoder's text model, and whether it has per-layer inputs."""
 
     architecture: str
     n_embd: int
@@ -45,25 +37,21 @@ class TextModel(NamedTuple):
 
     @classmethod
     def of(cls, hp: HParams) -> TextModel:
-        """Return what encoders need to know of a model with these sizes."""
+        """Return the description of a model with these sizes."""
         return cls(hp.architecture, hp.n_embd, per_layer_width(hp) > 0)
 
 
 @dataclass(frozen=True, slots=True)
 class VisionHParams:
-    """Sizes of an encoder, as its file states them.
+    """Sizes of an encoder from its file.
 
     Attributes:
-        image: side of the image that it was trained with, in pixels.
+        image: side of the training images, in pixels.
         patch: side of a patch, in pixels.
-        n_embd: width of its residual stream.
-        n_ff: number of columns of its FFNs.
-        n_layer: number of its blocks.
-        n_head: number of heads of its attention.
-        eps: number that its norms add to the variance.
+        eps: epsilon of its norms.
         mean, std: see `ImageProcessor`.
         act: activation of its FFNs.
-        n_text: width of the text model that it is for.
+        n_text: width of the text model.
     """
 
     image: int
@@ -83,12 +71,12 @@ class VisionHParams:
         """Read the sizes of a file.
 
         Args:
-            has_blocks: whether the encoder has blocks; the sizes of blocks are zero elsewhere.
+            has_blocks: whether the encoder has blocks; otherwise their sizes are zero.
 
         Raises:
-            InvalidGGUF: some are missing or contradict each other.
+            InvalidGGUF: sizes are missing or contradict each other.
         """
-        found = cls(
+        sizes = cls(
             image=keys.integer("vision.image_size"),
             patch=keys.integer("vision.patch_size"),
             n_embd=keys.integer("vision.embedding_length"),
@@ -101,33 +89,32 @@ class VisionHParams:
             act=SILU if keys.flag("use_silu", default=False) else GELU,
             n_text=n_text,
         )
-        of_blocks = found.n_layer, found.n_ff, found.n_head
-        if has_blocks and (not all(of_blocks) or found.n_embd % found.n_head):
+        of_blocks = sizes.n_layer, sizes.n_ff, sizes.n_head
+        are_bad = has_blocks and (not all(of_blocks) or sizes.n_embd % sizes.n_head)
+        if are_bad or sizes.image < sizes.patch:
             raise keys.invalid("the sizes of its vision encoder contradict each other")
-        if found.image < found.patch:
-            raise keys.invalid("the sizes of its vision encoder contradict each other")
-        if min(found.std) <= 0:
-            raise keys.invalid("it divides colours by zero")
-        return found
+        if min(sizes.std) <= 0:
+            raise keys.invalid("the standard deviations of its colours are not positive")
+        return sizes
 
     @property
     def n_side(self) -> int:
-        """Number of patches along a side of the image that it was trained with."""
+        """Number of patches along a side of a training image."""
         return self.image // self.patch
 
     @property
     def head_dim(self) -> int:
-        """Number of elements of a head of its attention."""
+        """Elements of an attention head."""
         return self.n_embd // self.n_head
 
     def check_rotation(self, keys: Keys) -> None:
-        """Check that heads can be rotated by rows and columns.
+        """Check that heads support 2D RoPE.
 
         Raises:
-            InvalidGGUF: they cannot.
+            InvalidGGUF: they do not.
         """
         if self.head_dim % 4:
-            raise keys.invalid("heads of its vision encoder cannot be rotated in two dimensions")
+            raise keys.invalid("the heads of its vision encoder do not fit 2D RoPE")
 
 
 def _channels(keys: Keys, name: str) -> Channels:
@@ -138,10 +125,8 @@ def _channels(keys: Keys, name: str) -> Channels:
 class VisionEncoder(Module, ABC):
     """A vision encoder: turns the pixels of an image into embeddings of its text model.
 
-    Attributes:
-        architectures: values of `general.architecture` of the text models that it is for.
-        sizes: its sizes.
-        rule: what prompts need to know of its images.
+    `architectures` lists supported text models; `rule` has the preprocessing of images and their
+    representation in prompts.
     """
 
     architectures: ClassVar[tuple[str, ...]]
@@ -158,7 +143,7 @@ class VisionEncoder(Module, ABC):
 
     @classmethod
     def adapt(cls, source: TensorSource, keys: Keys) -> None:
-        """Rename and split tensors of `source` to those that encoders declare."""
+        """Rename and split tensors of `source` to match the names that encoders declare."""
         n_layer = keys.integer("vision.block_count")
         n_embd, n_ff = (keys.integer(f"vision.{x}_length") for x in ("embedding", "feed_forward"))
         down = source.tensors.get("v.blk.0.ffn_down.weight")
@@ -182,7 +167,7 @@ N_CHANNELS = 3
 
 
 class PatchEmbedding(Linear):
-    """Convolution over patches that do not overlap, as a product with their pixels."""
+    """Convolution over non-overlapping patches, as a product with their pixels."""
 
     def __init__(self, sizes: VisionHParams) -> None:
         self.kernel = (N_CHANNELS, sizes.patch, sizes.patch)
@@ -225,9 +210,9 @@ def patches(pixels: Tensor, patch: int) -> Tensor:
 
 
 def in_blocks(x: Tensor, n: int) -> Tensor:
-    """Return x (rows, columns, ...) with each square of n × n behind each other, (T, ...).
+    """Return x (rows, columns, ...) reordered by squares of n × n, (T, ...).
 
-    The squares follow each other row by row, and so do the elements of each.
+    Squares are in row-major order, and so are the elements within each.
     """
     rows, columns, *rest = x.shape
     blocks = x.reshape(rows // n, n, columns // n, n, -1).permute(0, 2, 1, 3, 4)
@@ -235,7 +220,7 @@ def in_blocks(x: Tensor, n: int) -> Tensor:
 
 
 class Rotation(NamedTuple):
-    """Angles by which queries and keys are rotated: cosines and sines (T, 1, head_dim / 2)."""
+    """Rotation angles of queries and keys: cosines and sines (T, 1, head_dim / 2)."""
 
     cos: Tensor
     sin: Tensor
@@ -248,24 +233,15 @@ def grid_places(rows: int, columns: int, like: Tensor) -> Tensor:
 
 
 def rotation(axes: Sequence[RopeParams], places: Tensor, ops: VisionOps) -> Rotation:
-    """Return the rotation of patches at places (T, 2), half of whose pairs turn by each axis.
-
-    Args:
-        axes: parameters of the pairs that turn by the row, and of those that turn by the column.
-    """
+    """Return the rotation of patches at places (T, 2); half of the pairs rotate by row, half by
+    column."""
     both = [ops.rope_angles(axis, None, places[:, i]) for i, axis in enumerate(axes)]
     cos, sin = (ops.concat(*parts) for parts in zip(*both, strict=True))
     return Rotation(cos, sin, axes[0].style)
 
 
 class VisionBlock(Module):
-    """Block of a vision transformer: `x + attention(ln1(x))`, then `x + ffn(ln2(x))`.
-
-    Attributes:
-        linear_type: class of its matrices.
-        norm_type: class of its norms.
-        is_gated: whether its FFN has a gate.
-    """
+    """Block of a vision transformer: `x + attention(ln1(x))`, then `x + ffn(ln2(x))`."""
 
     linear_type: ClassVar[type[Linear]] = Linear
     norm_type: ClassVar[type[Norm]] = LayerNorm
@@ -288,10 +264,8 @@ class VisionBlock(Module):
     ) -> Tensor:
         """Map the residual stream x (T, n_embd) to the next block's.
 
-        Args:
-            turn: rotation of queries and keys; None for none.
-            windows: numbers of patches that see each other, one after the other; all see all
-                without any.
+        Queries and keys are rotated by `turn`. `windows` are the sizes of consecutive groups of
+        patches that attend only to each other; () for full attention.
         """
         x = x + self.attended(self.ln1.apply(x, ops), ops, turn, windows)
         return x + self.fed(self.ln2.apply(x, ops), ops)
@@ -299,7 +273,7 @@ class VisionBlock(Module):
     def attended(
         self, x: Tensor, ops: VisionOps, turn: Rotation | None, windows: Sequence[int]
     ) -> Tensor:
-        """Return the attention's result for the normed stream x."""
+        """Return the attention's output for the normed stream x."""
         q, k, v = (part.reshape(len(x), self.n_head, -1) for part in self.projected(x, ops))
         if turn is not None:
             q, k = ops.ropes((q, k), *turn)
@@ -310,7 +284,7 @@ class VisionBlock(Module):
         return self.attn_q(x), self.attn_k(x), self.attn_v(x)
 
     def fed(self, x: Tensor, ops: VisionOps) -> Tensor:
-        """Return the FFN's result for the normed stream x."""
+        """Return the FFN's output for the normed stream x."""
         up = self.ffn_up(x)
         if self.is_gated:
             return self.ffn_down(ops.gated(self.act, self.ffn_gate(x), up))
@@ -325,7 +299,7 @@ class GatedBlock(VisionBlock):
 
 
 class MLP(Module):
-    """Two linear maps with GELU between them; subclasses say what files call them."""
+    """Two linear maps with GELU between them; subclasses set their names in files."""
 
     def __init__(self, n_in: int, n_between: int, n_out: int) -> None:
         self.fc1 = Linear(n_in, n_between, WHOLE)

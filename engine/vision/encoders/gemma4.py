@@ -1,4 +1,5 @@
-"""Gemma 4's encoders: a transformer whose patches are averaged 3 x 3, and patches alone (12B)."""
+"""Gemma 4's encoders: a transformer with 3 x 3 average pooling, and a single patch embedding
+(12B)."""
 
 from __future__ import annotations
 
@@ -32,24 +33,17 @@ if TYPE_CHECKING:
     from engine.model.layers.keys import Keys
     from engine.vision.encoders.ops import VisionOps
 
-THETA = 100.0
-"""Base of the frequencies of the encoder's RoPE."""
-
-POOL = 3
-"""Number of patches along each side of a token's square, unless a file has its own."""
-
-MAX_TOKENS = 280
-"""Largest number of an image's tokens unless a file has its own."""
-
-EPS = 1e-5
-"""Number that the norms of patches add to the variance; files do not have it."""
+THETA = 100.0  # base of the encoder's RoPE
+POOL = 3  # default number of patches along each side of a token's square
+MAX_TOKENS = 280  # default maximum number of an image's tokens
+EPS = 1e-5  # epsilon of the patch norms; not in files
 
 BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 """Names of the bounds of a matrix's inputs and outputs."""
 
 
 class ClampedLinear(Linear):
-    """Linear map whose inputs and outputs are kept within bounds, where a file has these."""
+    """Linear map with clamped inputs and outputs, if a file has bounds."""
 
     input_min: Tensor | None = None
     input_max: Tensor | None = None
@@ -73,7 +67,7 @@ class ClampedLinear(Linear):
 
 
 class Gemma4VisionBlock(GatedBlock):
-    """Block with norms before and after each part, and of the heads of queries, keys, values."""
+    """Block with pre- and post-norms, and norms of query, key and value heads."""
 
     linear_type = ClampedLinear
 
@@ -95,9 +89,9 @@ class Gemma4VisionBlock(GatedBlock):
     def projected(self, x: Tensor, ops: VisionOps) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of the normed stream x, each (T, n_embd).
 
-        Scores are not scaled here, so that queries undo that attention does it. The first half of
-        a head turns by the column and the other by the row, each with its own pairs: in queries
-        and keys the first elements of all pairs come first, as one rotation takes them.
+        Scores are unscaled, so queries undo the scaling of attention. The first half of a head
+        rotates by column and the other by row, each with its own pairs: queries and keys are
+        reordered so that a single rotation covers both.
         """
         q, k, v = (part.reshape(len(x), self.n_head, -1) for part in super().projected(x, ops))
         q = self.attn_q_norm.apply(q, ops) * q.shape[-1] ** 0.5
@@ -114,11 +108,8 @@ def _with_pairs_apart(x: Tensor) -> Tensor:
 
 
 class PlaceTables(Module):
-    """Learned positions: a table by column and one by row, (2, n, n_embd).
-
-    Args:
-        most: largest number of patches along a side of an image.
-    """
+    """Learned positions: tables by column and by row, (2, n, n_embd), for at least `most`
+    patches."""
 
     value: Tensor | None = None
 
@@ -128,12 +119,12 @@ class PlaceTables(Module):
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
         tensor = source.tensors.get(f"{name}.weight")
         n = tensor.shape[-2] if tensor is not None and len(tensor.shape) == 3 else 0
-        found = source.get(f"{name}.weight", (2, max(n, self._most), self._n_embd))
-        return [Slot(self, "value", found, WHOLE, is_matrix=False)]
+        table = source.get(f"{name}.weight", (2, max(n, self._most), self._n_embd))
+        return [Slot(self, "value", table, WHOLE, is_matrix=False)]
 
     def __call__(self, places: Tensor) -> Tensor:
         """Return the positions of patches at places (rows, columns, 2): (rows × columns, n)."""
-        assert self.value is not None, "it is loaded before it is used"
+        assert self.value is not None, "not loaded"
         rows, columns = places.flatten(0, 1).unbind(-1)
         return self.value[0, columns] + self.value[1, rows]
 
@@ -151,7 +142,7 @@ class Gemma4Transformer(Module):
 
 
 class Gemma4Projector(Module):
-    """Norm without a weight, and projection."""
+    """Weightless norm and projection."""
 
     def __init__(self, sizes: VisionHParams) -> None:
         self._norm = RMSNorm(sizes.n_embd, sizes.eps, WHOLE, affine=False)
@@ -163,17 +154,17 @@ class Gemma4Projector(Module):
 
 
 def gemma4_rule(keys: Keys, sizes: VisionHParams, cell: int, text: TextModel) -> ImageProcessor:
-    """Return what prompts need to know of Gemma 4's images.
+    """Return the image processor of Gemma 4.
 
-    The models with inputs of each layer (E2B, E4B) see images as they see texts; in the others
-    an image's tokens see each other in layers with a window. Files do not say which they are.
+    In the models with per-layer inputs (E2B, E4B), image tokens use causal attention; in the others
+    they attend to each other in sliding-window layers. Files do not state this.
 
     Raises:
-        InvalidGGUF: the file's bound of their sizes is smaller than a token.
+        InvalidGGUF: the file's maximum image size is smaller than a token.
     """
     most = keys.integer("vision.image_max_pixels", MAX_TOKENS * cell * cell)
     if most < cell * cell:
-        raise keys.invalid("its pictures are smaller than what one token stands for")
+        raise keys.invalid("its images are smaller than one token")
     is_two_way = not text.has_layer_inputs
     return ImageProcessor(
         Resizing("bicubic", factor=cell, most=most, fills=True), cell, sizes.mean, sizes.std,
@@ -209,7 +200,6 @@ class Gemma4Encoder(VisionEncoder):
         return self.mm(self._standard(squares.mean((1, 3)).flatten(0, 1)), ops)
 
     def _standard(self, x: Tensor) -> Tensor:
-        """Return averaged patches x (tokens, n_embd), moved and scaled as the file says."""
         x = x * x.shape[-1] ** 0.5
         if self.v.std_bias.value is None or self.v.std_scale.value is None:
             return x
@@ -217,7 +207,7 @@ class Gemma4Encoder(VisionEncoder):
 
 
 class PatchNorms(Module):
-    """Norms of patches: as pixels, when they are embedded, and with their positions."""
+    """Norms of patches: of their pixels, of their embeddings, and after adding positions."""
 
     tensor_names: ClassVar = {"pixels": "1", "embedded": "2", "placed": "3"}
 
@@ -227,7 +217,7 @@ class PatchNorms(Module):
 
 
 class LargePatches(Module):
-    """Embedding of patches without a transformer."""
+    """Patch embedding without a transformer."""
 
     def __init__(self, sizes: VisionHParams, most: int) -> None:
         n_pixels = N_CHANNELS * sizes.patch**2
@@ -246,7 +236,7 @@ class LargePatches(Module):
 
 
 class Gemma4UnifiedEncoder(VisionEncoder):
-    """What Gemma 4 12B has in place of an encoder: each token is a large patch."""
+    """Gemma 4 12B's replacement for an encoder: each token is a large patch."""
 
     architectures: ClassVar = ("gemma4",)
 

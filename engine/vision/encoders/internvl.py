@@ -1,4 +1,4 @@
-"""InternVL's encoder: InternViT on tiles and on the whole image, 2 x 2 patches in a token."""
+"""InternVL's encoder: InternViT on tiles and on the whole image, with 2 x 2 patches per token."""
 
 from __future__ import annotations
 
@@ -30,15 +30,12 @@ if TYPE_CHECKING:
     from engine.model.layers.keys import Keys
     from engine.vision.encoders.ops import VisionOps
 
-MAX_TILES = 12
-"""Most tiles of an image unless a file has its own number."""
-
-EPS = 1e-5
-"""Number that the projector's norm adds to the variance."""
+MAX_TILES = 12  # default maximum number of tiles of an image
+EPS = 1e-5  # epsilon of the projector's norm
 
 
 class ViTNorm(LayerNorm):
-    """Layer norm, or RMS norm in files without its bias (InternViT 6B)."""
+    """Layer norm, or RMS norm in files without a bias (InternViT 6B)."""
 
     is_centred = True
 
@@ -53,7 +50,7 @@ class ViTNorm(LayerNorm):
 
 
 class ViTBlock(VisionBlock):
-    """Block whose parts are scaled by channel; a file may have norms of queries and keys."""
+    """Block with layer scale, and optional query and key norms."""
 
     norm_type = ViTNorm
 
@@ -81,7 +78,7 @@ class ViTBlock(VisionBlock):
 
 
 class InternViT(Module):
-    """The vision transformer of InternVL, in which a class token stands before the patches."""
+    """The vision transformer of InternVL, with a class token before the patches."""
 
     def __init__(self, sizes: VisionHParams) -> None:
         self.patch_embd = PatchEmbedding(sizes)
@@ -100,7 +97,7 @@ class InternViT(Module):
 
 
 class InternVLProjector(MLP):
-    """MLP behind a norm of neighbouring patches."""
+    """MLP after a norm of adjacent patches."""
 
     tensor_names: ClassVar = {
         "norm": "model.mlp.0", "fc1": "model.mlp.1", "fc2": "model.mlp.3",
@@ -123,11 +120,13 @@ class InternVLEncoder(VisionEncoder):
         self.sizes = sizes = VisionHParams.read(keys, text.n_embd)
         self._merge = merge = keys.integer("vision.projector.scale_factor", 2)
         if sizes.n_side % merge or sizes.image % sizes.patch:
-            raise keys.invalid(f"{sizes.n_side} patches in a row cannot be merged by {merge}")
+            raise keys.invalid(
+                "{n} patches in a row cannot be merged by {other}", n=sizes.n_side, other=merge
+            )
         least = keys.integer("vision.preproc_min_tiles", 1)
         most = keys.integer("vision.preproc_max_tiles", MAX_TILES)
         if not least <= most:
-            raise keys.invalid("the bounds of the number of its tiles contradict each other")
+            raise keys.invalid("its minimum and maximum numbers of tiles contradict each other")
         self.v = InternViT(sizes)
         self.mm = InternVLProjector(sizes.n_embd * merge**2, text.n_embd)
         self.rule = ImageProcessor(

@@ -1,4 +1,4 @@
-"""Operations of encoders of pictures, in plain torch in F32 on any device."""
+"""Operations of vision encoders, in plain torch in F32 on any device."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 FEWEST_PATCHES = 256
-"""Smallest number of patches whose attention is computed head by head with products of oneDNN."""
+"""Minimum number of patches for which attention is computed head by head with oneDNN."""
 
-QUERIES = 512
-"""Number of queries of a head whose scores exist at once there."""
+QUERIES = 512  # number of queries per head and step there; it bounds the memory of the scores
 
 
 def has_onednn(x: Tensor) -> bool:
-    """Return whether oneDNN multiplies tensors like x."""
+    """Return whether oneDNN can multiply tensors like x."""
     has_it = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     return x.device.type == "cpu" and has_it
 
@@ -32,24 +31,24 @@ def has_onednn(x: Tensor) -> bool:
 def product(x: Tensor, w: Tensor) -> Tensor:
     """Return `x Wᵀ`, (T, n_out), for x (T, n_in) and W (n_out, n_in), both F32.
 
-    On CPUs oneDNN computes it: torch's `linear` uses MKL, whose F32 products reach less than half
-    of that speed on AMD's processors.
+    On CPUs oneDNN computes it: torch's `linear` uses MKL, which reaches less than half of that
+    speed in F32 on AMD processors.
     """
     if not has_onednn(x):
         return linear(x, w)
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(
         x.contiguous(), w.contiguous(), None, "none", [], ""
     )
-    return found
+    return y
 
 
 class VisionOps(Ops):
-    """Operations on all patches of one picture at once, with attention without a cache.
+    """Operations on all patches of one image, with attention without a cache.
 
-    Its scores are computed for some queries at a time, so that they never all exist.
+    Scores are computed for some queries at a time, to limit their memory.
 
     Attributes:
-        is_cancelled: asked before each of these times; returning True ends the work.
+        is_cancelled: checked before each of these steps; True cancels the work.
 
     Raises:
         Cancelled: (attention) the work was cancelled.
@@ -60,14 +59,9 @@ class VisionOps(Ops):
     def attend_all(self, q: Tensor, k: Tensor, v: Tensor, windows: Sequence[int] = ()) -> Tensor:
         """Attend with q over k and v, all (T, n_head, head_dim), without a mask or a cache.
 
-        Scores are divided by sqrt(head_dim).
-
-        Args:
-            windows: numbers of patches that see each other, one after the other; all see all
-                without any.
-
-        Returns:
-            (T, n_head, head_dim)
+        Scores are divided by sqrt(head_dim). `windows` are the sizes of consecutive groups of
+        patches that attend only to each other; () for full attention. Returns (T, n_head,
+        head_dim).
         """
         if windows:
             cut = zip(*(x.split_with_sizes(list(windows)) for x in (q, k, v)), strict=True)
@@ -86,7 +80,7 @@ class VisionOps(Ops):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _attend_by_heads(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend head by head, with products of oneDNN, which is faster than torch's attention."""
+        """Attend head by head with oneDNN, which is faster than torch's attention."""
         n, n_head, head_dim = q.shape
         out = q.new_empty(n, n_head, v.shape[2])
         for head in range(n_head):
@@ -100,19 +94,16 @@ class VisionOps(Ops):
         return out
 
     def stretched(self, grid: Tensor, rows: int, columns: int) -> Tensor:
-        """Resize a grid (n, n, channels) bilinearly, corners on corners.
-
-        Returns:
-            (rows, columns, channels)
-        """
+        """Resize a grid (n, n, channels) bilinearly, with aligned corners, to (rows, columns,
+        channels)."""
         channels = grid.permute(2, 0, 1)[None]
         resized = interpolate(channels, (rows, columns), mode="bilinear", align_corners=True)
         return resized[0].permute(1, 2, 0)
 
     def joined(self, *parts: Tensor) -> Tensor:
-        """Join the parts along the first dimension."""
+        """Concatenate the parts along the first dimension."""
         return torch.cat(parts)
 
     def gelu_erf(self, x: Tensor) -> Tensor:
-        """Apply GELU with the error function, not its approximation by tanh."""
+        """Apply exact GELU, with the error function."""
         return gelu(x)

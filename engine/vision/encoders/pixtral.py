@@ -1,4 +1,5 @@
-"""Pixtral's encoder, and that of Mistral Small 3.1: images of any size, a break behind each row."""
+"""Encoder of Pixtral and Mistral Small 3.1: images of any size, with a break token after each
+row."""
 
 from __future__ import annotations
 
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
     from engine.model.layers.keys import Keys
     from engine.vision.encoders.ops import VisionOps
 
-THETA = 10000.0
-"""Base of the frequencies of the encoder's RoPE, unless a file has its own."""
+THETA = 10000.0  # default base of the encoder's RoPE
 
 
 class Break(Module):
@@ -52,11 +52,7 @@ class PixtralTransformer(Module):
 
 
 class PixtralProjector(MLP):
-    """MLP, before which Mistral Small 3.1 merges neighbouring patches.
-
-    Args:
-        merge: number of patches along a side of the square that a token stands for.
-    """
+    """MLP, preceded in Mistral Small 3.1 by a merger of `merge` × `merge` patches."""
 
     tensor_names: ClassVar = {"fc1": "1", "fc2": "2"}
 
@@ -71,7 +67,7 @@ class PixtralProjector(MLP):
     def merged(self, x: Tensor, ops: VisionOps) -> Tensor:
         """Map x (rows, columns, n_embd) to the features (tokens, n_text) of its squares.
 
-        Of each square, the merger takes all numbers of one channel after the other.
+        The merger reads each square channel by channel.
         """
         if self._merge > 1:
             squares = in_blocks(self.input_norm.apply(x, ops), self._merge)
@@ -91,7 +87,7 @@ class PixtralEncoder(VisionEncoder):
         merge = keys.integer("vision.spatial_merge_size", 1)
         base = keys.number("rope.freq_base", THETA)
         rows = RopeParams(sizes.head_dim // 2, "norm", base)
-        # the frequencies of all pairs fall evenly; rows have every other one, columns the rest
+        # frequencies alternate between the axes: rows get the even pairs, columns the odd ones
         self._axes = rows, replace(rows, scale=base ** (-2 / sizes.head_dim))
         self.v = PixtralTransformer(sizes)
         self.mm = PixtralProjector(sizes, merge)

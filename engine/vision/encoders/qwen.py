@@ -1,6 +1,5 @@
-"""Qwen's encoders for images of any size: 2.5-VL, whose patches see each other in windows and in
-some blocks all of them; 3-VL and 3.5, with 2-D RoPE and 2 x 2 patches in a token.
-"""
+"""Qwen's encoders for images of any size: 2.5-VL, with windowed attention in most blocks; 3-VL and
+3.5, with 2D RoPE and 2 x 2 patches per token."""
 
 from __future__ import annotations
 
@@ -33,33 +32,32 @@ if TYPE_CHECKING:
     from engine.model.layers.keys import Keys
     from engine.vision.encoders.ops import VisionOps
 
-THETA = 10000.0
-"""Base of the frequencies of the encoder's RoPE."""
+THETA = 10000.0  # base of the encoder's RoPE
 
 MIN_TOKENS, MAX_TOKENS = 64, 4096
-"""Bounds of the number of an image's tokens unless a file has its own: the least is that of the
-model's processor, with more than the most an image takes minutes and gigabytes."""
+"""Default bounds of the number of an image's tokens. The minimum is that of the model's processor;
+more than the maximum takes minutes and gigabytes."""
 
 
 def rotation_in_blocks(
     sizes: VisionHParams, rows: int, columns: int, merge: int, like: Tensor, ops: VisionOps
 ) -> Rotation:
-    """Return the rotation of all patches, those of a token behind each other."""
+    """Return the rotation of all patches, grouped by token."""
     axis = RopeParams(sizes.head_dim // 2, "neox", THETA)
     return rotation((axis, axis), in_blocks(grid_places(rows, columns, like), merge), ops)
 
 
 def qwen_rule(keys: Keys, sizes: VisionHParams, merge: int, least_tokens: int) -> ImageProcessor:
-    """Return what prompts need to know of images of any size, in cells of merge² patches.
+    """Return the image processor for images of any size, with merge² patches per token.
 
     Raises:
-        InvalidGGUF: the file's bounds of their sizes contradict each other.
+        InvalidGGUF: the file's bounds of image sizes contradict each other.
     """
     cell = merge * sizes.patch
     least = keys.integer("vision.image_min_pixels", least_tokens * cell * cell)
     most = keys.integer("vision.image_max_pixels", MAX_TOKENS * cell * cell)
     if not cell * cell <= least <= most:
-        raise keys.invalid("the bounds of the sizes of its pictures contradict each other")
+        raise keys.invalid("its minimum and maximum image sizes contradict each other")
     return ImageProcessor(
         Resizing("bicubic", factor=cell, least=least, most=most), cell, sizes.mean, sizes.std,
         "<|vision_start|>", "<|vision_end|>", has_places=True,
@@ -67,7 +65,7 @@ def qwen_rule(keys: Keys, sizes: VisionHParams, merge: int, least_tokens: int) -
 
 
 class Merger(MLP):
-    """MLP that makes a token of neighbouring patches."""
+    """MLP that merges adjacent patches into a token."""
 
     tensor_names: ClassVar = {"fc1": "0", "fc2": "2"}
 
@@ -76,7 +74,7 @@ class Merger(MLP):
 
 
 class DeepMerger(Merger):
-    """Merger of the residual stream behind one of the blocks, with a norm of its own."""
+    """Merger of the residual stream after one of the blocks, with its own norm."""
 
     tensor_names: ClassVar = {}
 
@@ -89,7 +87,7 @@ class DeepMerger(Merger):
 
 
 class Deepstack(Module):
-    """Mergers by the number of the block behind which they read."""
+    """Mergers by the number of the block after which they read."""
 
     def __init__(self, mergers: dict[int, DeepMerger]) -> None:
         self.mergers = mergers
@@ -103,7 +101,8 @@ class Deepstack(Module):
 
 
 class GridTransformer(Module):
-    """The vision transformer of Qwen 3-VL: learned positions on a grid, stretched over images."""
+    """The vision transformer of Qwen 3-VL: learned positions on a grid, interpolated to the
+    image."""
 
     def __init__(self, sizes: VisionHParams, deep: dict[int, DeepMerger]) -> None:
         self.patch_embd = TwoFramePatches(sizes)
@@ -114,7 +113,7 @@ class GridTransformer(Module):
 
 
 class Qwen3VLEncoder(VisionEncoder):
-    """Encoder of Qwen 3-VL, and of Qwen 3.5, which has no mergers behind its blocks."""
+    """Encoder of Qwen 3-VL, and of Qwen 3.5, which has no mergers after its blocks."""
 
     architectures: ClassVar = ("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe")
 
@@ -123,9 +122,12 @@ class Qwen3VLEncoder(VisionEncoder):
         sizes.check_rotation(keys)
         self._merge = merge = keys.integer("vision.spatial_merge_size", 2)
         n_in = sizes.n_embd * merge**2
-        is_deep = keys.flags("vision.is_deepstack_layers", sizes.n_layer, (False,) * sizes.n_layer)
-        layers = [layer for layer, is_it in enumerate(is_deep) if is_it]
-        deep = {layer: DeepMerger(n_in, text.n_embd, sizes.eps) for layer in layers}
+        are_deep = keys.flags("vision.is_deepstack_layers", sizes.n_layer, (False,) * sizes.n_layer)
+        deep = {
+            layer: DeepMerger(n_in, text.n_embd, sizes.eps)
+            for layer, is_deep in enumerate(are_deep)
+            if is_deep
+        }
         self.v = GridTransformer(sizes, deep)
         self.mm = Merger(n_in, text.n_embd)
         self.rule = qwen_rule(keys, sizes, merge, MIN_TOKENS)
@@ -134,29 +136,21 @@ class Qwen3VLEncoder(VisionEncoder):
         merge = self._merge
         cut = patches(pixels, self.sizes.patch)
         rows, columns, _ = cut.shape
-        positions = self._interpolated(rows, columns, ops)
+        n = self.sizes.n_side
+        positions = ops.stretched(self.v.position_embd().reshape(n, n, -1), rows, columns)
         x = self.v.patch_embd(in_blocks(cut, merge)) + in_blocks(positions, merge)
         turn = rotation_in_blocks(self.sizes, rows, columns, merge, x, ops)
-        found: list[Tensor] = []
+        deep: list[Tensor] = []
         for layer, block in enumerate(self.v.blk):
             x = block(x, ops, turn)
             if (merger := self.v.deepstack.mergers.get(layer)) is not None:
-                found.append(merger(x.reshape(-1, merger.fc1.shape[1]), ops))
+                deep.append(merger(x.reshape(-1, merger.fc1.shape[1]), ops))
         merged = self.v.post_ln.apply(x, ops).reshape(-1, self.mm.fc1.shape[1])
-        return ops.concat(self.mm(merged, ops), *found)
-
-    def _interpolated(self, rows: int, columns: int, ops: VisionOps) -> Tensor:
-        """Return the learned positions for so many patches, (rows, columns, n_embd)."""
-        n = self.sizes.n_side
-        grid = self.v.position_embd().reshape(n, n, -1)
-        return ops.stretched(grid, rows, columns)
+        return ops.concat(self.mm(merged, ops), *deep)
 
 
-WINDOW = 112
-"""Side of a window unless a file has its own, in pixels."""
-
-MIN_TOKENS_25 = 4
-"""Smallest number of an image's tokens unless a file has its own."""
+WINDOW = 112  # default side of a window, in pixels
+MIN_TOKENS_25 = 4  # default minimum number of an image's tokens
 
 
 class WindowTransformer(Module):
@@ -179,7 +173,7 @@ class Qwen25VLEncoder(VisionEncoder):
         self._merge = merge = keys.integer("vision.spatial_merge_size", 2)
         self._side = keys.integer("vision.window_size", WINDOW) // merge // sizes.patch
         if not self._side:
-            raise keys.invalid("its windows are smaller than what one token stands for")
+            raise keys.invalid("its windows are smaller than one token")
         self._pattern = keys.integer("vision.n_wa_pattern")
         self.v = WindowTransformer(sizes)
         self.mm = Merger(sizes.n_embd * merge**2, text.n_embd)
@@ -202,18 +196,14 @@ class Qwen25VLEncoder(VisionEncoder):
         return self.mm(merged, ops)[[place[token] for token in range(len(order))]]
 
     def _ordered(self, x: Tensor, order: list[int]) -> Tensor:
-        """Return x (T, ...) with the patches of each token where `order` has the token."""
         return x.reshape(len(order), -1, *x.shape[1:])[order].flatten(0, 1)
 
 
 def windows_of(rows: int, columns: int, side: int) -> tuple[list[int], list[int]]:
-    """Return the tokens of a grid window by window, and how many each window has.
+    """Return the tokens of a grid in the order of its windows, and the size of each window.
 
-    Windows follow each other row by row, as do the tokens of each; those at the right and at the
-    bottom may be smaller.
-
-    Args:
-        side: number of tokens along a side of a window.
+    Windows and the tokens within them are in row-major order; windows at the right and bottom edges
+    may be smaller. `side` is the number of tokens along a window's side.
     """
     order, sizes = list[int](), list[int]()
     for top in range(0, rows, side):

@@ -1,6 +1,5 @@
-"""Vision encoders by the names that files give to their projectors, and their files (mmproj): found
-beside a model, checked against it, and declared.
-"""
+"""Registry of vision encoders, and mmproj files: found next to a model, checked against it,
+declared."""
 
 from __future__ import annotations
 
@@ -36,49 +35,41 @@ ENCODERS: dict[str, type[VisionEncoder]] = {
     "qwen2.5vl_merger": Qwen25VLEncoder,
     "qwen3vl_merger": Qwen3VLEncoder,
 }
-"""Class of each projector type."""
+"""Encoder class by projector type."""
 
 
 def vision_encoder_class(meta: Metadata) -> type[VisionEncoder]:
     """Return the class of the encoder in a file.
 
     Raises:
-        ModelFileError: the file holds no vision encoder, or an unknown one; it is named.
+        ModelFileError: there is no vision encoder, or an unknown one.
     """
     if meta.architecture != "clip" or not meta.bool("clip.has_vision_encoder", True):
         raise ModelFileError(
             meta.path,
-            f"{meta.path.name} holds no encoder of pictures.",
-            "Choose the file whose name has mmproj in it.",
+            "{file} has no vision encoder.",
+            "Choose the file with mmproj in its name.",
+            file=meta.path.name,
         )
-    # files that hear as well have a type for each sense
+    # files with an audio encoder have a type for each
     name = meta.str("clip.projector_type", "") or meta.str("clip.vision.projector_type", "")
-    found = ENCODERS.get(name)
-    if found is None:
+    if name not in ENCODERS:
         raise ModelFileError(
             meta.path,
-            f"{meta.path.name} has a projector of the type {quote(name)}, which Tandem cannot run"
-            " yet.",
-            f"It can run: {', '.join(sorted(ENCODERS))}. Without the file, the model reads text.",
-        )
-    return found
+            "{file} has a projector of the type {name}, which is not supported yet.",
+            "Supported types: {names}. Without this file, the model reads text only.",
+            file=meta.path.name, name=quote(name), names=", ".join(sorted(ENCODERS)),
+        )  # fmt: skip
+    return ENCODERS[name]
 
 
-MARK = "mmproj"
-"""Part of the names of encoders' files."""
-
-HEARING = ("a.", "mm.a.")
-"""Beginnings of the names of tensors that encode sounds, which are not used."""
+MARK = "mmproj"  # part of the names of mmproj files
+AUDIO = ("a.", "mm.a.")  # prefixes of the tensors of audio encoders, which are not used
 
 
 @dataclass(frozen=True, slots=True)
 class VisionDeclaration:
-    """An encoder whose tensors are found but not read.
-
-    Attributes:
-        encoder: layers of the encoder.
-        slots: all of its tensors.
-    """
+    """A declared encoder: its tensors are located but not read."""
 
     encoder: VisionEncoder
     slots: tuple[Slot, ...]
@@ -88,48 +79,42 @@ def declare_vision_encoder(file: GGUFFile, text: TextModel) -> VisionDeclaration
     """Declare the encoder in a file for a text model.
 
     Raises:
-        ModelFileError: the file holds no known encoder, a tensor is missing or misshapen, or the
-            encoder is for another model.
+        ModelFileError: there is no known encoder, a tensor is missing or misshapen, or the encoder
+            is for another model.
     """
     cls, keys = vision_encoder_class(file.meta), Keys(file.meta)
     keys.check_bounds()
-    width = _n_out(file)
+    width = file.meta.int("clip.vision.projection_dim", None)
     if text.architecture not in cls.architectures or width not in (None, text.n_embd):
         raise ModelFileError(
             file.path,
-            f"{file.path.name} is for another model: it is made for {_listed(cls.architectures)} "
-            f"of width {width}, and this one is {text.architecture} of width {text.n_embd}.",
+            "{file} is for another model: it fits {names} of width {width}, and this one is {type}"
+            " of width {other}.",
             "Choose the mmproj file that was published with the model.",
-        )
+            file=file.path.name, names=" or ".join(cls.architectures), width=str(width),
+            type=text.architecture, other=text.n_embd,
+        )  # fmt: skip
     source = TensorSource(str(file.path), file.tensors)
     cls.adapt(source, keys)
     encoder = cls(keys, text)
     if encoder.rule.most_tokens > MAX_TOKENS:
-        raise keys.invalid(f"its pictures have more than {MAX_TOKENS} tokens")
+        raise keys.invalid("its images have more than {n} tokens", n=MAX_TOKENS)
     slots = tuple(encoder.bind(source))
-    unknown = [n for n in file.tensors if n not in source.used and not n.startswith(HEARING)]
+    unknown = [n for n in file.tensors if n not in source.used and not n.startswith(AUDIO)]
     if unknown:
         raise InvalidGGUF(
             file.path,
-            f"it has the tensor {quote(unknown[0])}, which such encoders of pictures do not have",
-            "It may be of a newer variant; look for an update of Tandem or another file.",
+            "it has the tensor {name}, which such vision encoders do not have",
+            "It may be a newer variant: look for an update of Tandem or another file.",
+            name=quote(unknown[0]),
         )
     return VisionDeclaration(encoder, slots)
 
 
-def _n_out(file: GGUFFile) -> int | None:
-    """Return the width of an encoder's result as its file states it; None if it does not."""
-    return file.meta.int("clip.vision.projection_dim", None)
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return " or ".join(names)
-
-
 def find_vision_encoder(model: Path, text: TextModel) -> Path | None:
-    """Return the file of an encoder beside a model that fits it; None if there is none.
+    """Return an encoder file next to a model that fits it, or None.
 
-    Of several, the one whose name begins most like the model's comes first.
+    Files with the longest common prefix with the model's name come first.
     """
     for path in files_beside(model, MARK):
         try:
@@ -142,17 +127,16 @@ def find_vision_encoder(model: Path, text: TextModel) -> Path | None:
 
 
 STORAGE = "packed"
-"""Format of an encoder's matrices, see `DevicePlan.storage`: as in the file, dequantised on each
-use, which takes little beside a product with the thousands of patches of an image."""
+"""Storage of an encoder's matrices, see `DevicePlan.storage`: as in the file, dequantised on each
+use, which is cheap compared with a product over the thousands of patches of an image."""
 
-UNPACK_BYTES = 2 * F32_BYTES * (1 << 22)
-"""Bytes that dequantising a packed matrix in chunks takes."""
+UNPACK_BYTES = 2 * F32_BYTES * (1 << 22)  # bytes for dequantising a packed matrix in chunks
 
 
 def work_bytes(encoder: VisionEncoder) -> int:
-    """Estimate the working memory of the largest image, in bytes.
+    """Estimate the working memory for the largest image, in bytes.
 
-    The residual stream, its norm and the largest part count: attention or the FFN.
+    It covers the residual stream, its norm and the larger of attention and FFN.
     """
     sizes = encoder.sizes
     n = encoder.rule.resizing.most_pixels // (sizes.patch * sizes.patch)

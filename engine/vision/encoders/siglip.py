@@ -1,4 +1,4 @@
-"""SigLIP's vision transformer (arXiv 2303.15343): squares with learned positions."""
+"""SigLIP's vision transformer (arXiv 2303.15343): square images with learned positions."""
 
 from __future__ import annotations
 
@@ -46,8 +46,7 @@ class SigLIP(Module):
         return self.post_ln.apply(x, ops)
 
 
-POOL = 4
-"""Number of patches along each side of the square that a token stands for."""
+POOL = 4  # number of patches along each side of a token's square
 
 
 class Gemma3Projector(Module):
@@ -72,7 +71,9 @@ class Gemma3Encoder(VisionEncoder):
     def __init__(self, keys: Keys, text: TextModel) -> None:
         self.sizes = sizes = VisionHParams.read(keys, text.n_embd)
         if sizes.n_side % POOL:
-            raise keys.invalid(f"{sizes.n_side} patches in a row cannot be averaged by {POOL}")
+            raise keys.invalid(
+                "{n} patches in a row cannot be averaged by {other}", n=sizes.n_side, other=POOL
+            )
         self.v = SigLIP(sizes)
         self.mm = Gemma3Projector(sizes)
         self.rule = ImageProcessor(
@@ -87,19 +88,15 @@ class Gemma3Encoder(VisionEncoder):
         return self.mm(squares.mean((1, 3)).flatten(0, 1), ops)
 
 
-AROUND, WHOLE_PICTURE = "<fake_token_around_image>", "<global-img>"
+AROUND, WHOLE_IMAGE = "<fake_token_around_image>", "<global-img>"
 
-TEXTS = TileTexts(
-    "", f"{AROUND}<row_{{row}}_col_{{column}}>", "\n", f"\n{AROUND}{WHOLE_PICTURE}",
-)  # fmt: skip
-"""Texts around the tiles of an image."""
+TEXTS = TileTexts("", f"{AROUND}<row_{{row}}_col_{{column}}>", "\n", f"\n{AROUND}{WHOLE_IMAGE}")
 
-MAX_SIDE = 4096
-"""Longest side to which an image is brought, in pixels."""
+MAX_SIDE = 4096  # maximum side of a resized image, in pixels
 
 
 class Idefics3Projector(Module):
-    """Linear map of neighbouring patches to a token."""
+    """Linear map from adjacent patches to a token."""
 
     tensor_names: ClassVar = {"fc": "model.fc"}
 
@@ -116,14 +113,16 @@ class Idefics3Encoder(VisionEncoder):
         self.sizes = sizes = VisionHParams.read(keys, text.n_embd)
         self._merge = merge = keys.integer("vision.projector.scale_factor", 2)
         if sizes.n_side % merge or sizes.image % sizes.patch:
-            raise keys.invalid(f"{sizes.n_side} patches in a row cannot be merged by {merge}")
+            raise keys.invalid(
+                "{n} patches in a row cannot be merged by {other}", n=sizes.n_side, other=merge
+            )
         self.v = SigLIP(sizes)
         self.mm = Idefics3Projector(sizes.n_embd * merge**2, text.n_embd)
         longest = keys.integer("vision.preproc_image_size", 4 * sizes.image)
         self.rule = ImageProcessor(
             Resizing("lanczos", side=sizes.image, longest=min(longest, MAX_SIDE)),
             merge * sizes.patch, sizes.mean, sizes.std,
-            AROUND + WHOLE_PICTURE, AROUND, tiles=TEXTS,
+            AROUND + WHOLE_IMAGE, AROUND, tiles=TEXTS,
         )  # fmt: skip
 
     def encode(self, pixels: Tensor, ops: VisionOps) -> Tensor:

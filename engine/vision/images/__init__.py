@@ -1,4 +1,1 @@
-"""Images in prompts: read in a child with limits, brought to a size, and placed among tokens.
-
-Knows pixels and token ids, neither models nor torch; `vision.encoders` encodes pixels.
-"""
+"""Images in prompts: decoded in a sandboxed child, resized, and placed among tokens. No torch."""

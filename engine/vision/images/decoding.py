@@ -1,4 +1,4 @@
-"""Decodes and resizes an image with Pillow; runs in the child alone, see `program`."""
+"""Decodes and resizes an image with Pillow; a program that runs in a child process."""
 
 from __future__ import annotations
 
@@ -9,36 +9,25 @@ from io import BytesIO
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from engine.errors import Sentence
 from engine.util.child_program import answer_lines, ending_after
 from engine.vision.images.resizing import Resizing, TooNarrow, Views
 
-MAX_FILE_BYTES = 32 << 20
-"""Largest number of bytes of an image's file."""
-
-MAX_IMAGES = 64
-"""Largest number of images of a conversation."""
-
-MAX_PIXELS = 1 << 26
-"""Largest number of pixels of an image: 67 megapixels."""
+MAX_FILE_BYTES = 32 << 20  # maximum size of an image file
+MAX_IMAGES = 64  # maximum number of images in a conversation
+MAX_PIXELS = 1 << 26  # maximum number of pixels of an image: 67 megapixels
 
 MAX_MEMORY = 1280 << 20
-"""Largest number of bytes of memory for decoding: an image of `MAX_PIXELS` with alpha or turned,
-the result, and what a progressive JPEG needs beside them."""
+"""Maximum memory for decoding: an image of `MAX_PIXELS` with alpha or rotated, the result, and the
+buffers of a progressive JPEG."""
 
-MAX_SECONDS = 20.0
-"""Longest time to decode and resize an image."""
-
-MORE_SECONDS = 1.0
-"""Seconds that each further image adds to that, for all of a conversation together."""
-
-MAX_AT_ONCE = 2
-"""Largest number of images that are decoded at once."""
-
-GRACE_S = 1.0
-"""Seconds after that time for the child to end by itself; then it is killed."""
+MAX_SECONDS = 20.0  # maximum time to decode and resize an image
+MORE_SECONDS = 1.0  # additional seconds per further image of a conversation
+MAX_AT_ONCE = 2  # maximum number of images that are decoded in parallel
+GRACE_S = 1.0  # seconds after the time limit until the child is killed
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-"""Formats of files that are read, as Pillow names them; of several frames the first counts."""
+"""Supported file formats, by Pillow's names; of animations, the first frame is used."""
 
 
 FILTERS = {
@@ -50,52 +39,60 @@ FILTERS = {
 WHITE = (255, 255, 255, 255)
 
 STRIP_PIXELS = 1 << 20
-"""Number of pixels of a strip, in which images with transparency or 16 bits become RGB."""
+"""Pixels per strip when images with transparency or 16 bits are converted to RGB."""
 
 Answer = dict[str, object]
 
 
+DAMAGED = Sentence("it is damaged")
+
+
 class UnusableImage(Exception):
-    """Error of a file that is no image, damaged or too large; its text ends a sentence.
+    """Error of a file that is not an image, damaged or too large.
 
     Attributes:
-        kind: which of these it is: "none", "damaged" or "large".
-        n_pixels: number of pixels of one that is too large; else 0.
+        problem: reason, as the end of a sentence.
+        kind: "none", "damaged" or "large".
+        n_pixels: number of pixels of an image that is too large; else 0.
     """
 
-    def __init__(self, text: str, kind: str, n_pixels: int = 0) -> None:
-        super().__init__(text)
-        self.kind, self.n_pixels = kind, n_pixels
+    def __init__(self, problem: Sentence, kind: str, n_pixels: int = 0) -> None:
+        super().__init__(problem)
+        self.problem, self.kind, self.n_pixels = problem, kind, n_pixels
 
 
 def decode_image(data: bytes) -> Image.Image:
-    """Return the image of a file's bytes as it is to be seen, in RGB.
+    """Return the image of a file's bytes in RGB, upright.
 
     Raises:
         UnusableImage: it cannot be used.
         MemoryError: there is too little memory.
     """
     Image.MAX_IMAGE_PIXELS = None  # the limit below counts
-    warnings.simplefilter("ignore")  # such as of metadata that is of no use here
+    warnings.simplefilter("ignore")  # e.g. about metadata
     try:
         with Image.open(BytesIO(data), formats=FORMATS) as image:
             width, height = image.size
             if width * height > MAX_PIXELS:
-                most = MAX_PIXELS // 1_000_000
-                text = f"{width} x {height} pixels are more than {most} megapixels"
-                raise UnusableImage(text, "large", width * height)
+                problem = Sentence(
+                    "{width} x {height} pixels are more than {most} megapixels",
+                    width=width, height=height, most=MAX_PIXELS // 1_000_000,
+                )  # fmt: skip
+                raise UnusableImage(problem, "large", width * height)
             ImageOps.exif_transpose(image, in_place=True)
             return in_rgb(image)
     except UnidentifiedImageError:
-        raise UnusableImage(f"it is none of {', '.join(FORMATS)}", "none") from None
+        formats = ", ".join(FORMATS)
+        problem = Sentence("its format is not one of {formats}", formats=formats)
+        raise UnusableImage(problem, "none") from None
     except (MemoryError, UnusableImage):
         raise
     except Exception:  # noqa: BLE001 Pillow raises all kinds for damaged files
-        raise UnusableImage("it is damaged", "damaged") from None
+        raise UnusableImage(DAMAGED, "damaged") from None
 
 
 def prepared(data: str, resizing: Resizing) -> Answer:
-    """Return an image as it is resized, or what is wrong with it.
+    """Return a resized image, or a problem.
 
     Args:
         data: bytes of its file, as base64.
@@ -103,20 +100,23 @@ def prepared(data: str, resizing: Resizing) -> Answer:
     Returns:
         "width" and "height" of the image, "grid" with the rows and columns of its tiles, and
         "views" with the "size" of each and its "pixels", RGB bytes row by row as base64; or
-        "problem" with the end of a sentence.
+        "problem" and "values", the template of the end of a sentence and its values.
     """
     try:
         upright = decode_image(b64decode(data, validate=True))
     except UnusableImage as error:
-        return {"problem": str(error)}
+        return _refused(error.problem)
     except ValueError:
-        return {"problem": "it is damaged"}
+        return _refused(DAMAGED)
+    width, height = upright.size
     try:
-        views = resizing.views(*upright.size)
+        views = resizing.views(width, height)
     except TooNarrow:
-        return {"problem": f"{upright.width} x {upright.height} pixels are too narrow"}
+        return _refused(
+            Sentence("{width} x {height} pixels are too narrow", width=width, height=height)
+        )
     return {
-        "width": upright.width, "height": upright.height, "grid": views.grid,
+        "width": width, "height": height, "grid": views.grid,
         "views": [
             {"size": view.size, "pixels": b64encode(view.tobytes()).decode("ascii")}
             for view in _cut(upright, views, FILTERS[resizing.resample])
@@ -124,8 +124,11 @@ def prepared(data: str, resizing: Resizing) -> Answer:
     }  # fmt: skip
 
 
+def _refused(problem: Sentence) -> Answer:
+    return {"problem": problem.template, "values": problem.values}
+
+
 def _cut(image: Image.Image, views: Views, resample: Image.Resampling) -> list[Image.Image]:
-    """Return what an encoder sees of an image: all of it, or its tiles and then all of it."""
     last = image
     for size in views.sizes:
         last = _resized(last, size, resample)
@@ -144,16 +147,16 @@ def _resized(image: Image.Image, size: tuple[int, int], resample: Image.Resampli
 
 
 def in_rgb(image: Image.Image) -> Image.Image:
-    """Return an image in RGB; what is transparent becomes white."""
+    """Return an image in RGB on a white background."""
     is_deep = image.mode.startswith("I;16") or image.mode == "I"
     if not is_deep and "A" not in image.getbands() and "transparency" not in image.info:
         return image.convert("RGB")
-    found = Image.new("RGB", image.size)
+    result = Image.new("RGB", image.size)
     n_rows = max(1, STRIP_PIXELS // image.width)
     for top in range(0, image.height, n_rows):  # whole copies would take several times the memory
         strip = image.crop((0, top, image.width, min(image.height, top + n_rows)))
-        found.paste(_strip_in_rgb(strip), (0, top))
-    return found
+        result.paste(_strip_in_rgb(strip), (0, top))
+    return result
 
 
 def _strip_in_rgb(image: Image.Image) -> Image.Image:

@@ -1,8 +1,7 @@
 """Images among the tokens of a sequence.
 
-An image's tokens have ids of their own, far above those of any vocabulary, which follow from its
-pixels and from what encodes it. So pages of a cache, kept states and state files tell images
-apart as they tell texts apart.
+An image's tokens have ids above any vocabulary, derived from its pixels and its encoder. So the KV
+cache, stored states and state files distinguish images just as they distinguish texts.
 """
 
 from __future__ import annotations
@@ -20,28 +19,21 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-FIRST_ID = 1 << 62
-"""Smallest id of a token of an image; all smaller ones are of texts."""
-
-INDEX_BITS = 14
-"""Bits of an id that count the tokens of an image; 48 bits above are a hash."""
-
-MAX_TOKENS = 1 << INDEX_BITS
-"""Largest number of tokens of an image."""
-
-MAX_SCORES = 1 << 25
-"""Largest number of attention scores that exist at once."""
+FIRST_ID = 1 << 62  # smallest id of an image token; smaller ids are text tokens
+INDEX_BITS = 14  # bits of an id that number the tokens of an image; the 48 bits above are a hash
+MAX_TOKENS = 1 << INDEX_BITS  # maximum number of tokens of an image
+MAX_SCORES = 1 << 25  # maximum number of attention scores in memory at a time
 
 
 @dataclass(frozen=True, eq=False)
 class PromptImage:
-    """A resized image, or a tile of one, with its place in the numbering of tokens.
+    """A resized image, or a tile of one, with its token ids.
 
     Attributes:
-        pixels: its pixels in RGB, (height, width, 3).
-        size: width and height of the image before it was resized, in pixels.
+        pixels: RGB pixels, (height, width, 3).
+        size: original width and height, in pixels.
         grid: rows and columns of its tokens, without breaks between rows.
-        number: hash of the pixels and of what encodes them, of 48 bits.
+        number: 48-bit hash of the pixels and the encoder.
     """
 
     pixels: NDArray[np.uint8]
@@ -54,11 +46,7 @@ class PromptImage:
     def of(
         cls, pixels: NDArray[np.uint8], size: tuple[int, int], rule: ImageProcessor, encoder: str
     ) -> PromptImage:
-        """Return the image of resized pixels.
-
-        Args:
-            encoder: hash of the file of what encodes it.
-        """
+        """Return the image of resized pixels; `encoder` is a hash of the encoder's file."""
         height, width, _ = pixels.shape
         head = f"{encoder} {width} {height} ".encode()
         number = int.from_bytes(blake2b(head + pixels.tobytes(), digest_size=6).digest(), "big")
@@ -72,7 +60,7 @@ class PromptImage:
 
     @property
     def n_positions(self) -> int:
-        """Number of positions that it takes of a sequence."""
+        """Number of positions that it takes in a sequence."""
         return max(self.grid) if self.rule.has_places else self.n
 
     @property
@@ -83,12 +71,12 @@ class PromptImage:
 
 
 def text_ids(ids: Iterable[int]) -> list[int]:
-    """Return the ids of a sequence that are of texts."""
+    """Return the text tokens of a sequence."""
     return [token for token in ids if token < FIRST_ID]
 
 
 def n_before_image(ids: Iterable[int]) -> int:
-    """Return the number of tokens before the first one of an image."""
+    """Return the number of tokens before the first image token."""
     return sum(1 for _ in takewhile(lambda token: token < FIRST_ID, ids))
 
 
@@ -100,17 +88,12 @@ class PlacedImage(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Position behind its last token."""
+        """Position after its last token."""
         return self.start + self.image.n
 
 
 class PlacedImages:
-    """The images of a sequence, in order.
-
-    Args:
-        ids: tokens of the sequence.
-        known: images by their number; those of the sequence are among them.
-    """
+    """The images of a sequence of ids, in order; `known` has them by number."""
 
     def __init__(
         self, ids: Sequence[int] = (), known: Mapping[int, PromptImage] | None = None
@@ -122,9 +105,9 @@ class PlacedImages:
             if token < FIRST_ID:
                 n += 1
                 continue
-            assert known is not None, "ids of pictures come with the pictures"
+            assert known is not None, "image tokens need their images"
             placed = PlacedImage(n, known[(token ^ FIRST_ID) >> INDEX_BITS])
-            assert ids[n] == placed.image.ids[0], "pictures are whole in a prompt"
+            assert ids[n] == placed.image.ids[0], "prompts contain whole images only"
             self._all.append(placed)
             n = placed.stop
         self._starts = [placed.start for placed in self._all]
@@ -140,18 +123,18 @@ class PlacedImages:
         return [placed for placed in self._all if placed.start < stop and placed.stop > start]
 
     def whole(self, n: int) -> int:
-        """Return the largest number of the first n tokens that can be cached without the others.
+        """Return the largest number of the first n tokens that can be cached on their own.
 
-        That is n, unless the next token is in the middle of an image whose tokens see each other.
+        This is n, unless it would split an image with bidirectional attention.
         """
         cut = self._cut_by(n)
         return n if cut is None else cut.start
 
     def piece(self, start: int, n: int) -> int:
-        """Return how many tokens behind the first `start` are computed at once, if n are wanted.
+        """Return the number of tokens after `start` to compute in one pass, if n are requested.
 
-        They are fewer where an image whose tokens see each other would be cut, and more where it
-        is the first thing.
+        It is smaller if the pass would split an image with bidirectional attention, and larger if
+        it starts with that image.
         """
         cut = self._cut_by(start + n)
         if cut is None:
@@ -159,22 +142,22 @@ class PlacedImages:
         return (cut.start if cut.start > start else cut.stop) - start
 
     def shift(self, n: int) -> int:
-        """Return the position of the token behind the first n, which is of no image, less n."""
+        """Return the position of the text token after the first n tokens, minus n."""
         done = (placed.image for placed in self._all if placed.stop <= n)
         return sum(image.n_positions - image.n for image in done)
 
     def places(self, start: int, n: int) -> tuple[list[int], ...]:
-        """Return time, row and column of n tokens from `start` on; nothing without any.
+        """Return time, row and column of n tokens from `start` on; () if no image needs them.
 
-        The tokens of an image begin where the text before ends: they have its next position as
-        their time, and rows and columns count from there.
+        An image's tokens all have the next text position as their time; rows and columns count from
+        there.
         """
-        seen = self.among(start, start + n)
-        if not any(placed.image.rule.has_places for placed in seen):
+        images = self.among(start, start + n)
+        if not any(placed.image.rule.has_places for placed in images):
             return ()
         times, rows, columns = ([] for _ in range(3))
         for token in range(start, start + n):
-            inside = next((p for p in seen if p.start <= token < p.stop), None)
+            inside = next((p for p in images if p.start <= token < p.stop), None)
             if inside is None:
                 time = row = column = token + self.shift(token)
             else:
@@ -187,7 +170,7 @@ class PlacedImages:
         return times, rows, columns
 
     def _cut_by(self, n: int) -> PlacedImage | None:
-        """Return the image whose tokens see each other that n tokens would end within."""
+        """Return the image with bidirectional attention that a cut after n tokens would split."""
         index = bisect_right(self._starts, n) - 1
         if index < 0:
             return None
@@ -197,40 +180,31 @@ class PlacedImages:
 
 
 NO_IMAGES = PlacedImages()
-"""The images of a sequence without any."""
 
 
 MAX_PIXELS: Final = 1 << 28
-"""Largest number of pixels, and of anything else, in sizes that another program tells."""
+"""Maximum of pixels, and of all other numbers, in sizes from another program."""
 
-MAX_TILES: Final = 64
-"""Largest number of tiles in such sizes."""
+MAX_TILES: Final = 64  # maximum number of tiles in such sizes
 
 
 @dataclass(frozen=True, slots=True)
 class VisionInfo:
-    """How a loaded model sees images.
-
-    Attributes:
-        mmproj: path of the file that encodes them.
-        rule: how it takes them.
-    """
+    """Image input of a loaded model: its mmproj file, and the preprocessing of images."""
 
     mmproj: str
     rule: ImageProcessor
 
     def sizes(self) -> dict[str, int]:
-        """Return what decides how many tokens an image has, for `of_sizes`."""
-        found: dict[str, Any] = asdict(self.rule.resizing)
-        del found["resample"]
-        return found | {"cell": self.rule.cell, "has_breaks": self.rule.has_breaks}
+        """Return the sizes that determine an image's number of tokens, for `of_sizes`."""
+        sizes: dict[str, Any] = asdict(self.rule.resizing)
+        del sizes["resample"]
+        return sizes | {"cell": self.rule.cell, "has_breaks": self.rule.has_breaks}
 
     @classmethod
     def of_sizes(cls, sizes: object) -> Self | None:
-        """Return a `VisionInfo` that counts tokens by another program's `sizes`; None if bad.
-
-        Nothing else can be done with it.
-        """
+        """Return a `VisionInfo` that only counts tokens, from another program's `sizes`; None if
+        invalid."""
         if not isinstance(sizes, Mapping):
             return None
         names = ("side", "factor", "least", "most", "longest", "least_tiles", "most_tiles")
@@ -256,10 +230,10 @@ class VisionInfo:
         return cls("", rule)
 
     def n_tokens(self, width: int, height: int) -> int:
-        """Return the number of tokens of an image, without the texts around it.
+        """Return the number of tokens of an image, without the surrounding text.
 
         Raises:
-            TooNarrow: its sides differ too much.
+            TooNarrow: its aspect ratio is too extreme.
         """
         views = self.rule.resizing.views(width, height)
         wide, high = views.sizes[-1]
@@ -270,5 +244,5 @@ class VisionInfo:
 
 
 def max_queries(n: int, n_head: int) -> int:
-    """Return for how many of n patches attention computes scores at once."""
+    """Return the number of patches, of n, for which attention computes scores at a time."""
     return max(1, min(n, MAX_SCORES // (n * n_head)))

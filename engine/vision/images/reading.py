@@ -1,4 +1,4 @@
-"""Reads image files as messages hold them, in a child process with limits."""
+"""Reads images of messages in a child process with limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from engine.errors import Cancelled, ImageError
+from engine.errors import Cancelled, ImageError, Sentence
 from engine.util.programs import program_command
 from engine.util.progress import IsCancelled, never
 from engine.util.sandbox import ChildEnded, Excess, FairSemaphore, LimitedChild
@@ -29,15 +29,14 @@ if TYPE_CHECKING:
 
     from engine.vision.images.resizing import Resizing, Size
 
-COMMAND = program_command("engine.vision.images.decoding")
-"""Command of the child."""
+COMMAND = program_command("engine.vision.images.decoding")  # command of the child
 
 _turns = FairSemaphore(MAX_AT_ONCE)
-"""Turns of the conversations whose images are read; each has another one for each image."""
+"""Limits the conversations that decode images in parallel; they take turns by image."""
 
 
 def image_base64(file: str | Path | bytes) -> str:
-    """Return an image as `ChatMessage.images` has it: the bytes of its file as base64.
+    """Return an image as base64, as in `ChatMessage.images`.
 
     Args:
         file: path of a PNG, JPEG, WebP, GIF or BMP file, or its bytes.
@@ -47,31 +46,35 @@ def image_base64(file: str | Path | bytes) -> str:
     """
     data = file if isinstance(file, bytes) else image_bytes(Path(file))
     if len(data) > MAX_FILE_BYTES:
-        raise ImageError(f"A picture cannot be used: {_too_many_bytes()}.")
+        raise _unusable(_too_many_bytes())
     return b64encode(data).decode("ascii")
 
 
 def image_bytes(path: Path) -> bytes:
-    """Return the bytes of an image's file.
+    """Return the bytes of an image file.
 
     Raises:
         ImageError: it cannot be read, or is too large.
     """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise ImageError(f"{path.name} cannot be used: {_too_many_bytes()}.")
+            raise ImageError(
+                "{file} cannot be used: {problem}.", file=path.name, problem=_too_many_bytes()
+            )
         return path.read_bytes()
     except OSError as error:
-        problem = error.strerror or str(error)
-        raise ImageError(f"{path.name} cannot be read: {problem}.") from error
+        problem = Sentence(error.strerror or str(error))
+        raise ImageError(
+            "{path} cannot be read: {problem}.", path=path.name, problem=problem
+        ) from error
 
 
 class DecodedImage(NamedTuple):
-    """What an encoder sees of an image's file.
+    """A decoded image, as an encoder sees it.
 
     Attributes:
         size: width and height of the image.
-        grid: rows and columns of its tiles; (1, 1) where it is seen as a whole alone.
+        grid: rows and columns of its tiles; (1, 1) without tiles.
         views: RGB pixels of the tiles row by row and then of the whole, each (height, width, 3).
     """
 
@@ -81,11 +84,9 @@ class DecodedImage(NamedTuple):
 
 
 class ImageDecoder:
-    """The reading of the images of one conversation: by one child, within one limit of time.
+    """Decoder of the n images of one conversation: a child process with one time limit.
 
-    Args:
-        n: number of images.
-        is_cancelled: asked again and again, on any thread; returning True ends the child.
+    `is_cancelled` is polled on any thread; True ends the child.
     """
 
     def __init__(self, n: int = 1, is_cancelled: IsCancelled = never) -> None:
@@ -101,20 +102,20 @@ class ImageDecoder:
             self._child.close()
 
     def views(self, image: str, resizing: Resizing) -> DecodedImage:
-        """Return an image's size and what an encoder sees of it; wait for others' images first.
+        """Return an image's size and views; wait for other conversations' images first.
 
         Args:
             image: see `image_base64`.
 
         Raises:
-            ImageError: it is no image, damaged or too large, or takes too long.
+            ImageError: it is not an image, damaged or too large, or takes too long.
             Cancelled: `is_cancelled` has returned True.
         """
         if len(image) > 4 * (MAX_FILE_BYTES // 3 + 1):
-            raise ImageError(f"A picture cannot be used: {_too_many_bytes()}.")
+            raise _unusable(_too_many_bytes())
         request = json.dumps({"picture": image, "resizing": asdict(resizing)}) + "\n"
         if not _turns.acquire(self._is_cancelled):
-            raise Cancelled("Reading the pictures")
+            raise Cancelled(READING)
         begun = time.monotonic()
         try:
             answer = self._ask(request.encode("ascii", "replace"))
@@ -122,13 +123,12 @@ class ImageDecoder:
             self._left -= time.monotonic() - begun
             _turns.release()
         if "problem" in answer:
-            raise ImageError(f"A picture cannot be used: {answer['problem']}.")
+            raise _unusable(Sentence(answer["problem"], **answer["values"]))
         rows, columns = answer["grid"]
         views = tuple(_pixels(view) for view in answer["views"])
         return DecodedImage((answer["width"], answer["height"]), (rows, columns), views)
 
     def _ask(self, request: bytes) -> dict[str, Any]:
-        """Return the answer of the child, which is started first if there is none."""
         seconds = min(self._left, MAX_SECONDS + GRACE_S)
         try:
             if self._child is None:
@@ -137,17 +137,18 @@ class ImageDecoder:
             return self._child.ask(request, seconds, self._is_cancelled)
         except ChildEnded as error:
             if error.excess is Excess.CANCELLED:
-                raise Cancelled("Reading the pictures") from None
+                raise Cancelled(READING) from None
             if error.excess is Excess.TIME and seconds < MAX_SECONDS:
                 raise ImageError(
-                    "The pictures cannot be used: reading all of them takes more than"
-                    f" {self._most:g} seconds."
+                    "The images cannot be used: reading them takes more than {n:g} seconds.",
+                    n=self._most,
                 ) from None
-            raise ImageError(f"A picture cannot be used: {_why(error)}.") from error
+            raise _unusable(_why(error)) from error
         except OSError as error:
             raise ImageError(
-                f"The program that reads pictures cannot be started: {error}.",
-                "Let Tandem start programs, or leave the picture out.",
+                "The program that reads images cannot be started: {problem}.",
+                "Allow Tandem to start programs, or remove the image.",
+                problem=Sentence(error.strerror or str(error)),
             ) from error
 
 
@@ -156,13 +157,20 @@ def _pixels(view: dict[str, Any]) -> NDArray[np.uint8]:
     return np.frombuffer(b64decode(view["pixels"]), np.uint8).reshape(height, width, 3)
 
 
-def _why(ended: ChildEnded) -> str:
+READING = Sentence("Reading the images")
+
+
+def _unusable(problem: Sentence) -> ImageError:
+    return ImageError("An image cannot be used: {problem}.", problem=problem)
+
+
+def _why(ended: ChildEnded) -> Sentence:
     if ended.excess is Excess.TIME:
-        return f"reading it takes more than {MAX_SECONDS:g} seconds"
+        return Sentence("reading it takes more than {n:g} seconds", n=MAX_SECONDS)
     if ended.is_out_of_memory:
-        return f"reading it takes more than {MAX_MEMORY >> 20} MiB of memory"
-    return f"it ends the program that reads it, with status {ended.status}"
+        return Sentence("reading it takes more than {n} MiB of memory", n=MAX_MEMORY >> 20)
+    return Sentence("the program that reads it crashed (status {status})", status=str(ended.status))
 
 
-def _too_many_bytes() -> str:
-    return f"its file has more than {MAX_FILE_BYTES >> 20} MiB"
+def _too_many_bytes() -> Sentence:
+    return Sentence("its file is larger than {n} MiB", n=MAX_FILE_BYTES >> 20)

@@ -1,4 +1,4 @@
-"""The sizes to which images are brought before an encoder sees them."""
+"""Image sizes that encoders accept, and the text around images in prompts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Size = tuple[int, int]
 
 
 def best_grid(width: int, height: int, side: int, least: int, most: int) -> tuple[int, int]:
-    """Return the rows and columns of tiles whose proportions are most like an image's.
+    """Return the rows and columns of the tile grid with the closest aspect ratio.
 
-    Of grids of the same proportions a larger one counts while the image has more than half of
-    its pixels (InternVL 1.5, arXiv 2404.16821).
+    Among grids with the same ratio, a larger one wins if the image has more than half of its pixels
+    (InternVL 1.5, arXiv 2404.16821).
 
     Args:
         side: side of a tile, in pixels.
@@ -25,19 +25,19 @@ def best_grid(width: int, height: int, side: int, least: int, most: int) -> tupl
         for rows in range(1, most // columns + 1)
         if rows * columns >= least
     ]
-    best, found = float("inf"), (1, 1)
-    for rows, columns in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+    best, grid = float("inf"), (1, 1)
+    for rows, columns in sorted(grids, key=math.prod):
         off = abs(width / height - columns / rows)
         is_filled = width * height > 0.5 * side * side * rows * columns
         if off < best or (off == best and is_filled):
-            best, found = off, (rows, columns)
-    return found
+            best, grid = off, (rows, columns)
+    return grid
 
 
 def with_longest(width: int, height: int, longest: int) -> Size:
-    """Return the size of an image whose longer side is brought to `longest` (Idefics 3).
+    """Return an image's size with its longer side scaled to `longest` (Idefics 3).
 
-    The other side keeps the proportions, rounded down and then up to an even number.
+    The other side is rounded down, then up to an even number.
     """
     if width >= height:
         return longest, _even(int(longest / (width / height)))
@@ -45,9 +45,9 @@ def with_longest(width: int, height: int, longest: int) -> Size:
 
 
 def in_tiles(width: int, height: int, side: int) -> Size:
-    """Return the size of an image whose sides are brought up to multiples of `side` (Idefics 3).
+    """Return an image's size with its sides rounded up to multiples of `side` (Idefics 3).
 
-    The shorter one follows from the longer one's new length.
+    The shorter side is computed from the rounded longer one.
     """
     if width >= height:
         wide = _above(width, side)
@@ -61,28 +61,25 @@ def _even(n: int) -> int:
 
 
 def _above(n: int, side: int) -> int:
-    """Return the smallest multiple of a tile's side that is not below n, and one at least."""
     return max(1, -(-n // side)) * side
 
 
 Resample = Literal["bilinear", "bicubic", "lanczos"]
 
-MAX_NARROW = 200
-"""Largest ratio of an image's sides where these are kept in proportion (Qwen's own limit)."""
+MAX_NARROW = 200  # maximum aspect ratio of images that keep theirs (Qwen's own limit)
 
 
 class TooNarrow(ValueError):
-    """Error of an image whose sides differ too much."""
+    """Error of an image with an extreme aspect ratio."""
 
 
 class Views(NamedTuple):
-    """What an encoder sees of an image: it alone, or its tiles and then the whole of it.
+    """Views of an image: the whole, or its tiles and then the whole.
 
     Attributes:
-        sizes: widths and heights to which it is resized, one after the other; the last is cut.
-        grid: rows and columns of its tiles; (1, 1) without any.
-        is_whole_last: whether the whole image beside the tiles is made of the last of these, and
-            not of the image as it was.
+        sizes: widths and heights of consecutive resizes; the last result is cut into tiles.
+        grid: rows and columns of tiles; (1, 1) without tiles.
+        is_whole_last: whether the whole view is made from the last resize instead of the original.
     """
 
     sizes: tuple[Size, ...]
@@ -92,19 +89,18 @@ class Views(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Resizing:
-    """Rule by which a family of models resizes images, with the antialiasing filter of Pillow.
+    """Rule by which a family of models resizes images, with Pillow's antialiasing filters.
 
     Attributes:
-        resample: filter of the resize.
-        side: side of the square to which all images or their tiles are brought; 0 where they
-            keep their proportions.
-        factor: number whose multiples the sides must be, where they keep their proportions.
-        least, most: bounds of the number of pixels then.
-        fills: whether all images are brought as near to `most` as their proportions allow.
-        longest: longest side then, which smaller images keep; with `side`, the longest side
-            to which an image is brought before it is cut into tiles.
-        least_tiles, most_tiles: bounds of the number of tiles, where that follows from an image's
-            proportions; 0 elsewhere.
+        resample: filter.
+        side: side of square images or tiles; 0 to keep the aspect ratio.
+        factor: granularity of the sides, if the aspect ratio is kept.
+        least, most: bounds of the number of pixels in that case.
+        fills: whether images are scaled as close to `most` as their aspect ratio allows.
+        longest: maximum side in that case, without enlarging smaller images; with `side`, the
+            longest side before tiling.
+        least_tiles, most_tiles: bounds of the number of tiles, if it depends on the aspect ratio;
+            else 0.
     """
 
     resample: Resample
@@ -118,10 +114,10 @@ class Resizing:
     fills: bool = False
 
     def views(self, width: int, height: int) -> Views:
-        """Return what an encoder sees of an image.
+        """Return the views of an image.
 
         Raises:
-            TooNarrow: its sides differ too much.
+            TooNarrow: its aspect ratio is too extreme.
         """
         if self.most_tiles:
             rows, columns = best_grid(width, height, self.side, self.least_tiles, self.most_tiles)
@@ -134,10 +130,10 @@ class Resizing:
         return Views((self.target(width, height),))
 
     def target(self, width: int, height: int) -> Size:
-        """Return the width and height to which an image without tiles is brought, in pixels.
+        """Return the width and height of a resized image without tiles, in pixels.
 
         Raises:
-            TooNarrow: its sides differ too much.
+            TooNarrow: its aspect ratio is too extreme.
         """
         if self.side:
             return self.side, self.side
@@ -152,7 +148,7 @@ class Resizing:
         return self._smart(width, height)
 
     def _smart(self, width: int, height: int) -> Size:
-        """Return what Qwen 2-VL calls smart resize (arXiv 2409.12191)."""
+        """Apply Qwen 2-VL's smart resize (arXiv 2409.12191)."""
         factor = self.factor
         wide, high = (round(n / factor) * factor for n in (width, height))
         if wide * high > self.most:
@@ -166,9 +162,9 @@ class Resizing:
         return wide, high
 
     def _filling(self, width: int, height: int) -> Size:
-        """Return the largest size of these proportions, rounded down to multiples of the factor.
+        """Return the largest size of this aspect ratio, rounded down to multiples of the factor.
 
-        One that would be of a single cell's height, and less, is as wide as it can be (Gemma 4).
+        Images that would be less than one cell high get one row with the maximum width (Gemma 4).
         """
         factor, cells = self.factor, self.most // self.factor**2
         grow = math.sqrt(self.most / (width * height))
@@ -184,7 +180,7 @@ class Resizing:
 
     @property
     def most_pixels(self) -> int:
-        """Largest number of pixels of a resized image or tile."""
+        """Maximum number of pixels of a resized image or tile."""
         if self.side:
             return self.side * self.side
         if self.longest:
@@ -197,12 +193,12 @@ Channels = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class TileTexts:
-    """Texts around the tiles of an image, behind which the whole of it stands.
+    """Texts around the tiles of an image, which precede the whole image.
 
     Attributes:
-        opening: text before the first one.
-        tile: text before each, in which {row} and {column} are its place, from 1 on.
-        row_end: text behind each row of tiles.
+        opening: text before the first tile.
+        tile: text before each tile, with its {row} and {column} counted from 1.
+        row_end: text after each row of tiles.
         whole: text before the whole image.
     """
 
@@ -214,20 +210,18 @@ class TileTexts:
 
 @dataclass(frozen=True, slots=True)
 class ImageProcessor:
-    """How a family of models takes images.
+    """Preprocessing of images for a family of models, and their representation in prompts.
 
     Attributes:
-        resizing: rule by which they are resized.
-        cell: side of the square of a resized image that one token stands for, in pixels.
-        mean, std: numbers that are taken from each channel, whose values are 0 to 1, and by which
-            it is divided then.
-        before, behind: texts around the tokens of an image in a prompt.
-        has_places: whether the tokens of an image have rows and columns in place of positions, so
-            that an image takes as many positions as it has of the more of either (M-RoPE).
-        is_two_way: whether the tokens of an image see all of it, and not only what is before them.
-        only_in_windows: whether they do so in layers with a sliding window alone.
-        has_breaks: whether a token stands between two rows of tokens.
-        tiles: texts around the tiles of an image, where large ones are cut into tiles.
+        cell: side of the square of a resized image that corresponds to one token, in pixels.
+        mean, std: normalisation of each channel, for values from 0 to 1.
+        before, behind: texts around the tokens of an image.
+        has_places: whether image tokens have rows and columns instead of positions, so that an
+            image takes as many positions as its longer side has tokens (M-RoPE).
+        is_two_way: whether the tokens of an image attend to each other.
+        only_in_windows: whether they do so in sliding-window layers only.
+        has_breaks: whether there is a token between two rows of tokens.
+        tiles: texts around tiles, if large images are tiled.
     """
 
     resizing: Resizing
@@ -258,17 +252,16 @@ class ImageProcessor:
         return 2 * most if self.has_breaks else most
 
     def texts(self, rows: int, columns: int) -> list[str]:
-        """Return the texts before the tokens of each view of an image, and behind the last.
+        """Return the texts before the tokens of each view of an image, and after the last one.
 
-        Args:
-            rows, columns: numbers of tiles; 1 and 1 for an image that is seen as a whole alone.
+        `rows` and `columns` are the numbers of tiles, 1 and 1 for an image without tiles.
         """
         if self.tiles is None or rows * columns == 1:
             return [self.before, self.behind]
-        tiles, found, held = self.tiles, list[str](), self.tiles.opening
+        tiles, texts, pending = self.tiles, list[str](), self.tiles.opening
         for row in range(1, rows + 1):
             for column in range(1, columns + 1):
-                found.append(held + tiles.tile.format(row=row, column=column))
-                held = ""
-            held = tiles.row_end
-        return [*found, held + tiles.whole, self.behind]
+                texts.append(pending + tiles.tile.format(row=row, column=column))
+                pending = ""
+            pending = tiles.row_end
+        return [*texts, pending + tiles.whole, self.behind]

@@ -63,7 +63,7 @@ def test_what_cannot_be_seen_is_told(run: Run, seeing: Path, model: Path) -> Non
     picture = seeing / "picture.jpg"
     asked = ("generate", seeing / "model.gguf", "-p", "hello")
     assert_refused(run(*asked, "--image", seeing / "none.png"), "none.png cannot be read")
-    assert_refused(run(*asked, "--image", seeing / "model.gguf"), "A picture cannot be used")
+    assert_refused(run(*asked, "--image", seeing / "model.gguf"), "An image cannot be used")
     assert_refused(run(*asked, "--raw", "--image", picture), "--image has no effect with --raw")
     off = run(*asked, "--mmproj", "off", "--image", picture)
     assert_refused(off, "cannot see images: no mmproj file is loaded")

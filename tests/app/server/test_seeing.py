@@ -89,7 +89,7 @@ def test_a_picture_that_cannot_be_read_is_told(eyes: httpx2.Client) -> None:
         "/v1/chat/completions", json={"messages": [{"role": "user", "content": [broken]}]}
     )
     assert reply.status_code == 400
-    assert "A picture cannot be used: it is damaged" in reply.json()["error"]["message"]
+    assert "An image cannot be used: it is damaged" in reply.json()["error"]["message"]
 
 
 def test_the_list_of_models_tells_how_many_tokens_pictures_take(eyes: httpx2.Client) -> None:

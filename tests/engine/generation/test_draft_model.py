@@ -95,7 +95,7 @@ def test_a_vocabulary_that_differs_is_refused_by_what_differs(folder: Path) -> N
     key = "tokenizer.ggml."
     wrong = {
         "its tokenizer is 'gpt2', not 'llama'": {"arch": "qwen2"},
-        "its EOS is token 3, not token 2": {"extra": {f"{key}eos_token_id": 3}},
+        "its EOS is token 3, not 2": {"extra": {f"{key}eos_token_id": 3}},
         "has no vocabulary": {"tokenizer": False},
         "not ": {"n_vocab": 900},
     }

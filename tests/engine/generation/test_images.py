@@ -246,7 +246,7 @@ def test_what_cannot_see_says_so(folder: Path, tmp_path: Path) -> None:
     assert "cannot see images: no mmproj file is loaded" in str(told.value)
     with opened(folder) as model:
         broken = replace(FIRST, pictures=("AAAA",))
-        with pytest.raises(EngineError, match="A picture cannot be used"):
+        with pytest.raises(EngineError, match="An image cannot be used"):
             answered(model, [broken])
         assert answered(model, [FIRST])[0]  # and the model goes on
 
@@ -256,10 +256,13 @@ def test_what_cannot_see_says_so(folder: Path, tmp_path: Path) -> None:
     [
         ({"clip.projector_type": "hyperlens"}, "a projector of the type 'hyperlens'"),
         ({"clip.projector_type": "a\nb"}, r"a projector of the type 'a\\nb'"),
-        ({"clip.vision.projection_dim": 128}, "is for another model: it is made for gemma3"),
-        ({"clip.vision.image_std": [0.0, 0.0, 0.0]}, "divides colours by zero"),
-        ({"general.architecture": "llama"}, "holds no encoder of pictures"),
-        ({"clip.has_vision_encoder": False, "clip.has_audio_encoder": True}, "holds no encoder"),
+        ({"clip.vision.projection_dim": 128}, "is for another model: it fits gemma3"),
+        ({"clip.vision.image_std": [0.0, 0.0, 0.0]}, "standard deviations of its colours"),
+        ({"general.architecture": "llama"}, "has no vision encoder"),
+        (
+            {"clip.has_vision_encoder": False, "clip.has_audio_encoder": True},
+            "has no vision encoder",
+        ),
         ({"clip.vision.block_count": 0}, "sizes of its vision encoder contradict"),
         ({"clip.vision.attention.head_count": 7}, "sizes of its vision encoder contradict"),
     ],

@@ -46,7 +46,7 @@ def test_a_foreign_vocabulary_is_refused_in_a_sentence(tmp_path: Path, name: str
     path = tiny_gguf(tmp_path / "m.gguf", extra={MODEL: name})
     with pytest.raises(ModelFileError) as raised:
         load_model(path)
-    sentence = f"m.gguf uses the tokenizer {name!r}, which Tandem cannot run yet."
+    sentence = f"m.gguf uses the tokenizer {name!r}, which is not supported yet."
     assert raised.value.message == sentence
     assert raised.value.hint == "Supported are: llama, gpt2, gemma4."
     assert inspect_model(path).warnings == (sentence,)

@@ -114,7 +114,8 @@ def test_children_are_tied_on_windows_and_nowhere_else(monkeypatch: pytest.Monke
 def test_every_kind_of_child_is_tied(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     from engine.hardware.trial_process import TrialProcess
     from engine.hosts.process.child import EngineProcess
-    from engine.text.chat_template import TemplateChild
+    from engine.text.chat_template import COMMAND
+    from engine.util.sandbox import LimitedChild
 
     tied: list[int] = []
     monkeypatch.setattr(f"{module}.tie_child", tied.append)
@@ -124,7 +125,7 @@ def test_every_kind_of_child_is_tied(monkeypatch: pytest.MonkeyPatch, module: st
         assert tied == [process.pid]
         process.bury()
     elif module == "engine.util.sandbox":
-        child = TemplateChild()
+        child = LimitedChild(COMMAND, 1 << 29)
         assert tied == [child.pid]
         child.close()
     else:

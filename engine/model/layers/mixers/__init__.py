@@ -1,4 +1,1 @@
-"""Mixers, which let tokens of a sequence see each other: attention, delta nets, state spaces.
-
-Imports only `layers` and what that may import.
-"""
+"""Mixers, which mix information between tokens: attention, delta nets, state spaces."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from engine.model.forward.operands import SIGMOID, Scores
+from engine.model.forward.operands import NO_SLICE, SIGMOID, Scores
 from engine.model.forward.state import KVState
 from engine.model.layers.linear import Linear, Vector
 from engine.model.layers.mixers.mixer import Mixer
 from engine.model.layers.module import Module, Slot, TensorSource
-from engine.model.layers.norm import LayerNorm, RMSNorm
+from engine.model.layers.norm import LayerNorm, RMSNorm, Rope
 from engine.model.sharding.placement import Replicate, Shard
 from engine.model.sharding.shares import Ranges
 from engine.model.sharding.split import BlockDims, BlockSplit
@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 
     from engine.model.forward.context import Context
     from engine.model.layers.hparams import HParams
-    from engine.model.layers.norm import Rope
 
 
 class Attention(Mixer):
-    """Grouped-query attention (arXiv 2305.13245), cut by heads, with biases where a file has them.
+    """Grouped-query attention (arXiv 2305.13245), split by heads; biases are optional.
 
-    A variant overrides the method that differs: `project`, `rotate`, `attend` or `finish`.
+    A variant overrides `project`, `rotate`, `attend` or `finish`.
 
     Attributes:
         scores: scale and mask of the scores.
@@ -58,7 +57,7 @@ class Attention(Mixer):
         return Scores(self.head_dim_k**-0.5, window)
 
     def declared_cache(self) -> KVState:
-        """Return a new declaration of keys and values with this layer's sizes and window."""
+        """Return a declaration of this layer's keys and values."""
         split = self.split
         return KVState(
             split.heads,
@@ -94,9 +93,8 @@ class Attention(Mixer):
 
     def rotate(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         """Apply RoPE to queries and keys, if the layer has it."""
-        if self.rope is None:
-            return q, k
-        q, k = ctx.ropes(self.rope, q, k)
+        if self.rope is not None:
+            q, k = ctx.ropes(self.rope, q, k)
         return q, k
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
@@ -104,12 +102,8 @@ class Attention(Mixer):
         return ctx.attention(self.cache, q, k, v, self.scores)
 
     def finish(self, heads: Tensor, x: Tensor, ctx: Context) -> Tensor:
-        """Return this rank's partial sum of the output, (T, n_embd).
-
-        Args:
-            heads: weighted values, (T, heads of this rank, head_dim_v).
-            x: input of the layer, (T, n_embd).
-        """
+        """Return this rank's partial sum of the output, (T, n_embd), from weighted values (T, heads
+        of this rank, head_dim_v) and the layer's input x (T, n_embd)."""
         return self.attn_output(heads.flatten(-2))
 
 
@@ -119,10 +113,8 @@ def split_heads(x: Tensor, head_dim: int) -> Tensor:
 
 
 class QKNormAttention(Attention):
-    """Attention with a norm of each query and key head before RoPE (Qwen 3, arXiv 2505.09388).
-
-    Some files of such architectures have no norms; then heads stay as they are.
-    """
+    """Attention with query and key norms before RoPE (Qwen 3, arXiv 2505.09388), where files have
+    them."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
@@ -139,9 +131,9 @@ class QKNormAttention(Attention):
 
 
 class HeadNormAttention(Attention):
-    """Attention with a norm of its own weight for each head (Command R+, StableLM 2 12B).
+    """Attention with per-head weights in its query and key norms (Command R+, StableLM 2 12B).
 
-    Smaller models of these families have no norms; then heads stay as they are.
+    Smaller models of these families have no such norms.
     """
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
@@ -159,7 +151,7 @@ class HeadNormAttention(Attention):
 class RowNormAttention(Attention):
     """Attention with one norm over all query heads of a token, and one over all key heads (OLMo 2).
 
-    The heads are cut over the ranks, so every rank of the group takes part in the norms.
+    The heads are split over ranks, so every rank of the group takes part in the norms.
     """
 
     n_reduce = 2
@@ -195,7 +187,7 @@ class SinkAttention(Attention):
 
 
 class ClampedAttention(Attention):
-    """Attention with q, k and v clamped to ±`clamp_kqv`, where the file has it (OLMo, MPT)."""
+    """Attention with q, k and v clamped to ±`clamp_kqv`, if the file has it (OLMo, MPT)."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
@@ -210,13 +202,9 @@ class ClampedAttention(Attention):
 
 
 class AlibiAttention(Attention):
-    """Attention with linear biases (ALiBi, arXiv 2108.12409): a slope per head, no RoPE.
+    """Attention with linear biases (ALiBi, arXiv 2108.12409): a slope per head, no RoPE."""
 
-    Attributes:
-        slopes: slopes of this rank's heads; None before the first pass.
-    """
-
-    slopes: Tensor | None = None
+    slopes: Tensor | None = None  # of this rank's heads, set by the first pass
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
@@ -232,8 +220,8 @@ class AlibiAttention(Attention):
 def alibi_slopes(n_head: int, max_bias: float) -> list[float]:
     """Return the slope of each head: 2^(-max_bias × i / n) for i = 1 … n.
 
-    Where n_head is no power of two, n is the one below, and the further heads have slopes between
-    those of the first ones: i = 0.5, 1.5, … (as in the paper's code).
+    If n_head is not a power of two, n is the next lower one, and the remaining heads get the slopes
+    of i = 0.5, 1.5, … (as in the paper's code).
     """
     n = 1 << (n_head.bit_length() - 1)
     exponents = [*range(1, n + 1), *(i + 0.5 for i in range(n_head - n))]
@@ -242,12 +230,7 @@ def alibi_slopes(n_head: int, max_bias: float) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class HeadGroups:
-    """Groups of equally many neighbouring heads, cut over ranks.
-
-    Attributes:
-        heads: heads of each rank.
-        groups: groups that each rank's heads belong to; ranks may share one.
-    """
+    """Equal groups of adjacent heads: each rank's heads and their groups, which ranks may share."""
 
     heads: Ranges
     groups: Ranges
@@ -259,13 +242,12 @@ class HeadGroups:
 
     @property
     def are_whole(self) -> bool:
-        """Whether no group has heads on two ranks."""
+        """Whether no group is split between ranks."""
         return all(start % self.size == stop % self.size == 0 for start, stop in self.heads.spans)
 
     def repeat_for_heads(self, x: Tensor, rank: int) -> Tensor:
         """Repeat the values of the rank's groups for its heads: (T, groups, …) to (T, heads, …)."""
-        repeated = x.repeat_interleave(self.size, dim=1)
-        return repeated[:, self.own_heads(rank)]
+        return x.repeat_interleave(self.size, dim=1)[:, self.own_heads(rank)]
 
     def group_of_each_head(self, rank: int) -> tuple[int, ...]:
         """Return the group of each of a rank's heads, numbered within the rank."""
@@ -289,26 +271,22 @@ class HeadGroups:
 
 
 class GroupedRMSNorm(Module):
-    """RMS norm of each group of heads by itself, cut by heads.
+    """RMS norm over each group of heads, split by heads.
 
-    If a group has heads on several ranks, its sum of squares is all-reduced: one number per token
-    and group. A file has the weight as (n_group, elements of a group) or flat.
+    If a group is split between ranks, its sum of squares is all-reduced: one number per token and
+    group. Files store the weight as (n_group, elements of a group) or flat.
 
     Args:
         n: number of elements of all groups.
-        eps: number added to the mean square.
-        optional: whether a file may have no weight; vectors then stay as they are.
+        optional: whether a file may omit it; vectors are then unchanged.
 
     Attributes:
         weight: this rank's part, (elements of this rank's heads,), or None.
-        is_absent: whether the norm is optional and the file has no weight.
     """
 
     weight: Tensor | None = None
 
-    def __init__(
-        self, n: int, groups: HeadGroups, eps: float, *, optional: bool = False
-    ) -> None:  # fmt: skip
+    def __init__(self, n: int, groups: HeadGroups, eps: float, *, optional: bool = False) -> None:
         self.shape = (groups.groups.total, n // groups.groups.total)
         self.groups = groups
         self.eps = eps
@@ -326,7 +304,7 @@ class GroupedRMSNorm(Module):
     def __call__(self, x: Tensor | None, ctx: Context) -> Tensor | None:
         """Normalise x (T, elements of this rank's heads).
 
-        Every rank of the block's group calls it; one without heads passes None and gets None.
+        Collective over the block's group; a rank without heads passes None and gets None.
         """
         if self.is_absent:
             return x
@@ -340,12 +318,11 @@ class GroupedRMSNorm(Module):
             return None
         start, stop = self.groups.groups.spans[ctx.rank]
         factors = self.groups.repeat_for_heads((mean[:, start:stop] + self.eps).rsqrt(), ctx.rank)
-        assert self.weight is not None, "a rank without heads must not compute it"
+        assert self.weight is not None, NO_SLICE
         return (heads * factors[..., None]).flatten(1) * self.weight
 
     def _local(self, x: Tensor, ctx: Context) -> Tensor:
-        """Normalise x where every group is whole on its rank."""
-        assert self.weight is not None, "a rank without heads must not compute it"
+        assert self.weight is not None, NO_SLICE
         grouped = x.reshape(x.shape[0], self.groups.groups.size(ctx.rank), -1)
         weight = self.weight.view(grouped.shape[1:])
         return ctx.ops.rms_norm(grouped, weight, None, self.eps).flatten(1)
@@ -353,14 +330,9 @@ class GroupedRMSNorm(Module):
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """Factor 1 + scale × ln(1 + floor((p + offset) / n_ctx)) on the query at position p.
+    """Query scale 1 + scale × ln(1 + floor((p + offset) / n_ctx)) at position p.
 
-    This is Llama 4's formula (the idea is from arXiv 2501.19399); Mistral has another offset.
-
-    Attributes:
-        scale: growth of the factor.
-        n_ctx: number of tokens between two steps of the factor.
-        offset: number added to positions.
+    Llama 4's formula, after arXiv 2501.19399; Mistral has another offset.
     """
 
     scale: float
@@ -369,7 +341,7 @@ class Temperature:
 
     @classmethod
     def read(cls, hp: HParams) -> Temperature | None:
-        """Read a file's keys; without a length of its own, the context before stretching counts.
+        """Read a file's keys; the default length is the context before stretching.
 
         Returns:
             None if the file has no scale.
@@ -382,39 +354,36 @@ class Temperature:
         if not scale:
             return None
         if not n_ctx:
-            raise hp.keys.invalid("queries grow with their position, but from which is not said")
+            raise hp.keys.invalid("the length of its attention temperature is missing")
         return cls(scale, n_ctx)
 
     def apply(self, q: Tensor, ctx: Context) -> Tensor:
         """Scale queries (T, n_head, head_dim)."""
         periods = (ctx.positions + self.offset).div(self.n_ctx, rounding_mode="floor")
-        # in F64: torch's F32 logarithm of a number depends on how many others there are
+        # in F64: torch's F32 logarithm of a number depends on the size of the tensor
         factors = 1 + self.scale * periods.double().log1p()
         return q * factors.to(q.dtype)[:, None, None]
 
 
 class HeadGate(Linear):
-    """Projection to one gate per head or one per element of each head, as in the file.
-
-    Attributes:
-        per_head: shape of the matrix with one gate per head.
-    """
+    """Projection to one gate per head or one per element of each head, as in the file."""
 
     def __init__(self, n_embd: int, n_head: int, head_dim: int, placement: Shard) -> None:
         super().__init__(n_embd, n_head * head_dim, placement)
         self.per_head = (n_head, n_embd)
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
-        found = source.tensors.get(f"{name}.weight")
-        if found is not None and found.shape == self.per_head:
+        weight = source.tensors.get(f"{name}.weight")
+        if weight is not None and weight.shape == self.per_head:
             self.shape = self.per_head
         return super().bind(source, name)
 
 
 class GatedAttention(QKNormAttention):
-    """Attention with sigmoid gates on the heads' outputs, before they are mixed (arXiv 2505.06708).
+    """Attention with sigmoid gates on the outputs of heads, before the output projection (arXiv
+    2505.06708).
 
-    Some layers have no gates; then outputs stay as they are.
+    Some layers have no gates.
     """
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
@@ -425,7 +394,7 @@ class GatedAttention(QKNormAttention):
             self.attn_gate = HeadGate(hp.n_embd, hp.n_head[layer], self.head_dim_v, placement)
 
     def gate_factors(self, gate: Tensor, ctx: Context) -> Tensor:
-        """Return the factors of gates, which may have any shape."""
+        """Return the factors for gate logits of any shape."""
         return ctx.ops.activate(SIGMOID, gate)
 
     def finish(self, heads: Tensor, x: Tensor, ctx: Context) -> Tensor:
@@ -436,7 +405,7 @@ class GatedAttention(QKNormAttention):
 
 
 class SoftplusGatedAttention(GatedAttention):
-    """Attention with softplus gates, which may also amplify."""
+    """Attention with softplus gates, which can also amplify."""
 
     def gate_factors(self, gate: Tensor, ctx: Context) -> Tensor:
         return ctx.ops.softplus(gate)

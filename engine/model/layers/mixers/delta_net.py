@@ -11,7 +11,7 @@ from engine.model.forward.state import RecurrentState
 from engine.model.layers.linear import Linear, Vector
 from engine.model.layers.mixers.attention import HeadGroups, split_heads
 from engine.model.layers.mixers.mixer import CausalConv, Mixer, split_last
-from engine.model.layers.norm import RMSNorm
+from engine.model.layers.norm import RMSNorm, Rope
 from engine.model.sharding.placement import Replicate, Shard
 from engine.model.sharding.shares import Ranges
 from engine.model.sharding.split import BlockDims, BlockSplit, tiles
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from engine.model.forward.context import Context
     from engine.model.layers.hparams import HParams
-    from engine.model.layers.norm import Rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class DeltaSizes:
     """Sizes of a delta-net layer.
 
     Attributes:
-        n_head: number of value heads, each with a state of its own.
+        n_head: number of value heads, each with its own state.
         n_group: number of query and key heads; each serves n_head / n_group value heads.
         head_dim: number of elements of a head of any kind.
     """
@@ -50,22 +49,22 @@ class DeltaSizes:
         head_dim, n_value = keys.integer("ssm.state_size"), keys.integer("ssm.inner_size")
         if n_group < 1 or n_head % n_group or n_value != n_head * head_dim:
             raise keys.invalid(
-                f"{n_group} key heads and {n_head} value heads of {head_dim} elements do not make "
-                f"the {n_value} values of its linear attention"
-            )
+                "{n} key heads and {heads} value heads of {size} elements do not make the {total}"
+                " values of its linear attention",
+                n=n_group, heads=n_head, size=head_dim, total=n_value,
+            )  # fmt: skip
         return cls(n_head, n_group, head_dim)
 
 
 class DeltaNet(Mixer):
     """Base of layers with the gated delta rule between short convolutions and a gated norm.
 
-    They are cut by value heads. No head sees another one, so the only all-reduce is that of the
+    They are split by value heads. Heads are independent, so the only all-reduce is that of the
     output.
 
     Attributes:
-        gate_act: activation of the outputs' gate.
-        state: declaration of the convolutions' inputs, and of a matrix per value head.
-        out_proj: output projection.
+        gate_act: activation of the output gate.
+        state: declaration of the convolutions' inputs and a matrix per value head.
     """
 
     gate_act: ClassVar[Activation] = SILU
@@ -94,11 +93,8 @@ class DeltaNet(Mixer):
 
     @abstractmethod
     def inputs(self, x: Tensor, ctx: Context) -> tuple[DeltaInputs, Tensor]:
-        """Project x (T, n_embd) to the operands of the delta rule and the outputs' gate.
-
-        Returns:
-            The operands, and the gate before its activation (T, n_head × head_dim).
-        """
+        """Return the delta rule's operands for x (T, n_embd), and the output gate before its
+        activation, (T, n_head × head_dim)."""
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
         if not ctx.owns(self.split.state_heads):
@@ -116,7 +112,7 @@ class GatedDeltaNet(DeltaNet):
 
     Attributes:
         groups: groups of value heads by key head.
-        values: cut of the value heads over ranks, in the file's order.
+        values: split of the value heads over ranks, in the file's order.
     """
 
     tensor_names: ClassVar = {"out_proj": "ssm_out"}
@@ -153,18 +149,13 @@ class GatedDeltaNet(DeltaNet):
         """Return beta before the sigmoid, and the step before bias and softplus; (T, n_head)."""
 
     def declare_projections(self, n_mixed: int, placement: Shard) -> None:
-        """Declare the projections to queries, keys, values and the gate.
-
-        Args:
-            n_mixed: number of rows of queries, keys and values.
-            placement: cut of these rows.
-        """
+        """Declare the projections to the gate and to queries, keys and values (`n_mixed` rows)."""
         self.attn_qkv = Linear(self.hp.n_embd, n_mixed, placement)
         n_gate = self.sizes.n_head * self.sizes.head_dim
         self.attn_gate = Linear(self.hp.n_embd, n_gate, Shard(0, self.values))
 
     def project(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        """Return queries, keys and values of x (T, n_embd) side by side, and the gate."""
+        """Return concatenated queries, keys and values of x (T, n_embd), and the gate."""
         return self.attn_qkv(x), self.attn_gate(x)
 
     def inputs(self, x: Tensor, ctx: Context) -> tuple[DeltaInputs, Tensor]:
@@ -181,11 +172,11 @@ class GatedDeltaNet(DeltaNet):
 
 
 class GroupedDeltaNet(GatedDeltaNet):
-    """Gated DeltaNet whose files have the value heads of a key head together (Qwen3-Next).
+    """Gated DeltaNet with the value heads of a key head together in files (Qwen3-Next).
 
-    Beta and step are rows b, a of one key head after the other. Files made before 2026 have all
-    projections in that order, as rows q, k, v and gate of each key head. A rank holds these rows of
-    whole groups, although another rank may have some of their value heads.
+    The rows of beta and step are interleaved by key head. Files from before 2026 store all
+    projections like that, as rows q, k, v and gate of each key head. A rank holds these rows for
+    whole groups, even if another rank has some of their value heads.
     """
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
@@ -223,7 +214,8 @@ class GroupedDeltaNet(GatedDeltaNet):
 
 
 class TiledDeltaNet(GatedDeltaNet):
-    """Gated DeltaNet whose files have one value head of each key head, then the next (Qwen 3.5)."""
+    """Gated DeltaNet with tiled value heads in files: one of each key head, then the next (Qwen
+    3.5)."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
@@ -244,8 +236,8 @@ class TiledDeltaNet(GatedDeltaNet):
 class KimiDeltaAttention(DeltaNet):
     """Delta net with a decay per channel and as many key heads as value heads (arXiv 2510.26692).
 
-    Queries, keys and values have a convolution each. Decays and gates come through low-rank maps;
-    every rank with heads holds the first matrix of each map whole.
+    Queries, keys and values have separate convolutions. Decays and gates are low-rank projections;
+    every rank with heads holds their first matrices whole.
     """
 
     tensor_names: ClassVar = {"out_proj": "attn_output"}
@@ -277,7 +269,7 @@ class KimiDeltaAttention(DeltaNet):
     def sizes_of(cls, hp: HParams, layer: int) -> DeltaSizes:
         n_head = hp.n_head[layer]
         if n_head < 1:
-            raise hp.keys.invalid(f"block {layer} has no heads")
+            raise hp.keys.invalid("block {n} has no heads", n=layer)
         return DeltaSizes(n_head, n_head, hp.keys.integer("kda.head_dim"))
 
     def inputs(self, x: Tensor, ctx: Context) -> tuple[DeltaInputs, Tensor]:

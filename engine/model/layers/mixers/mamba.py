@@ -1,4 +1,4 @@
-"""Mamba 1: a state per channel, with step sizes, B and C that depend on the token."""
+"""Mamba 1, with a state per channel, and Mamba 2, with a state per head."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.model.forward.state import RecurrentState
 from engine.model.layers.linear import Linear, Vector
 from engine.model.layers.mixers.attention import GroupedRMSNorm, HeadGroups, split_heads
 from engine.model.layers.mixers.mixer import CausalConv, Mixer, split_last
-from engine.model.layers.norm import RMSNorm
+from engine.model.layers.norm import RMSNorm, Rope
 from engine.model.sharding.placement import Replicate, Shard
 from engine.model.sharding.split import COLUMN_UNIT, BlockDims, BlockSplit
 
@@ -19,19 +19,18 @@ if TYPE_CHECKING:
 
     from engine.model.forward.context import Context
     from engine.model.layers.hparams import HParams
-    from engine.model.layers.norm import Rope
 
 
 class Mamba(Mixer):
-    """Mamba 1 layer, a selective state-space model (arXiv 2312.00752), cut by channels.
+    """Mamba 1 layer, a selective state-space model (arXiv 2312.00752), split by channels.
 
-    Step sizes, B and C depend on all channels: a small all-reduce, beside the one of the output.
-    A file may say that they are normalised (Falcon Mamba, arXiv 2410.05355).
+    Step sizes, B and C depend on all channels, which takes a small all-reduce in addition to the
+    output's. A file may have norms for them (Falcon Mamba, arXiv 2410.05355).
 
     Attributes:
-        has_norms: whether step sizes, B and C are always normalised, with weights.
-        widths: numbers of elements of the step sizes' input, of B and of C.
-        state: declaration of the convolution's inputs, and of each channel's state.
+        has_norms: whether step sizes, B and C always have norms, with weights.
+        widths: sizes of the step sizes' input, of B and of C.
+        state: declaration of the convolution's inputs and each channel's state.
     """
 
     has_norms: ClassVar[bool] = False
@@ -84,11 +83,8 @@ class Mamba(Mixer):
         )
 
     def step_b_c(self, values: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """Project values (T, channels of this rank) to step sizes, B and C.
-
-        Returns:
-            Step sizes before the softplus (T, channels of this rank), B and C (T, n_state).
-        """
+        """Project values (T, channels of this rank) to step sizes before the softplus (T, channels
+        of this rank), B and C (T, n_state)."""
         projected = ctx.all_reduce(self.ssm_x(values), self.ssm_x.bias, sum(self.widths))
         dt, b, c = split_last(projected, *self.widths)
         if self.is_normed:
@@ -104,14 +100,8 @@ class NormedMamba(Mamba):
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Sizes:
-    """Sizes of a Mamba 2 layer.
-
-    Attributes:
-        n_head: number of heads.
-        n_group: number of groups of heads that share B and C.
-        head_dim: number of channels of a head.
-        n_state: number of elements of a channel's state.
-    """
+    """Sizes of a Mamba 2 layer: heads, groups of heads that share B and C, channels per head, and
+    elements of a channel's state."""
 
     n_head: int
     n_group: int
@@ -130,20 +120,18 @@ class Mamba2Sizes:
         n_group = keys.integer("ssm.group_count")
         if n_inner % n_head or n_group < 1 or n_head % n_group:
             raise keys.invalid(
-                f"{n_inner} channels, {n_head} heads and {n_group} groups of a Mamba 2 layer do "
-                "not fit together"
-            )
+                "{n} channels, {heads} heads and {groups} groups of a Mamba 2 layer do not fit"
+                " together",
+                n=n_inner, heads=n_head, groups=n_group,
+            )  # fmt: skip
         return cls(n_head, n_group, n_inner // n_head, keys.integer("ssm.state_size"))
 
 
 class Mamba2(Mixer):
-    """Mamba 2 layer, a state-space dual model (arXiv 2405.21060), cut by heads.
+    """Mamba 2 layer, a state-space dual model (arXiv 2405.21060), split by heads.
 
-    B and C belong to groups of heads; ranks that share a group both compute them.
-
-    Attributes:
-        norm_is_optional: whether a file may have no `ssm_norm`; nothing is normalised then.
-        state: declaration of the convolution's inputs, and of a matrix per head.
+    B and C belong to groups of heads; ranks that share a group both compute them. If a file may
+    omit `ssm_norm`, `norm_is_optional` is set.
     """
 
     norm_is_optional: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Bases of the mixers, through which tokens see each other: any, and those with a convolution."""
+"""Base class of mixers, and short convolutions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from itertools import accumulate
 from typing import TYPE_CHECKING, ClassVar
 
+from engine.model.forward.operands import NO_SLICE, Activation
 from engine.model.forward.state import RecurrentState
 from engine.model.layers.linear import Linear
 from engine.model.layers.module import Module, Slot, TensorSource
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.forward.context import Context
-    from engine.model.forward.operands import Activation
     from engine.model.layers.hparams import HParams
 
 
@@ -26,10 +26,10 @@ class Mixer(Module, ABC):
     """Base of attention, linear attention, state-space models and short convolutions.
 
     Args:
-        rope: rotation of queries and keys of this layer; None where positions are not rotated.
+        rope: RoPE of this layer; None for layers without.
 
     Attributes:
-        n_reduce: number of all-reduces inside it, before the one of its output.
+        n_reduce: number of all-reduces inside it, before that of its output.
     """
 
     is_nameless = True
@@ -39,45 +39,45 @@ class Mixer(Module, ABC):
         self.hp = hp
         self.split = split
         self.layer = layer
-        self._rope = (rope,)  # wrapped: it belongs to the model
+        self._rope = (rope,)  # a tuple: it is the model's child
 
     @property
     def rope(self) -> Rope | None:
-        """Rotation of queries and keys; None where positions are not rotated."""
+        """RoPE of this layer; None for layers without."""
         return self._rope[0]
 
     @classmethod
     @abstractmethod
     def dims(cls, hp: HParams, layer: int) -> BlockDims:
-        """Return the sizes by which the mixer is cut."""
+        """Return the sizes by which the mixer is split."""
 
     @abstractmethod
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
-        """Map x (T, n_embd) to this rank's partial sum (T, n_embd); None if it has no slice."""
+        """Map x (T, n_embd) to this rank's partial sum (T, n_embd); None without a slice."""
 
     @property
     def bias(self) -> Tensor | None:
-        """Bias that is added once, after the all-reduce."""
+        """Bias to add once, after the all-reduce."""
         return None
 
 
 def split_last(x: Tensor, *widths: int) -> list[Tensor]:
-    """Split the last dimension into neighbouring parts of the given widths."""
+    """Split the last dimension into adjacent parts of the given widths."""
     ends = accumulate(widths)
     return [x[..., end - width : end] for end, width in zip(ends, widths, strict=True)]
 
 
 class CausalConv(Module):
-    """Depthwise causal convolution over the latest `n_taps` tokens, cut by channels.
+    """Depthwise causal convolution over the latest `n_taps` tokens, split by channels.
 
     Args:
         n_taps: number of tokens of a filter, the current one included.
         segments: channels of each rank, in one or several segments.
 
     Attributes:
-        memory: argument of `RecurrentState` that declares the inputs before the current ones.
+        memory: argument of `RecurrentState` that declares the previous inputs.
         weight: filters, (channels of this rank, n_taps), or None.
-        bias: bias of each channel, (channels of this rank,), or None; not all files have one.
+        bias: bias of each channel, (channels of this rank,), or None.
     """
 
     weight: Tensor | None = None
@@ -102,27 +102,24 @@ class CausalConv(Module):
         self, x: Tensor, ctx: Context, state: RecurrentState, name: str,
         act: Activation | None = None, gates: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
-        """Convolve x (T, channels of this rank), after each sequence's inputs before these.
+        """Convolve x (T, channels of this rank), continuing from each sequence's previous inputs.
 
         Args:
-            state: declaration of the layer's memory.
-            name: name of the inputs before these in it; they are updated.
+            state: declaration of the layer's state.
+            name: name of the previous inputs in it, which are updated.
             act: activation of the result; None for none.
             gates: factors on x and on the activated result, both shaped like x.
         """
-        weight, bias = self.weight, self.bias
-        assert weight is not None, "a rank without a slice must not compute it"
-        return ctx.ops.causal_conv(x, ctx.states(state, name), weight, bias, act, gates)
+        assert self.weight is not None, NO_SLICE
+        states = ctx.states(state, name)
+        return ctx.ops.causal_conv(x, states, self.weight, self.bias, act, gates)
 
 
 class ShortConv(Mixer):
-    """Gated convolution `out(c * conv(b * x))`, cut by channels (arXiv 2511.23404).
+    """Gated convolution `out(c * conv(b * x))`, split by channels (arXiv 2511.23404).
 
-    b, c and x come from one projection. No channel sees another one, so the only all-reduce is that
-    of the output.
-
-    Attributes:
-        state: declaration of the convolution's inputs.
+    b, c and x come from one projection. Channels are independent, so the only all-reduce is that of
+    the output.
     """
 
     tensor_names: ClassVar = {

@@ -11,7 +11,7 @@ from engine.model.layers.linear import HeadLinear, Linear
 from engine.model.layers.mixers.attention import split_heads
 from engine.model.layers.mixers.mixer import Mixer
 from engine.model.layers.module import Slot, TensorSource
-from engine.model.layers.norm import RMSNorm
+from engine.model.layers.norm import RMSNorm, Rope
 from engine.model.sharding.placement import Replicate, Shard
 from engine.model.sharding.split import BlockDims, BlockSplit
 
@@ -20,18 +20,17 @@ if TYPE_CHECKING:
 
     from engine.model.forward.context import Context
     from engine.model.layers.hparams import HParams
-    from engine.model.layers.norm import Rope
 
 
 @dataclass(frozen=True, slots=True)
 class LatentSizes:
-    """Numbers of elements of the vectors in one layer.
+    """Vector sizes of one layer.
 
     Attributes:
-        latent: elements of the latent from which keys and values are computed.
+        latent: size of the latent from which keys and values are computed.
         plain: elements of a query or key head without RoPE.
-        rotated: elements of a query or key head with RoPE, after the plain ones; the keys of all
-            heads share them.
+        rotated: elements of a query or key head with RoPE, after the plain ones; all key heads
+            share them.
         value: elements of a value head.
     """
 
@@ -42,7 +41,7 @@ class LatentSizes:
 
     @classmethod
     def read(cls, hp: HParams, layer: int) -> LatentSizes:
-        """Read the sizes of a layer; files made before 2025 have them under the usual keys.
+        """Read the sizes of a layer; files from before 2025 store them under the usual keys.
 
         Raises:
             InvalidGGUF: a size is missing, or more elements are rotated than a head has.
@@ -52,26 +51,28 @@ class LatentSizes:
         head = keys.integer("attention.key_length_mla", hp.head_dim_k[layer])
         value = keys.integer("attention.value_length_mla", hp.head_dim_v[layer])
         if not latent:
-            raise keys.invalid("its keys and values are made of nothing (attention.kv_lora_rank)")
+            raise keys.invalid("the size of its latents is missing (attention.kv_lora_rank)")
         if rotated >= head:
-            raise keys.invalid(f"it rotates {rotated} of the {head} elements of a head")
+            raise keys.invalid(
+                "it rotates {n} of the {total} elements of a head", n=rotated, total=head
+            )
         return cls(latent, head - rotated, rotated, value)
 
     @property
     def head(self) -> int:
-        """Number of elements of a query or key head."""
+        """Elements of a query or key head."""
         return self.plain + self.rotated
 
 
 class LatentAttention(Mixer):
     """DeepSeek V2's attention (arXiv 2405.04434), computed on the latents themselves.
 
-    A head's keys are a linear map of the latents, so the map is applied to its query instead, and
-    that of its values to the weighted latents. The cache is one key-value head per layer, the
-    latent and the rotated elements, and every rank that has query heads holds it whole.
+    Keys are a linear map of the latents, so the map is applied to the queries instead, and that of
+    the values to the weighted latents. The cache is one key-value head per layer, the latent and
+    the rotated elements; every rank with query heads holds it whole.
 
-    A variant overrides `make_scores` or `adjust`. Queries come through a latent of their own where
-    the file has `attn_q_a`. Older files have the two maps in one matrix, `attn_kv_b`.
+    A variant overrides `make_scores` or `adjust`. Queries have their own latent if the file has
+    `attn_q_a`. Older files store the two maps as one matrix, `attn_kv_b`.
 
     Attributes:
         is_joint: whether the file has both maps in one matrix.
@@ -115,11 +116,13 @@ class LatentAttention(Mixer):
 
     @classmethod
     def dims(cls, hp: HParams, layer: int) -> BlockDims:
-        """Return the query heads and one key-value head, the latent, whatever the file says."""
+        """Return the query heads and one key-value head, the latent, regardless of the file's
+        keys."""
         return BlockDims(n_head=hp.n_head[layer], n_head_kv=1)
 
     def make_scores(self) -> Scores:
-        """Return scores with the scale of query heads, although the compared latents are longer."""
+        """Return scores scaled by the size of query heads, although the compared latents are
+        longer."""
         return Scores(float(self.sizes.head**-0.5))
 
     @property
@@ -131,7 +134,8 @@ class LatentAttention(Mixer):
         return self.cache
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
-        """Find the tensors; some files have the joint matrix beside the two that it joins."""
+        """Locate the tensors; some files also have the joint matrix in addition to its two
+        parts."""
         joint, sizes = f"{name}.attn_kv_b.weight", self.sizes
         if not self.is_joint and joint in source:
             n_head, n_out = self.split.heads.total, sizes.plain + sizes.value

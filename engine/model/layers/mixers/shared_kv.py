@@ -1,4 +1,4 @@
-"""Attention that can share the keys and values of an earlier layer (Gemma 3n and 4)."""
+"""Attention that can reuse the keys and values of an earlier layer (Gemma 3n and 4)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 def kv_source(hp: HParams, layer: int) -> int:
-    """Return the layer whose keys and values `layer` reads.
+    """Return the layer that provides the keys and values of `layer`.
 
-    That is the layer itself, except for the last layers of a model: they read from the last layer
-    before them that has keys and is of their kind, with or without a window. Without such a layer
-    the result is -1, and `check_kv_sources` refuses the file.
+    The last layers of a model read from the last earlier layer with keys and values of the same
+    kind, with or without a window; other layers read their own. Without a source the result is -1,
+    and `check_kv_sources` refuses the file.
     """
     n_own = hp.n_layer - hp.keys.integer("attention.shared_kv_layers", 0)
     if layer < n_own:
@@ -35,29 +35,30 @@ def kv_source(hp: HParams, layer: int) -> int:
 
 
 def check_kv_sources(hp: HParams) -> None:
-    """Check that each layer without keys and values can read another one's.
+    """Check that each layer without keys and values can read another layer's.
 
     Raises:
-        InvalidGGUF: a layer has no layer to share with, or one with other heads; it names that.
+        InvalidGGUF: a layer has no source, or one with other heads.
     """
     sizes = list(zip(hp.n_head, hp.n_head_kv, hp.head_dim_k, hp.head_dim_v, strict=True))
     for layer in range(hp.n_layer):
         source = kv_source(hp, layer)
         if source < 0 or sizes[source] != sizes[layer]:
             raise hp.keys.invalid(
-                f"block {layer} has no keys, and no block before it has any that fit its queries"
+                "block {n} has no keys, and no block before it has any that fit its queries",
+                n=layer,
             )
 
 
 class NormedQueries(Attention):
-    """Attention with a norm of each query head and unscaled scores."""
+    """Attention with query norms and unscaled scores."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
         self.attn_q_norm = self.head_norm()
 
     def head_norm(self, *, affine: bool = True) -> RMSNorm:
-        """Return a new norm of heads, on all ranks that have some."""
+        """Return a new norm of heads, on all ranks with heads."""
         owners = Replicate(self.split.heads.owners())
         return RMSNorm(self.head_dim_k, self.hp.norm_eps, owners, affine=affine)
 
@@ -65,15 +66,15 @@ class NormedQueries(Attention):
         return replace(super().make_scores(), scale=1.0)
 
     def queries(self, x: Tensor, ctx: Context) -> Tensor:
-        """Map x (T, n_embd) to queries (T, heads of this rank, head_dim), not rotated yet."""
+        """Map x (T, n_embd) to queries before RoPE, (T, heads of this rank, head_dim)."""
         return self.attn_q_norm(split_heads(self.attn_q(x), self.head_dim_k), ctx)
 
 
 class NormedAttention(NormedQueries):
-    """Attention with norms of queries, keys and values; that of the values has no weight.
+    """Attention with norms of queries, keys and values; the value norm has no weight.
 
-    A layer without a matrix for its values uses the projected keys for them. The layers with a
-    window either all do so or none; the same holds for the layers without.
+    A layer without a value projection uses the projected keys as values. This is the same in all
+    layers with a window, and in all layers without.
     """
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
@@ -96,7 +97,7 @@ class NormedAttention(NormedQueries):
 
 
 class SharedKVAttention(NormedQueries):
-    """Attention with queries only, over the keys and values of another layer.
+    """Attention with only queries, over the keys and values of another layer.
 
     Attributes:
         source: declaration of the other layer's keys and values, set by `share_caches`.
@@ -105,14 +106,14 @@ class SharedKVAttention(NormedQueries):
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
         del self.attn_k, self.attn_v, self.cache
-        self.source: tuple[KVState, ...] = ()  # wrapped: it is allocated for the other layer
+        self.source: tuple[KVState, ...] = ()  # a tuple, so that it is not allocated here
 
     @classmethod
     def dims(cls, hp: HParams, layer: int) -> BlockDims:
         return replace(super().dims(hp, layer), kv_of=kv_source(hp, layer))
 
     def attended(self) -> KVState:
-        """Return a declaration equal to the other layer's: sizes, cuts and window are the same."""
+        """Return a declaration equal to the other layer's: sizes, split and window are the same."""
         return self.declared_cache()
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
@@ -125,12 +126,10 @@ class SharedKVAttention(NormedQueries):
 
 
 def share_caches(hp: HParams, mixers: Sequence[Mixer]) -> None:
-    """Set the source of each layer without keys and values, among all layers of a model."""
+    """Set the source of each layer without keys and values, given all mixers of a model."""
     for mixer in mixers:
         if isinstance(mixer, SharedKVAttention):
             source = mixers[kv_source(hp, mixer.layer)]
             assert isinstance(source, Attention), "check_kv_sources refuses other files"
-            assert mixer.scores.attention_window == source.cache.window, (
-                "both have a window, or none has"
-            )
+            assert mixer.scores.attention_window == source.cache.window
             mixer.source = (source.cache,)

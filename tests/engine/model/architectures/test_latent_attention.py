@@ -158,7 +158,7 @@ def test_long_contexts_sharpen_queries_from_a_length_on(
 
 
 BROKEN = [
-    ({"attention.kv_lora_rank": 0}, "made of nothing"),
+    ({"attention.kv_lora_rank": 0}, "size of its latents is missing"),
     ({"attention.kv_lora_rank": None}, "kv_lora_rank"),
     ({"attention.kv_lora_rank": 65}, "attn_kv_a_mqa"),
     ({"attention.q_lora_rank": None}, "q_lora_rank"),
@@ -170,7 +170,7 @@ BROKEN = [
     ({"attention.head_count": 3}, "attn_q_b"),
     ({"expert_group_count": 4}, "groups"),
     ({"expert_group_used_count": 0, "expert_used_count": 3}, "groups"),
-    ({"expert_gating_func": 9}, "weighs experts in an unknown way"),
+    ({"expert_gating_func": 9}, "its expert gating"),
     (
         {
             "attention.temperature_scale": 0.1,
@@ -178,7 +178,7 @@ BROKEN = [
             "rope.scaling.type": "none",
             "context_length": 0,
         },
-        "grow with their position",
+        "length of its attention temperature is missing",
     ),
 ]
 

@@ -99,15 +99,21 @@ SHORT = DraftTensor.of(np.zeros((32, N_EMBD), np.float32))
     [
         ({"output": SHORT}, "only some of the model's tokens, and it does not say which"),
         ({"output": SHORT, "d2t": DraftTensor.of(np.zeros(31, np.int32))}, "only some of the"),
-        ({"output": SHORT, "d2t": DraftTensor.of(np.full(32, 320, np.int64))}, "names tokens that"),
-        ({"output": SHORT, "d2t": DraftTensor.of(np.zeros(32, np.float32))}, "no list of tokens"),
+        (
+            {"output": SHORT, "d2t": DraftTensor.of(np.full(32, 320, np.int64))},
+            "tokens that do not exist",
+        ),
+        (
+            {"output": SHORT, "d2t": DraftTensor.of(np.zeros(32, np.float32))},
+            "not a list of tokens",
+        ),
         (
             {"output": SHORT}
             | {
                 name: DraftTensor.of(np.arange(32, dtype=np.int32))
                 for name in ("d2t", f"{MTP}nextn.d2t")
             },
-            "d2t.* both name the tokens of its MTP heads",
+            "d2t.* both list the tokens of its MTP heads",
         ),
         ({"extra": DraftTensor.of(np.zeros(32, np.float32))}, "has the tensor 'extra.weight'"),
     ],
@@ -130,7 +136,7 @@ def test_what_cannot_be_used_is_said_or_left_out(
         load_model(path, n_ctx=64, draft=str(block))
     with load_model(path, n_ctx=64) as model:
         assert model.runtime.runner.drafter is None
-    with pytest.raises(EngineError, match="no MTP block to guess with"):
+    with pytest.raises(EngineError, match="no MTP block for drafting"):
         load_model(path, n_ctx=64, draft="mtp")
 
 
@@ -225,7 +231,7 @@ def test_a_named_file_s_head_is_not_that_of_the_model_s_own_tokens(tmp_path: Pat
 
 def test_a_shortened_head_may_be_shortened_again(tmp_path: Path) -> None:
     path, draft = shortened(tmp_path / "m.gguf", "in the model", np.int32, n_vocab=320)
-    with pytest.raises(EngineError, match="only 96 tokens to guess from, not 256"):
+    with pytest.raises(EngineError, match="only 96 tokens, not 256"):
         load_model(path, n_ctx=64, draft=draft, draft_vocab=256)
     with load_model(path, n_ctx=64) as model:
         assert model.runtime.runner.drafter is not None

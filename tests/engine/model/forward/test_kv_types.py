@@ -240,7 +240,7 @@ def test_heads_of_broken_blocks_are_refused(
     sentence = f"{problem}, but .* in {kv_type.upper()} .* of 32"
     with pytest.raises(EngineError, match=sentence) as refused:
         state.check_type(kv_type)
-    assert refused.value.hint == "Choose the KV type f16."
+    assert refused.value.hint == "Choose the KV cache type f16."
 
 
 def test_only_the_type_in_blocks_needs_whole_ones() -> None:

@@ -96,7 +96,7 @@ def test_a_crash_is_a_sentence(renderer: TemplateRenderer) -> None:
     pid = pid_of(renderer)
     timer = threading.Timer(0.3, lambda: os.kill(pid, signal.SIGSEGV))
     timer.start()
-    with pytest.raises(TemplateError, match="ends the program that renders it, with status -11"):
+    with pytest.raises(TemplateError, match=r"crashed its renderer \(status -11\)"):
         renderer.render(HANG, {}, 20)
     timer.join()
 
@@ -164,7 +164,7 @@ def test_what_is_too_long_or_not_for_json_is_a_sentence(renderer: TemplateRender
         renderer.render("x" * 131_073, {}, 2)
     with pytest.raises(TemplateError, match="chat templates get at most"):
         renderer.render("{{ 1 }}", {"a": "x" * MAX_REQUEST}, 2)
-    with pytest.raises(TemplateError, match="a object has no form in JSON"):
+    with pytest.raises(TemplateError, match="a object cannot be converted to JSON"):
         renderer.render("{{ 1 }}", {"a": object()}, 2)
 
 
@@ -174,7 +174,7 @@ def test_a_prompt_is_at_most_so_much_longer_than_the_conversation(
     source = "{% for i in range(n) %}{{ 'x' * 1048576 }}{% endfor %}"
     n = MAX_ADDED >> 20
     assert len(renderer.render(source, {"n": n}, 2)) == MAX_ADDED
-    with pytest.raises(TemplateError, match="makes a text that is too long"):
+    with pytest.raises(TemplateError, match="produces text that is too long"):
         renderer.render(source, {"n": n + 1}, 2)
     long = "y" * 9_000_000
     assert len(renderer.render("{{ a }}", {"a": long}, 2)) == 9_000_000

@@ -157,7 +157,7 @@ def test_a_strip_is_refused() -> None:
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (b"no picture at all", "none of PNG, JPEG"),
+        (b"no picture at all", "not one of PNG, JPEG"),
         (as_file(random_picture(64, 64))[:900], "damaged"),
         (as_file(random_picture(64, 64), "JPEG")[:700], "damaged"),
         (as_file(random_picture(64, 64), "WEBP")[:300], "damaged|none of"),
@@ -173,11 +173,11 @@ def test_files_that_are_too_large_or_not_there_are_refused(tmp_path: Path) -> No
     large = tmp_path / "large.png"
     with large.open("wb") as file:
         file.truncate(MAX_FILE_BYTES + 1)
-    with pytest.raises(EngineError, match=r"large\.png cannot be used: .* more than 32 MiB"):
+    with pytest.raises(EngineError, match=r"large\.png cannot be used: .* larger than 32 MiB"):
         image_base64(large)
     with pytest.raises(EngineError, match=r"missing\.png cannot be read"):
         image_base64(tmp_path / "missing.png")
-    with pytest.raises(EngineError, match="more than 32 MiB"):
+    with pytest.raises(EngineError, match="larger than 32 MiB"):
         read_views("A" * (2 * MAX_FILE_BYTES), SQUARE)
 
 
@@ -233,7 +233,7 @@ def test_all_pictures_together_have_a_limit_of_time(monkeypatch: pytest.MonkeyPa
     slow_child(monkeypatch, 0.1)
     monkeypatch.setattr("engine.vision.images.reading.MAX_SECONDS", 0.5)
     monkeypatch.setattr("engine.vision.images.reading.MORE_SECONDS", 0.02)
-    problem = r"reading all of them takes more than 0\.68 seconds"
+    problem = r"reading them takes more than 0\.68 seconds"
     with ImageDecoder(10) as reading, pytest.raises(EngineError, match=problem):
         _ = [reading.views("", SQUARE) for _ in range(10)]
 
