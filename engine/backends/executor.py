@@ -255,7 +255,6 @@ class RankExecutor:
         self._threads.close()
 
     def _on(self, rank: int) -> contextlib.AbstractContextManager[object]:
-        """Return a context in which torch's current device and stream are the rank's."""
         device, stream = self.devices[rank], self._streams[rank]
         if device.type != "cuda":
             return contextlib.nullcontext()

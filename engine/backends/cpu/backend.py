@@ -97,7 +97,6 @@ class CpuBackend(Backend):
         return value
 
     def _adopt_part(self, part: Weight) -> Weight:
-        """Adopt an interval of columns of a matrix."""
         adopted = self.adopt(part)
         assert not isinstance(adopted, Tensor)
         return adopted

@@ -104,14 +104,12 @@ class FilePacker:
 
     @contextmanager
     def _job(self, counted: int) -> Iterator[None]:
-        """Time a job, which decides the size of the next, and report its bytes."""
         begun = time.perf_counter()
         yield
         self._adapt(time.perf_counter() - begun)
         self.report(counted)
 
     def _adapt(self, seconds: float) -> None:
-        """Choose the size of the next job from the time of the last."""
         if seconds < JOB_S[0]:
             self._job_bytes = min(MAX_JOB, 2 * self._job_bytes)
         elif seconds > JOB_S[1]:

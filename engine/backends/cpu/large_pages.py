@@ -46,7 +46,6 @@ def weight_memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def _advise_large(address: int, n_bytes: int) -> None:
-    """Ask for large pages."""
     advise = ctypes.CDLL(None).madvise
     advise(ctypes.c_void_p(address), ctypes.c_size_t(n_bytes), MADV_HUGEPAGE)
 
@@ -102,11 +101,9 @@ class _Chunk:
 
     @property
     def left(self) -> int:
-        """Bytes that no tensor has."""
         return self._n_bytes - self.taken
 
     def tensor(self, n_bytes: int) -> Tensor:
-        """Return bytes of a tensor, at most `left`."""
         begin = self.taken
         self.taken = begin + -(-n_bytes // ALIGNMENT) * ALIGNMENT
         memory = (ctypes.c_uint8 * n_bytes).from_address(self._begin + begin)

@@ -239,7 +239,6 @@ class CpuOps(Ops):
         return super().experts(act, x, gate, up, down, groups, factors)
 
     def _expert_ffn(self, layers: tuple[ExpertLayer, ...]) -> ExpertFFN | None:
-        """Return the joint products of a layer's experts; None where they cannot be joined."""
         if layers not in self._expert_ffns:
             are_bare = all(layer.scale is None and layer.bias is None for layer in layers)
             found = ExpertFFN.of(*(layer.weight for layer in layers)) if are_bare else None

@@ -83,7 +83,6 @@ def in_parts(
 def _planes(
     file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int, packer: FilePacker
 ) -> PlaneWeight:
-    """Load pieces of a quantised matrix, joined along `dim`, as planes."""
     number = tensor.type.number
     extent = Extent.of(pieces[0][-1].start, pieces[0][-1].stop)
     *matrices, n_rows = joined_shape(pieces, dim)[:-1]
@@ -114,7 +113,6 @@ def _become_words(tensor: TensorInfo, pieces: Sequence[Slices], dim: int, worker
 def _words(
     file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int, packer: FilePacker
 ) -> Int16Weight:
-    """Load pieces of an F16 or BF16 matrix, joined along `dim`, as words."""
     number, size, columns = tensor.type.number, tensor.type.type_size, pieces[0][-1]
     n_rows, n_columns = joined_shape(pieces, dim)
     extent = Extent.of(0, n_columns)
@@ -163,14 +161,12 @@ class _Packing:
                 n_done[index] += len(rows)
 
     def _rows(self, rows: TensorBytes, goal: Tensor, goal_row: int) -> None:
-        """Pack rows into the planes of one matrix, from a row on."""
         self.packer.pack(rows[:, self.columns], self.number, self.cut, goal, goal_row, self.counted)
 
 
 def _plain(
     file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int, packer: FilePacker
 ) -> PlainWeight:
-    """Load pieces of an unquantised matrix, joined along `dim`, as they are in the file."""
     dtype, columns = DTYPES[tensor.type.name], pieces[0][-1]
     data = packer.memory.tensor(joined_shape(pieces, dim), dtype)
     by_matrix = data.view(-1, *data.shape[-2:])
@@ -229,6 +225,5 @@ def _cut_columns(tensor: TensorInfo, extent: Extent) -> tuple[slice, Extent]:
 
 
 def _read_bytes(tensor: TensorInfo, extent: Extent) -> int:
-    """Return the bytes of the file's blocks that cover a row of an extent."""
     first, last = file_blocks(tensor.type.block_size, extent)
     return (last - first) * tensor.type.type_size

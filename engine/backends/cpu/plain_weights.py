@@ -115,7 +115,6 @@ class PlainWeight:
         return y
 
     def _bf16_product(self, x: Tensor) -> Tensor:
-        """Multiply with torch in BF16, converting the weights some rows at a time."""
         self.worker.pool.rest()
         if self.data.dtype == torch.bfloat16:
             return linear(x, self.data).float()

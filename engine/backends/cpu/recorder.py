@@ -167,7 +167,6 @@ class Recording:
 
 
 def _calls(replay: KernelReplay, start: int, stop: int) -> Step:
-    """Return a step that replays the kernel calls `start` to `stop`."""
     return lambda: replay.run(start, stop)
 
 

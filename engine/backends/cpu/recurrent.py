@@ -38,7 +38,6 @@ PER_THREAD = 4
 
 @cache
 def _delta_net(isa_name: str, *, by_channel: bool) -> BoundKernel:
-    """Compile the delta net with a decay for each head, or for each channel."""
     isa, name = named(isa_name), "delta-net-by-channel" if by_channel else "delta-net"
     build = partial(delta_net.build, isa=isa, by_channel=by_channel)
     found = jit.addresses_by_source(name, isa, [delta_net.NAME], build)
@@ -210,7 +209,6 @@ class RecurrentOps:
         return n if n < n_together else n - n % n_together
 
     def _binding(self, kernel: BoundKernel, n_elements: int) -> Kernel:
-        """Return the binding for a call that visits so many elements; wake the pool if many."""
         if n_elements <= SHORT_CALL:
             return kernel.with_gil
         self._pool.wake()

@@ -72,7 +72,6 @@ class _OrderBuffers(NamedTuple):
 
     @classmethod
     def of(cls, n_token: int, n_used: int) -> _OrderBuffers:
-        """Allocate memory for the rows of `n_token` tokens with `n_used` experts each."""
         pair_of, row_of, n_found = (
             torch.empty(size, dtype=torch.int64)
             for size in ((n_token * n_used,), (n_token, n_used), (1,))
@@ -145,7 +144,6 @@ class RoutingOps:
         return out
 
     def _kernel(self, name: str, n_token: int) -> Kernel:
-        """Return a kernel for `n_token` tokens; wake the pool if the kernel releases the GIL."""
         kernel = self._kernels[name]
         if n_token <= SHORT:
             return kernel.with_gil
@@ -154,7 +152,6 @@ class RoutingOps:
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Return whether the kernels can read a tensor: F32 on the CPU, contiguous."""
     return x.is_cpu and x.dtype == torch.float32 and x.is_contiguous()
 
 

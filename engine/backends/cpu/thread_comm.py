@@ -137,14 +137,12 @@ class Barrier:
         return [seat for seat in range(len(rounds)) if absent and seat not in absent], absent
 
     def _enter(self, seat: int, x: Shown) -> tuple[int, list[Shown]]:
-        """Put a member's value into the slots of its next round; return the round and the slots."""
         number = self._next_round(seat)
         slots = self.slots[number & 1]
         slots[seat] = x
         return number, slots
 
     def _next_round(self, seat: int) -> int:
-        """Return the number of the round that a member enters now."""
         self._rounds[seat] += 1
         return self._rounds[seat]
 
@@ -153,7 +151,6 @@ class Barrier:
 
     @contextmanager
     def _sleeping(self, seat: int) -> Iterator[None]:
-        """Hold the condition's lock and count the time as waiting."""
         begun = time.perf_counter()
         try:
             with self._condition:
@@ -249,7 +246,6 @@ class SpinningBarrier(Barrier):
         return torch.empty_like(x)
 
     def _sleep(self, seat: int, number: int) -> None:
-        """Sleep until a round is complete, counted among the sleeping members meanwhile."""
         board = self._board
         with self._sleeping(seat):
             board.count_asleep(seat, number, 1)
@@ -413,7 +409,6 @@ class ThreadCommunicator:
         return self._join(shown, group) if self.rank == group[0] else None
 
     def _join(self, shown: Sequence[Shown], group: Group) -> Tensor | None:
-        """Return the slices of all members joined along the last dimension, after checking them."""
         slices = [s for s in shown if isinstance(s, Slice)]
         if alike := _present([s.alike for s in slices], group):
             check_alike(alike, self._shared.device)
@@ -432,13 +427,11 @@ class ThreadCommunicator:
         )
 
     def _sent(self, x: Tensor | None, source: int, group: Group) -> Tensor:
-        """Return the value of rank `source` on this rank's device."""
         value = x if len(group) == 1 else self._shown(x, group)[group.index(source)]
         assert isinstance(value, Tensor), "the source must have a value"
         return self._copier.to_device(value)
 
     def _shown(self, x: Shown, group: Group) -> Sequence[Shown]:
-        """Exchange x; return the values of all members, in group order."""
         return self._exchange(self._shared.barrier(group), x, group)[0]
 
     def _exchange(

@@ -14,7 +14,6 @@ from engine.backends.cpu.kernels.language.isa import chosen
 from engine.backends.cpu.kernels.products.gemm import MAX_TILES, MIN_PANELS
 from engine.backends.cpu.kernels.products.int16_panels import BALANCE
 from engine.backends.cpu.kernels.products.panels import quantised_bytes
-from engine.backends.cpu.kernels.products.strassen import MAX_PAIRS, MAX_QUADS, PAIR, QUAD, fits
 from engine.backends.cpu.kernels.running import compiled
 from engine.backends.cpu.kernels.running.fastcall import Kernel
 from engine.backends.cpu.kernels.running.result_memory import result
@@ -112,7 +111,6 @@ class PlaneWeight:
         return self._own_product(x)
 
     def _own_product(self, x: Tensor) -> Tensor:
-        """Multiply with the kernels of this package."""
         n_tokens, worker = x.shape[0], self.worker
         if n_tokens < self.many_tokens:
             return self._gemv.joined(x)
@@ -126,7 +124,6 @@ class PlaneWeight:
 
     @cached_property
     def _gemv(self) -> JointProduct:
-        """Product with this matrix alone, for a small batch."""
         return JointProduct([self])
 
     @property
@@ -148,12 +145,10 @@ class PlaneWeight:
         )  # fmt: skip
 
     def _piece(self, n_tokens: int) -> int:
-        """Return the number of tiles that a thread multiplies by so many tokens at a time."""
         is_many = n_tokens >= self.many_tokens
         return self.n_tiles_for_many if is_many else self.n_tiles_per_piece
 
     def _bf16_product(self, x: Tensor) -> Tensor:
-        """Multiply with torch's BF16 GEMM, for large batches; convert some rows at a time."""
         extent, worker = self.extent, self.worker
         x_bf16, y = worker.bf16(x, extent), torch.empty(x.shape[0], self.n_rows)
         n_columns = extent.n_blocks * BLOCK
@@ -213,7 +208,6 @@ class PlaneWeight:
 
     @cached_property
     def _group_arguments(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Constant arguments of the grouped GEMM: the planes, and the sizes from `out_stride`."""
         address, *others = self._planes
         sizes = 4 * self.n_rows, self.n_rows, n_tiles(self.n_rows)
         return (address, self.planes.stride(0), *others), sizes
@@ -288,7 +282,6 @@ class JointProduct:
 
     @cached_property
     def _one_token_products(self) -> tuple[Tensor, Sequence[Tensor]]:
-        """Memory for the products with one token, and a view of it for each matrix."""
         y = torch.empty(1, self._width)
         return y, y.split_with_sizes(self._rows, 1)
 
@@ -299,7 +292,6 @@ class JointProduct:
         return y
 
     def _compute(self, x: Tensor, y: Tensor) -> None:
-        """Write the products with x side by side to y."""
         worker, activations = self._worker, self._activations(x)
         worker.pool.wake()
         self._multiply(
@@ -377,14 +369,9 @@ class JoinedColumns:
         return self._summed(x, lambda part, piece: part.per_head(piece, rows))
 
     def _summed(self, x: Tensor, product: Callable[[Weight, Tensor], Tensor]) -> Tensor:
-        """Return the sum of each part's product with its columns of x."""
         return reduce(
             torch.add, map(product, self.parts, torch.split(x, list(self.widths), dim=-1))
         )
-
-
-MIN_TOKENS = 32
-"""Smallest number of tokens for which Strassen's algorithm is faster."""
 
 
 class Int16Weight(PlaneWeight):
@@ -410,51 +397,12 @@ class Int16Weight(PlaneWeight):
         return INT16_PANEL_BYTES
 
     def matmul(self, x: Tensor) -> Tensor:
-        if x.shape[0] < MIN_TOKENS or self._n_quad == 0:
-            return self._own_product(x)
-        return self._by_strassen(x)
-
-    @cached_property
-    def _n_quad(self) -> int:
-        """Number of whole quads, see `kernels.products.strassen`; 0 where these do not fit."""
-        return self.n_rows // (QUAD * TILE) if fits(self.extent.n_blocks) else 0
-
-    def _by_strassen(self, x: Tensor) -> Tensor:
-        """Multiply quads and pairs by Strassen's algorithm, the rest as usual: the same bits."""
-        n_tokens, pool, extent, per_pair = len(x), self.worker.pool, self.extent, _pair_tokens()
-        n_quad, n_pair = self._n_quad, n_tokens // per_pair
-        y, combined = result(n_tokens, self.n_rows), self.worker.pairs.panels(x, extent)
-        out, stride = y.data_ptr(), 4 * self.n_rows
-        planes, tile_bytes, n_blocks, skip = self._planes
-        n_pass = -(-n_pair // MAX_PAIRS)
-        pool.wake()
-        compiled.multiply_by_strassen()(
-            pool.address, planes, tile_bytes, n_blocks, combined, n_pair, out, stride, n_quad,
-            max(1, min(MAX_QUADS, n_quad // (2 * pool.n_threads))), -(-n_pair // n_pass),
-        )  # fmt: skip
-        n_done, n_row = n_pair * per_pair, n_quad * QUAD * TILE
-        if n_row < self.n_rows:
-            left, behind = self.n_rows - n_row, planes + n_quad * QUAD * tile_bytes
-            panels = self.rows.panels(x, extent)
-            pool.wake()
-            self._multiply(
-                pool.address, behind, tile_bytes, n_blocks, skip, panels, n_done, out + 4 * n_row,
-                stride, left, n_tiles(left), 1, self.n_tokens_per_pass,
-            )  # fmt: skip
-        if n_done < n_tokens:
-            panels = self.rows.panels(x[n_done:], extent)
-            pool.wake()
-            self._multiply(
-                pool.address,
-                *self.arguments(panels, n_tokens - n_done, out + n_done * stride, stride),
-            )
-        return y
+        return self._own_product(x)
 
     def lookup(self, ids: Tensor) -> Tensor:
         return gathered_rows(ids, self.n_rows, self._rows_at)
 
     def _rows_at(self, ids: Tensor) -> Tensor:
-        """Return rows that the matrix has, in F32."""
         numbers = self.planes.view(torch.int32).flatten()
         begin = (ids // TILE * self.planes.stride(0) // 4 + ids % TILE)[:, None]
         factors, words = self._places
@@ -474,7 +422,3 @@ class Int16Weight(PlaneWeight):
         inside = pairs % (SUPER * BLOCK // 2) * (INT16_BLOCK_BYTES // (BLOCK // 2))
         begin = group * group_bytes
         return begin // 4, (begin + INT16_FACTOR_BYTES + inside) // 4
-
-
-def _pair_tokens() -> int:
-    return PAIR * chosen().tile_tokens

@@ -14,7 +14,6 @@ from torch.nn.functional import linear
 
 from engine.backends.cpu.kernels.language.isa import chosen
 from engine.backends.cpu.kernels.products.panels import ARGUMENTS, quantised_bytes
-from engine.backends.cpu.kernels.products.strassen import PAIR_BLOCK_BYTES
 from engine.backends.cpu.kernels.running import compiled
 from engine.backends.cpu.kernels.running.fastcall import Kernel
 from engine.backends.cpu.kernels.running.result_memory import GrowingMemory, free_results
@@ -62,7 +61,6 @@ def is_bf16_fast(n_threads: int) -> bool:
 
 
 def _int16_s(n_threads: int) -> float:
-    """Return the seconds of a product of int16."""
     n_blocks, y = N_COLUMNS // BLOCK, torch.empty(N_TOKENS, N_TILE * TILE)
     planes = torch.zeros(N_TILE, word_tile_bytes(n_blocks), dtype=torch.uint8)
     panels = torch.zeros(N_TOKENS * n_blocks * INT16_PANEL_BYTES, dtype=torch.uint8)
@@ -115,7 +113,6 @@ def _times(n_threads: int) -> tuple[float, float, float]:
 
 
 def _best(run: Callable[[], object]) -> float:
-    """Return the seconds of the fastest of some runs, after a warm-up run."""
     run()
     times = []
     for _ in range(N_TRIES):
@@ -139,7 +136,6 @@ class Worker:
         rows: activations for products with most quantised matrices.
         fine: those of two bytes, for matrices that need them where `x_bytes` is 1.
         int16: those for products with F16 and BF16 matrices as int16.
-        pairs: those for `engine.backends.cpu.kernels.products.strassen`.
         tokens: those for `engine.backends.cpu.kernels.products.experts`.
     """
 
@@ -149,11 +145,10 @@ class Worker:
         self.rows = PanelRows(self.pool, x_bytes)
         self.fine = PanelRows(self.pool, 2)
         self.int16 = PackedRows(self.pool, compiled.quantise_int16_address, INT16_PANEL_BYTES)
-        self.pairs = PackedRows(self.pool, compiled.combine_address, PAIR_BLOCK_BYTES)
         self.tokens = PackedRows(
             self.pool, partial(compiled.pack_each_address, x_bytes), panel_block_bytes(x_bytes)
         )
-        self._all_rows = self.rows, self.fine, self.int16, self.pairs, self.tokens
+        self._all_rows = self.rows, self.fine, self.int16, self.tokens
         self._may_use_bf16 = fast_prompts and x_bytes == 1
         self._bytes = GrowingMemory(lambda n: weight_memory((n,), torch.uint8))
         self._bf16_numbers = GrowingMemory(lambda n: torch.empty(n, dtype=torch.bfloat16))
@@ -286,7 +281,6 @@ class PackedRows:
         return self._address, rows.data_ptr(), 4 * rows.stride(0), n_tokens, *blocks, panels
 
     def _holds(self, x: Tensor, extent: Extent, groups: Groups | None = None) -> bool:
-        """Return whether the panels hold x, for experts in the order of `groups`."""
         last = self._last_extent
         is_last = x is self._last and groups is self._last_groups
         return is_last and _blocks(extent) == _blocks(last)
@@ -313,7 +307,6 @@ class PackedRows:
         return address
 
     def _reserve(self, n_rows: int, extent: Extent) -> int:
-        """Return the address of memory for the panels of `n_rows` rows; allocate it if needed."""
         n_bytes = n_rows * extent.n_blocks * self._block_bytes
         if self._n_bytes < n_bytes:
             self.memory = weight_memory((n_bytes,), torch.uint8)

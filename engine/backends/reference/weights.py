@@ -92,7 +92,6 @@ class PackedWeight:
         return y
 
     def _product(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Return the products of x (T, n_in) and dequantised rows (n, n_in), (T, n)."""
         return linear(x, rows)
 
     def lookup(self, ids: Tensor) -> Tensor:
@@ -193,7 +192,6 @@ class FileReader:
             yield starts[-1], read()
 
     def _buffer(self, index: int, rows: TensorBytes) -> Bytes:
-        """Return memory for a chunk."""
         if len(self._buffers[index]) < rows.nbytes:
             self._buffers[index] = np.empty(rows.nbytes, np.uint8)
         return self._buffers[index][: rows.nbytes].reshape(rows.shape)

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine import LoadParams, Planner, load_model
 from engine.backends.cpu.file_packing import pack_rows
 from engine.backends.cpu.kernels.language.isa import chosen
-from engine.backends.cpu.weights import MIN_TOKENS, Int16Weight, JointProduct
+from engine.backends.cpu.weights import Int16Weight, JointProduct
 from engine.backends.cpu.worker import Worker
 from engine.formats.quants.layout import Extent, n_tiles, word_tile_bytes
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -66,24 +66,6 @@ def test_products_are_those_of_the_matrix(
     for n in (1, 2, 3, 8, 15, 16, 17, 31):
         for start in (0, 37 - n):
             assert torch.equal(weight.matmul(x[start : start + n]), whole[start : start + n])
-
-
-@pytest.mark.parametrize("n_rows", [75, 64, 400])
-@pytest.mark.parametrize("n_columns", [64, 320, 512])
-def test_seven_products_have_the_bits_of_eight(worker: Worker, n_rows: int, n_columns: int) -> None:
-    """Also where words are as large as they may be, and beside what is no number."""
-    w, x = numbers(n_rows, n_columns).half(), numbers(64 * 8 + 21, n_columns, seed=1)
-    for matrix in (w, x):
-        matrix[:, 7] = 60_000 * matrix[:, 7].sign()
-        matrix[::3] = 1000 * matrix[::3].sign()
-        matrix[5, 3], matrix[18, 9], matrix[40] = nan, inf, 0
-    weight = in_words(w, worker)
-    found = weight.matmul(x)
-    for first in range(0, len(x), MIN_TOKENS - 1):
-        few = weight.matmul(x[first : first + MIN_TOKENS - 1])
-        torch.testing.assert_close(
-            found[first : first + len(few)], few, rtol=0, atol=0, equal_nan=True
-        )
 
 
 def test_more_rows_than_wait_for_their_sums_at_a_time(worker: Worker) -> None:

@@ -158,7 +158,6 @@ def _add_tile_at(module: ir.Module) -> None:
 
 
 def _tile_at(code: Code, place: Value, tile: Value, words: Value) -> list[Value]:
-    """Write the call of `tile_at` and return the numbers; `words` is memory for them."""
     code.call("tile_at", VOID, place, tile, words)
     return code.load_array(words, TILE_WORDS)
 
@@ -301,7 +300,6 @@ def _add_whole(module: ir.Module, *, has_words: bool) -> None:
 
 
 def _begin_rows(code: Code, given: Named, pages: _TilePages, room: Scratch) -> None:
-    """Write the states of a tile's rows before their first page."""
     row_bytes, zero = given["result_bytes"], code.number(0)
     with code.loop(zero, pages.n_rows) as row, code.loop(zero, pages.n) as one:
         state = room.rows + (row * pages.n + one + 1) * row_bytes - STATE_BYTES
@@ -311,7 +309,6 @@ def _begin_rows(code: Code, given: Named, pages: _TilePages, room: Scratch) -> N
 def _add_page_of_rows(
     code: Code, given: Named, pages: _TilePages, room: Scratch, page: Value
 ) -> None:
-    """Add the results of a page to those of the rows that see it."""
     row_bytes, n = given["result_bytes"], pages.n
     offset = row_bytes - STATE_BYTES
     with code.loop(code.number(0), pages.n_rows) as row:
@@ -324,7 +321,6 @@ def _add_page_of_rows(
 
 
 def _end_rows(code: Code, given: Named, pages: _TilePages, room: Scratch) -> None:
-    """Write the results of a tile's rows, all pages added up."""
     row_bytes, zero = given["result_bytes"], code.number(0)
     with code.loop(zero, pages.n_rows) as row, code.loop(zero, pages.n) as one:
         result = room.rows + (row * pages.n + one) * row_bytes

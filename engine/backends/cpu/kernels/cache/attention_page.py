@@ -170,12 +170,10 @@ def _add_load_queries(module: ir.Module, inner: Sequence[str], *, has_words: boo
 
 
 def _copied(code: Code, source: Value, goal: Value, lanes: SimdLanes) -> None:
-    """Copy a vector, or the part that is left, padded by zeros."""
     code.store(lanes.load(source), goal + lanes.index * 4)
 
 
 def _cells(given: Named, code: Code, kv: Value, row: Value, page: Value) -> tuple[Value, Value]:
-    """Return the addresses of a page's keys and values of one key-value head."""
     table = code.load(given["tables"] + row * 8, I64)
     slot = code.load(table + page * 8, I64) * PAGE
     k = given["k"] + kv * given["k_head_stride"] + slot * given["k_stride"]
@@ -191,7 +189,6 @@ def _seen(given: Named, code: Code, row: Value, last: Value, page: Value) -> tup
 
 
 def _slopes(given: Named, code: Code, head: Value) -> Value:
-    """Return the address of the slopes from a query head on; 0 if there are none."""
     slopes = given["slopes"]
     return code.where(slopes.differs(0), slopes + head * 4, slopes)
 
@@ -360,7 +357,6 @@ def _add_block(module: ir.Module, isa: Isa, inner: Sequence[str]) -> None:
 
 
 def _weigh(code: Code, given: Named, rows: _Rows, scores: Value, goal: Value) -> None:
-    """Turn the scores of some rows into weights, and update the states of their results."""
     n, row_bytes, slopes = rows.n, given["result_bytes"], _slopes(given, code, rows.head)
     factor = code.call(
         "cap", I64, rows.begin * n, rows.stop * n, scores, given["scale"], given["softcap"]

@@ -167,7 +167,6 @@ def _add_tile_scores(module: ir.Module, isa: Isa, known: int) -> None:
     quarters = code.stack_buffer(F32, 4 * tile_bytes // 4)
 
     def of_lanes(lanes: Sequence[Value]) -> list[list[Value]]:
-        """Return the sums of some lanes: a list for each, of all rows and vectors."""
         zero = code.constant(FLOATS, 0.0)
         sums = [[[code.variable(zero) for _ in range(n_vectors)] for _ in q_rows] for _ in lanes]
         starts = [k + n_units * lane * (UNIT_BYTES * n_vectors) for lane in lanes]
@@ -189,7 +188,6 @@ def _add_tile_scores(module: ir.Module, isa: Isa, known: int) -> None:
         return [[total.get() for totals in rows for total in totals] for rows in sums]
 
     def of_pair(lane: Value) -> list[Value]:
-        """Return the sums of a lane and of that which is 8 on."""
         pair = lane, lane + 8
         found = of_lanes(pair) if _n_lanes(isa) == 2 else [of_lanes([one])[0] for one in pair]
         return [a + b for a, b in zip(*found, strict=True)]

@@ -323,7 +323,6 @@ def _add_merge_all(module: ir.Module, isa: Isa) -> None:
 
 
 def _merged(code: Code, values: Value, before: Value, state: Value) -> Value:
-    """Add the values of a page to those before, by the factors in the page's state."""
     factor, past_factor = (code.load(state + at, F32) for at in (FACTOR, PAST_FACTOR))
     return code.fma(values, code.splat(factor), before * code.splat(past_factor))
 

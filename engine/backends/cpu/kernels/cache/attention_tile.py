@@ -260,7 +260,6 @@ def add_weighted_sum(
 def _begun(
     code: Code, goals: Sequence[Value], state: Value, row_bytes: Value, n: int
 ) -> list[list[Variable]]:
-    """Return the sums to start from: each head's n vectors at its goal, rescaled, or zeros."""
     zero = code.constant(FLOATS, 0.0)
     sums = []
     for head, goal in enumerate(goals):

@@ -37,7 +37,6 @@ lock."""
 
 @cache
 def _store(isa_name: str, kind: str) -> BoundKernel:
-    """Compile the write of keys or values of a type for an instruction set."""
     isa = named(isa_name)
     build = partial(cache_codec.build, isa=isa, kind=kind)
     address = jit.addresses_by_source(f"store-{kind}", isa, ["store"], build)["store"]
@@ -46,7 +45,6 @@ def _store(isa_name: str, kind: str) -> BoundKernel:
 
 @cache
 def _attend(isa_name: str, types: KVTypes) -> BoundKernel:
-    """Compile attention over a cache of some types for an instruction set."""
     isa, name = named(isa_name), "-".join(("attend", *types))
     build = partial(attention.build, isa=isa, types=types)
     address = jit.addresses_by_source(name, isa, ["attend"], build)["attend"]
@@ -174,7 +172,6 @@ class CacheOps:
         return self._rows
 
     def _layer(self, held: LayerCache) -> CacheLayer:
-        """Return a layer's cache as prepared, anew if its tensors have changed."""
         layer = self._layers.get(held)
         if layer is None or not layer.is_of(held):
             layer = self._layers[held] = CacheLayer(held, self._isa_name)
@@ -192,7 +189,6 @@ class CacheOps:
 def _writing(
     x: Tensor, cells: CacheTensor, rows: PassRows, tables: GroupTables
 ) -> tuple[int, ...] | None:
-    """Return the arguments of `store` for x, None if it does not fit."""
     layout = row_layout(x)
     if layout is None or layout[2:] != (rows.n_rows, cells.n_kv, cells.head_dim):
         return None

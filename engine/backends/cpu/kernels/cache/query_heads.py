@@ -92,7 +92,6 @@ class PassRows:
         return words.ctypes.data
 
     def _first_visible(self, scores: Scores) -> Numbers:
-        """Return the first position that each row sees."""
         key = scores.window, scores.chunk, scores.first
         if key not in self._firsts:
             assert self._batch is not None
@@ -168,7 +167,6 @@ class _Table:
 
 
 def _fill(numbers: Numbers, batch: Batch, of_position: Callable[[int], int]) -> None:
-    """Write a function of the rows' positions."""
     row = 0
     for piece in batch.pieces:
         if piece.n == 1:
@@ -294,7 +292,6 @@ class QueryHeads:
         return Tiling(groups.layer, arguments, n_threads * scratch + n_result_bytes)
 
     def _tile_rows(self, n_first: int, n_threads: int) -> int:
-        """Return the number of rows of a tile where blocks are decoded."""
         groups = self._decoded
         per_head = scratch_bytes(1, *self._dims) - scratch_bytes(0, *self._dims)
         most = min(TILE_HEADS, ATTENTION_TILE_BYTES // per_head)

@@ -154,6 +154,5 @@ def tanh(code: Code, x: Value) -> Value:
 
 
 def _polynomial(code: Code, x: Value, terms: Sequence[float]) -> Value:
-    """Return terms[0] + terms[1] x + …, by Horner's rule."""
     values = (code.constant(x.kind, term) for term in reversed(terms))
     return reduce(lambda total, term: code.fma(total, x, term), values)

@@ -222,7 +222,6 @@ class BlockReader:
 
 
 def _at(offset: int) -> Read:
-    """Read 16 bytes at a fixed offset."""
     return lambda place: place.half(offset)
 
 

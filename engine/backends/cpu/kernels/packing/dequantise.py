@@ -46,7 +46,6 @@ def build(module: ir.Module, isa: Isa, layout: Layout) -> None:
 
 
 def _columns(reader: TileReader, places: BlockPlaces) -> list[Value]:
-    """Dequantise a block: 32 columns of 16 rows each, F32."""
     layout = reader.layout
     scales, added = reader.scales(places)
     columns = []
@@ -62,7 +61,6 @@ def _columns(reader: TileReader, places: BlockPlaces) -> list[Value]:
 
 
 def _emit_lookup(code: Code, reader: TileReader, given: Named, index: Value) -> None:
-    """Write a piece of `lookup`: one row."""
     layout = reader.layout
     planes, tile_bytes, n_blocks, skip, n_rows, ids, _, out, stride = given.values()
     row = code.load(ids + index * 8, I64)
@@ -83,7 +81,6 @@ def _emit_lookup(code: Code, reader: TileReader, given: Named, index: Value) -> 
 
 
 def _emit_bf16(code: Code, reader: TileReader, given: Named, index: Value) -> None:
-    """Write a piece of `bf16_rows`: the rows of one tile."""
     layout = reader.layout
     planes, tile_bytes, n_blocks, skip, first, _, out = given.values()
     start = planes + (first + index) * tile_bytes

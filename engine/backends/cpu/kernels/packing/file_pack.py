@@ -46,7 +46,6 @@ def build(module: ir.Module, isa: Isa, type_number: int) -> None:
 
 
 def _emit_turns(code: Code, given: Named, buffer: Value) -> None:
-    """Write a thread's turns, until there are no more tiles or a read has failed."""
     n_tiles = ceil_div(given["goal_row"] % TILE + given["n_rows"], TILE)
     per_turn, per_read = given["tiles_per_turn"], given["tiles_per_read"]
     place = code.stack_array([given.get(name, buffer) for name in pack.ARGUMENTS])
@@ -65,7 +64,6 @@ def _emit_turns(code: Code, given: Named, buffer: Value) -> None:
 
 
 def _take(code: Code, counter: Value) -> Value:
-    """Return a counter's number and count it up."""
     place = code.builder.inttoptr(counter.raw, I64.as_pointer())
     return Value(code, code.builder.atomic_rmw("add", place, code.number(1).raw, "monotonic"))
 

@@ -131,7 +131,6 @@ class TilePacker:
                 self._put_super(self._whole_block(self._first // SUPER + number), number)
 
     def _whole_block(self, number: Value) -> TileColumns:
-        """Return the columns of a block of the file in all rows."""
         at = self._raw + self._begin * self._row_bytes + number * self._source.type_size
         rows = [at + self._row_bytes * row for row in range(TILE)]
         return TileColumns(self._code, rows, self._source.type_size)
@@ -156,7 +155,6 @@ class TilePacker:
             self._put_super(here, number, row - self._begin)
 
     def _put(self, here: Columns, block: Value, row: Value | int = 0) -> None:
-        """Store 32 columns of one row, or of all from row 0 on, as a block of the planes."""
         layout, source = self._layout, self._source
         group = BlockGroup.of(block, self._n_blocks, self._skip)
         places = group.places(layout, self._tile, block)
@@ -173,7 +171,6 @@ class TilePacker:
             _store_numbers(number, kind, places.scales + part * size * TILE + row * size)
 
     def _put_super(self, here: Columns, number: Value, row: Value | int = 0) -> None:
-        """Store the factors of a group of blocks of one row, or of all from row 0 on."""
         group = BlockGroup.at(number, self._n_blocks, self._skip)
         goal = group.places(self._layout, self._tile, group.first).supers + row * 2
         for part, offset in enumerate(self._source.supers):
@@ -200,7 +197,6 @@ def _store_lines(codes: Value, n_bits: int, goal: Value) -> None:
 
 
 def _store_numbers(numbers: Value, kind: ir.IntType, goal: Value) -> None:
-    """Store the lowest bits of one row's number, or of all rows', one after another."""
     goal_kind = vector(kind) if isinstance(numbers.kind, ir.VectorType) else kind
     numbers.code.store(numbers if numbers.kind == goal_kind else numbers.to(goal_kind), goal)
 
@@ -287,6 +283,5 @@ def _emit_block(code: Code, words: Value, goal: Value) -> None:
 
 
 def _emit_column(code: Code, words: Value, n_blocks: Value, goal: Value) -> None:
-    """Write the words of a group of one row to its places in the lines."""
     with code.loop(code.number(0), n_blocks * (BLOCK // 2)) as pair:
         code.store(code.load(words + pair * 4, I32), goal + pair * LINE_BYTES)

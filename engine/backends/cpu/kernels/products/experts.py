@@ -104,7 +104,6 @@ def _n_runs(given: Named) -> Value:
 
 
 def _add_piece(code: Code, given: Named, index: Value) -> None:
-    """Write a piece: some tiles of one expert times some of its rows."""
     n_runs = _n_runs(given)
     expert, first, n = _part(code, given, given["tokens_per_pass"], index // n_runs)
     first_tile = index % n_runs * given["tiles_per_piece"]
@@ -199,7 +198,6 @@ def build_ffn(module: ir.Module, isa: Isa, x_bytes: int) -> None:
 
 
 def _emit_piece(code: Code, isa: Isa, x_bytes: int, given: Named, index: Value) -> None:
-    """Write a piece: the FFN of some rows of an expert."""
     expert, first, n = _expert_part(code, isa, given, index)
     gate, up, down = (_product(code, given["products"] + at * PRODUCT_BYTES) for at in range(3))
     block_bytes, n_ff = panel_block_bytes(x_bytes), gate["n_rows"]
@@ -236,7 +234,6 @@ def _product(code: Code, entry: Value) -> Named:
 
 
 def _multiply(code: Code, product: Named, expert: Value, rows: Value, n: Value, out: Value) -> None:
-    """Write a product of n packed rows with an expert's matrix: a single piece."""
     n_tile = product["n_tile"]
     arguments = [
         product["planes"] + expert * product["expert_bytes"], product["tile_bytes"],

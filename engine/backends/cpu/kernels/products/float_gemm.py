@@ -68,7 +68,6 @@ class FloatOperands:
 
 
 def _loaded(code: Code, address: Value, kind: ir.VectorType, n: Value | None) -> Value:
-    """Load a vector, or its first n elements and zeros."""
     return code.load(address, kind) if n is None else code.load_part(address, kind, n)
 
 
@@ -201,7 +200,6 @@ def build(module: ir.Module, isa: Isa, kind: str) -> None:
 
 
 def _add_rows_kernel(module: ir.Module, isa: Isa, operands: FloatOperands, name: str) -> None:
-    """Write the kernel of `x Wᵀ`."""
     tiles = row_tiles(isa)
     for tile in tiles:
         for count in (tile.n_outputs, 1):
@@ -212,8 +210,6 @@ def _add_rows_kernel(module: ir.Module, isa: Isa, operands: FloatOperands, name:
 
 
 def _counter(n_outputs: str) -> Callable[[Code, Named], Value]:
-    """Return a function that counts the pieces of a kernel whose results have so many elements."""
-
     def n_pieces(_: Code, given: Named) -> Value:
         n_passes = ceil_div(given["n_tokens"], given["tokens_per_pass"])
         return given["n_heads"] * n_passes * ceil_div(given[n_outputs], given["outputs_per_piece"])
@@ -252,7 +248,6 @@ def _emit_piece(
 
 
 def _emit_rows(code: Code, given: Named, tile: GemmTile, first: Value, last: Value) -> None:
-    """Write the tiles of some rows of the matrix, the last rows one by one."""
     whole = first + (last - first) // tile.n_outputs * tile.n_outputs
     for n, begin, end in ((tile.n_outputs, first, whole), (1, whole, last)):
         with (
@@ -268,7 +263,6 @@ def _emit_rows(code: Code, given: Named, tile: GemmTile, first: Value, last: Val
 def _emit_columns(
     code: Code, given: Named, weight_bytes: int, tile: GemmTile, first: Value, last: Value
 ) -> None:
-    """Write the tiles of some columns of the matrix, the last ones 16 at a time or fewer."""
     wide = tile.n_outputs * LANES
     whole = first + (last - first) // wide * wide
     for n, begin, end in ((tile.n_outputs, first, whole), (1, whole, last)):

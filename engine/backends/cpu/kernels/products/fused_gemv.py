@@ -65,7 +65,6 @@ def build(module: ir.Module) -> None:
 
 
 def _add_gated(module: ir.Module) -> None:
-    """Write `multiply_gated`."""
     code, (pool, *values) = function(module, "multiply_gated", 1 + len(GATED))
     given = dict(zip(GATED, values, strict=True))
     code.call("multiply_all", VOID, pool, *(given[name] for name in ARGUMENTS))

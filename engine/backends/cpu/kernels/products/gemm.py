@@ -217,7 +217,6 @@ def _n_pieces(code: Code, given: Named) -> Value:
 
 
 def _emit_piece(code: Code, given: Named, index: Value, block_bytes: int) -> None:
-    """Write a piece: some tiles times some tokens."""
     n_runs = _n_runs(given)
     first_tile = index % n_runs * given["tiles_per_piece"]
     last_tile = code.min_signed(first_tile + given["tiles_per_piece"], given["n_tile"])
@@ -302,7 +301,6 @@ def _add_tile(module: ir.Module, operands: Operands, size: int) -> None:
 def _write(
     operands: Operands, totals: Sequence[Value], panel: Value, out: Value, stride: Value, n: Value
 ) -> None:
-    """Write the results of a tile and a panel, n rows of them or all."""
     code, size = panel.code, len(totals)
     found = [operands.result(total, panel, size, token) for token, total in enumerate(totals)]
     with code.if_else(n >= TILE) as (whole, part):

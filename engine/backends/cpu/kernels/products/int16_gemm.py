@@ -100,7 +100,6 @@ class Int16Operands(Operands):
         self.add_scaled(products, [tile.factor() for tile in tiles], products.panel, parts)
 
     def _parts(self, products: Products) -> Parts:
-        """Return integer sums of 0."""
         code, n_sums = products.code, len(products.tokens)
         n_parts = max(1, min(4, MIN_SUMS // (len(products.tiles) * n_sums)))
         zero = code.constant(INTS, 0)
@@ -158,6 +157,8 @@ def _sum(parts: Sequence[Variable]) -> Value:
 class MatrixInt16(Int16Operands):
     """F16 and BF16 matrices as int16, which need no unpacking."""
 
+    spreads_prefetch = True
+
     def __init__(self, isa: Isa) -> None:
         super().__init__(isa, INT16_PANEL_BYTES, GROUP_BYTES)
 
@@ -172,7 +173,6 @@ class MatrixInt16(Int16Operands):
         self._multiply(products, AHEAD if products.size == 1 else FAR_AHEAD)
 
     def _multiply(self, products: Products, ahead: int = 0) -> None:
-        """Write products; weights are prefetched from a distance in bytes on, if any."""
         code = products.code
 
         def read(tile: Value) -> TileGroup:
@@ -269,7 +269,6 @@ class QuantisedInt16(Int16Operands):
             code.store(reader.group_factor(places), goal)
 
     def _unpacked(self, products: Products) -> Sequence[TileGroup]:
-        """Return how unpacked groups are read."""
         code = products.code
 
         def read(tile: Value) -> TileGroup:
@@ -290,7 +289,6 @@ class QuantisedInt16(Int16Operands):
         return [read(tile) for tile in products.tiles]
 
     def _multiply(self, products: Products, tiles: Sequence[TileGroup]) -> None:
-        """Write all of a group."""
         if self._reader.n_scales:
             self._add_blocks(products, tiles)
             return
@@ -299,14 +297,12 @@ class QuantisedInt16(Int16Operands):
         self.add_products(products, tiles)
 
     def _add_minima(self, products: Products, tiles: Sequence[TileGroup]) -> None:
-        """Write the products of a group's minima with sums of activations."""
         code = products.code
         with code.loop(code.number(0), products.n_blocks) as block:
             panel = products.panel + block * (products.size * self.block_bytes)
             self._add_block_minima(products, tiles, panel, block)
 
     def _add_blocks(self, products: Products, tiles: Sequence[TileGroup]) -> None:
-        """Write a group whose blocks have scales of their own."""
         code, n_scales = products.code, self._reader.n_scales
         size = N_PAIRS // n_scales
         with code.loop(code.number(0), products.n_blocks) as block:
@@ -322,7 +318,6 @@ class QuantisedInt16(Int16Operands):
     def _add_block_minima(
         self, products: Products, tiles: Sequence[TileGroup], panel: Value, block: Value
     ) -> None:
-        """Write the products of a block's minima, the block being at `panel`."""
         code, n_minima = products.code, self._reader.n_minima
         if not n_minima:
             return

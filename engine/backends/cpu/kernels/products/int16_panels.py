@@ -228,7 +228,6 @@ def block_of_int16(factor: Value, first: Value, second: Value) -> Value:
 
 
 def _joined(first: Value, second: Value) -> Value:
-    """Return one vector of two of 16 elements."""
     return first.shuffle(range(BLOCK), second)
 
 

@@ -115,7 +115,6 @@ class PanelOffsets:
         return self._after_numbers(24) + 8 * token + 4 * half
 
     def _after_numbers(self, n_bytes: int) -> int:
-        """Return the offset of what follows the numbers and `n_bytes` more of each token."""
         return self.n_tokens * (self.x_bytes * BLOCK + n_bytes)
 
 

@@ -109,7 +109,6 @@ class QuantisedBytes(Operands):
                 code.store(values, at + VECTOR_BYTES * n)
 
     def _multiply(self, products: Products) -> None:
-        """Write the products of unpacked groups."""
         code, offsets = products.code, PanelOffsets(products.size, self._x_bytes)
         with code.loop(code.number(0), products.n_blocks) as block:
             panel = products.panel + block * offsets.n_bytes
@@ -124,7 +123,6 @@ class QuantisedBytes(Operands):
                 add_block(self._reader, part.lines, part.factors, panel, offsets, part.sums)
 
     def _loaded(self, start: Value) -> tuple[list[Value], Factors]:
-        """Load an unpacked block."""
         code, (n_scales, n_added) = start.code, self._reader.n_factors
         lines = [code.load(start + VECTOR_BYTES * i, INTS) for i in range(N_LINES)]
         behind = start + VECTOR_BYTES * N_LINES
@@ -225,7 +223,6 @@ def add_blocks(
 def _shared_sums(
     reader: TileReader, blocks: Sequence[_Block], half: int, tokens: Sequence[int]
 ) -> list[list[Value]]:
-    """Return the integer dot products of each tile's 16 columns with each token."""
     totals = [[block.correction(token, [half]) for token in tokens] for block in blocks]
     for line in range(N_LINES // 2):
         for index, token in enumerate(tokens):
@@ -293,11 +290,9 @@ class _Block:
         return [first * scale[0], second * scale[1]]
 
     def four_numbers(self, token: int, half: int, line: int) -> Value:
-        """Load four numbers of a token, as i32."""
         return self._number(self._offsets.numbers(token, 0, half, line), I32)
 
     def with_line(self, half: int, line: int, x: Value, total: Value) -> Value:
-        """Return a total with the dot products of a line and four numbers added."""
         reader, weights = self._reader, self._lines[4 * half + line]
         return reader.isa.dots(self._code, [weights], [[x]], [total], reader.largest_weight)[0]
 

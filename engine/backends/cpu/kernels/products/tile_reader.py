@@ -121,14 +121,12 @@ class TileReader:
         return [line + added * EACH_BYTE for line in lines] if added else lines
 
     def _part(self, stored: Value, n_bits: int, shift: int) -> Value:
-        """Extract `n_bits` bits of every byte, from bit `shift` on."""
         if n_bits == 8:
             return stored
         mask = ((1 << n_bits) - 1) * EACH_BYTE
         return ((stored >> shift) if shift else stored) & mask
 
     def _with_high(self, lines: list[Value], places: BlockPlaces) -> list[Value]:
-        """Put the high bits of the codes above the low bits in `lines`."""
         n_bits, low = self.layout.high, self.layout.low
         per_line = 8 // n_bits
         stored = [places.high.code.load(places.high + 64 * n, INTS) for n in range(n_bits)]
@@ -142,7 +140,6 @@ class TileReader:
         return result
 
     def _looked_up(self, line: Value) -> Value:
-        """Replace codes by the values of the layout's table."""
         table = [value + self.offset for value in self.layout.table]
         table = [value - 256 if value > 127 else value for value in table]
         return self.isa.table_lookup(line.code, table, line.bitcast(LINE)).bitcast(INTS)

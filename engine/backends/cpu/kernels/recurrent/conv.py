@@ -76,7 +76,6 @@ def _n_pieces(code: Code, given: Named) -> Value:
 
 
 def _emit_piece(code: Code, name: str, given: Named, index: Value) -> None:
-    """Write a piece: some groups of channels."""
     values = [given[name] for name in ARGUMENTS]
     first = index * given["per_piece"] * GROUP
     stop = code.min_signed(first + given["per_piece"] * GROUP, given["n_channel"])
@@ -120,7 +119,6 @@ class _Group:
         self._inputs = code.stack_buffer(F32, GROUP * (n_tap - 1 + BLOCK))
 
     def emit(self, *, has_silu: bool) -> None:
-        """Write the loop over the chains, which all use the filters that are loaded first."""
         code, none, given = self._code, self._code.number(0), self._given
         with code.loop(none, self._n, LANES) as at:
             self._load_filters(at)
@@ -132,7 +130,6 @@ class _Group:
             self._emit_tokens(begin, end, most, has_silu=has_silu)
 
     def _emit_tokens(self, begin: Value, end: Value, most: Value, *, has_silu: bool) -> None:
-        """Write the loops over the tokens of a chain and the channels."""
         code, none, given = self._code, self._code.number(0), self._given
         with code.loop(begin, end, code.min_signed(most, code.number(BLOCK))) as first:
             n = code.min_signed(code.min_signed(end - first, most), code.number(BLOCK))
@@ -149,7 +146,6 @@ class _Group:
                     self._store_state(state, at)
 
     def _lanes(self, at: Value) -> SimdLanes:
-        """Return the lanes of the channels from number `at` of the group on."""
         left = None if self._is_whole else self._n - at
         return SimdLanes(self._code, self._channel + at, left)
 
@@ -162,7 +158,6 @@ class _Group:
             code.store(self._lanes(at).load(given["bias"]), self._biases + at * 4)
 
     def _load_state(self, state: Value, at: Value) -> None:
-        """Load the inputs of 16 channels before the present ones."""
         for row, held in enumerate(self._apart(state, self._n_tap - 1, at)):
             self._code.store(held, self._inputs + row * ROW + at * 4)
 
@@ -196,7 +191,6 @@ class _Group:
                 code.store_part(vector, address + 4 * LANES * part, n_left)
 
     def _compute(self, row: Value, token: Value, at: Value, *, has_silu: bool) -> None:
-        """Compute a row of x, which is a token of the present block, for 16 channels."""
         code, given, lanes = self._code, self._given, self._lanes(at)
         x, out = given["x"] + row * given["x_stride"], given["out"] + row * given["n_channel"] * 4
         newest = code.variable(lanes.load(x))

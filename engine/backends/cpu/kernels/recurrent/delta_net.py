@@ -79,7 +79,6 @@ def build(module: ir.Module, isa: Isa, *, by_channel: bool) -> None:
 
 
 def _n_strips(code: Code, given: Named, columns: int) -> Value:
-    """Return the number of strips of all heads of all chains."""
     n_head = n_chains(code, given["chains"]) * given["n_head"]
     return n_head * ceil_div(given["n_value"], columns)
 
@@ -95,7 +94,6 @@ class _Block(NamedTuple):
 
     @classmethod
     def reserve(cls, code: Code, n_key: Value) -> _Block:
-        """Reserve the memory, once for each call of the function."""
         key_bytes = ceil_div(n_key, LANES) * (4 * LANES)
         keys, queries, decays = (_reserve(code, key_bytes * BLOCK) for _ in range(3))
         return cls(keys, queries, decays, key_bytes, _reserve(code, code.number(4 * BLOCK)))
@@ -110,7 +108,6 @@ def _reserve(code: Code, n_bytes: Value) -> Value:
 def _emit_piece(
     code: Code, given: Named, index: Value, columns: int, *, by_channel: bool
 ) -> None:  # fmt: skip
-    """Write a piece: some strips, of one head after the other."""
     n_key, n_value = given["n_key"], given["n_value"]
     n_strip = ceil_div(n_value, columns)
     stop = code.min_signed((index + 1) * given["per_piece"], _n_strips(code, given, columns))
@@ -220,7 +217,6 @@ def _add_normalise(module: ir.Module) -> None:
 def _emit_normalised(
     code: Code, x: Value, n: Value, scale: Value, eps: Value, out: Value, total: Variable
 ) -> None:
-    """Write the normalisation of one row."""
     total.set(code.constant(FLOATS, 0.0))
 
     def add(lanes: SimdLanes) -> None:

@@ -97,7 +97,6 @@ class _Strip:
         )
 
     def emit(self) -> None:
-        """Write the visits: one that begins, one between each two tokens, one that ends."""
         code, given, none = self._code, self._given, self._code.number(0)
         self._set_factor(none)
         self._each_row(self._begin)
@@ -160,7 +159,6 @@ class _Strip:
         return self._given["held"] + row * self._row_bytes + 4 * LANES * n
 
     def _number(self, name: str, row: Value, token: Value) -> Value:
-        """Return the number of a row in a token's vector, in all lanes."""
         given = self._given
         address = given[name] + token * given["key_bytes"] + row * 4
         return self._code.splat(self._code.load(address, F32))
@@ -169,7 +167,6 @@ class _Strip:
         return self._code.splat(self._code.load(self._given[name] + token * 4, F32))
 
     def _set_factor(self, token: Value) -> None:
-        """Set the decay of all rows for a token."""
         if not self._by_channel:
             self._factor.set(self._of_token("decays", token))
 

@@ -111,7 +111,6 @@ class _Unit(NamedTuple):
 
 
 def _emit_piece(code: Code, name: str, given: Named, index: Value) -> None:
-    """Write a piece: some units."""
     written, steps = (code.stack_buffer(F32, BLOCK * LANES) for _ in range(2))
     sums = code.stack_buffer(F32, LANES)
     stop = code.min_signed((index + 1) * given["per_piece"], _n_units(code, given))
@@ -133,7 +132,6 @@ def _emit_piece(code: Code, name: str, given: Named, index: Value) -> None:
 
 
 def _of_token(given: Named, name: str, unit: _Unit, token: Value) -> Value:
-    """Return the address of the unit's rows in x, gate or step for a token of the block."""
     row = unit.head * given["n_row"] + unit.row
     return given[name] + (unit.token + token) * given[f"{name}_stride"] + row * 4
 
@@ -179,7 +177,6 @@ def _prefetch(code: Code, given: Named, unit: _Unit, token: Value) -> None:
 
 
 def _out(given: Named, unit: _Unit, token: Value) -> Value:
-    """Return the address of the unit's rows in the result for a token of the block."""
     place = (unit.token + token) * given["n_head"] + unit.head
     return given["out"] + (place * given["n_row"] + unit.row) * 4
 

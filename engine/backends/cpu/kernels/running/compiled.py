@@ -21,7 +21,6 @@ from engine.backends.cpu.kernels.products import (
     int16_gemm,
     panel_packing,
     quantised_gemm,
-    strassen,
 )
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.fastcall import Kernel, bind
@@ -48,7 +47,6 @@ def quantise_address(x_bytes: int) -> int:
 
 @cache
 def _product(type_number: int, x_bytes: int) -> dict[str, int]:
-    """Compile `quantised_gemm` and return the addresses of its functions."""
     isa, layout = chosen(), LAYOUTS[type_number]
 
     def build(module: ir.Module) -> None:
@@ -71,7 +69,6 @@ def multiply_piece(type_number: int, x_bytes: int) -> int:
 
 @cache
 def _fused() -> dict[str, int]:
-    """Compile `fused_gemv` and return the addresses of its functions."""
     return jit.addresses_by_source("fused-gemv", chosen(), fused_gemv.NAMES, fused_gemv.build)
 
 
@@ -113,7 +110,6 @@ def multiply_groups(type_number: int, x_bytes: int) -> Kernel:
 
 @cache
 def _expert_ffn(x_bytes: int) -> dict[str, int]:
-    """Compile `experts` and return the addresses of its functions."""
     isa = chosen()
 
     def build(module: ir.Module) -> None:
@@ -135,7 +131,6 @@ def feed_experts(x_bytes: int) -> Kernel:
 
 @cache
 def _rows(type_number: int) -> dict[str, int]:
-    """Compile `dequantise` and return the addresses of its functions."""
     isa, layout, names = chosen(), LAYOUTS[type_number], ["lookup", "bf16_rows"]
     return jit.addresses_by_source(
         f"dequantise-{type_number}", isa, names, lambda m: dequantise.build(m, isa, layout)
@@ -156,7 +151,6 @@ def bf16_rows(type_number: int) -> Kernel:
 
 @cache
 def _packers(type_number: int) -> dict[str, int]:
-    """Compile `file_pack`, with `pack`, and return the addresses of its functions."""
     return jit.addresses_by_source(
         f"file-pack-{type_number}",
         chosen(),
@@ -207,7 +201,6 @@ def quantise_int16_address() -> int:
 
 @cache
 def _int16_product() -> dict[str, int]:
-    """Compile `int16_gemm` and return the addresses of its functions."""
     isa, names = chosen(), ["multiply", "multiply_piece"]
     return jit.addresses_by_source("int16-gemm", isa, names, lambda m: int16_gemm.build(m, isa))
 
@@ -216,24 +209,6 @@ def _int16_product() -> dict[str, int]:
 def multiply_int16() -> Kernel:
     """Return the kernel of `int16_gemm`."""
     return callable_at(_int16_product()["multiply"], gemm.ARGUMENTS)
-
-
-@cache
-def _strassen() -> dict[str, int]:
-    """Compile `strassen` and return the addresses of its functions."""
-    isa, names = chosen(), ["combine", "multiply"]
-    return jit.addresses_by_source("strassen", isa, names, lambda m: strassen.build(m, isa))
-
-
-def combine_address() -> int:
-    """Return the address of the kernel of `strassen` that packs tokens for the other."""
-    return _strassen()["combine"]
-
-
-@cache
-def multiply_by_strassen() -> Kernel:
-    """Return the kernel of `strassen` that multiplies."""
-    return callable_at(_strassen()["multiply"], strassen.ARGUMENTS)
 
 
 def multiply_int16_piece() -> int:

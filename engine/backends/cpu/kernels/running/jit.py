@@ -172,7 +172,6 @@ def _define_windows_symbols() -> None:
 
 
 def _write_ir(name: str, build: Build, machine: Any) -> str:
-    """Return the IR of a module as text."""
     module = ir.Module(name)
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
@@ -181,7 +180,6 @@ def _write_ir(name: str, build: Build, machine: Any) -> str:
 
 
 def _optimise(text: str, machine: Any) -> Any:
-    """Parse IR and run LLVM's passes over it."""
     module = llvm.parse_assembly(text)
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_unrolling = False  # kernels unroll their own loops
@@ -223,7 +221,6 @@ def _write(path: Path, code: bytes) -> None:
 
 
 def _link(code: bytes, machine: Any, names: Iterable[str]) -> dict[str, int]:
-    """Load object code into executable memory and return the addresses of functions."""
     empty = llvm.parse_assembly("")
     engine = llvm.create_mcjit_compiler(empty, machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))

@@ -48,7 +48,6 @@ def build(module: ir.Module) -> None:
 
 @cache
 def _kernel() -> Kernel:
-    """Compile the kernel; calls release Python's lock."""
     address = jit.addresses_by_source("replay", chosen(), ["replay"], build)["replay"]
     return bind(address, 1 + len(ARGUMENTS), holds_gil=False)
 

@@ -166,7 +166,6 @@ class _Kernels(NamedTuple):
 
 @cache
 def _kernels() -> _Kernels:
-    """Compile the kernels; waiting releases Python's lock."""
     found = jit.addresses_by_source(
         "thread-all-reduce", chosen(), ["all_reduce", "count_asleep"], build
     )

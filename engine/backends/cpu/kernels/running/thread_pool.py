@@ -245,7 +245,6 @@ def pause(code: Code, pool: Value, waited: Variable, yield_turns: int = YIELD_TU
 
 @cache
 def _work_loop() -> Callable[[int, int, int], None]:
-    """Compile the worker's loop."""
     address = jit.addresses_by_source("pool", chosen(), ["work_loop"], _build_work_loop)[
         "work_loop"
     ]
@@ -297,7 +296,6 @@ class _State:
                 self._condition.notify_all()
 
     def close(self) -> None:
-        """Have the workers end."""
         self.is_closed = True
         self.wake()
 

@@ -47,7 +47,6 @@ def _n_pieces(code: Code, given: Named) -> Value:
 
 
 def _emit_piece(code: Code, kind: str, given: Named, index: Value) -> None:
-    """Write a piece: some columns of a row."""
     n = given["n"]
     per_row = ceil_div(n, COLUMNS)
     row, first = index // per_row, index % per_row * COLUMNS

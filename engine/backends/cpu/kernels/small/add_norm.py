@@ -45,7 +45,6 @@ def _n_pieces(code: Code, given: Named) -> Value:
 
 
 def _emit_piece(code: Code, name: str, given: Named, index: Value) -> None:
-    """Write a piece: some tokens."""
     n, per_piece = given["n"], rows_per_piece(code, given["n"])
     stop = code.min_signed((index + 1) * per_piece, given["n_tokens"])
     with code.loop(index * per_piece, stop) as token:

@@ -38,7 +38,6 @@ def _n_pieces(code: Code, given: Named) -> Value:
 
 
 def _emit_piece(code: Code, name: str, given: Named, start: Value) -> None:
-    """Write a piece: up to `PER_PIECE` elements from index `start` on."""
     x, y, out = (given[name] + start * 4 for name in ("x", "y", "out"))
 
     def compute(lanes: SimdLanes) -> None:

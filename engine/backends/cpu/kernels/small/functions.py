@@ -38,7 +38,6 @@ def build(module: ir.Module) -> None:
 
 
 def _emit_piece(code: Code, name: str, given: Named, start: Value) -> None:
-    """Write a piece: up to `PER_PIECE` elements from index `start` on."""
     x, out = (given[place] + start * 4 for place in ("x", "out"))
     factors = [code.splat(given[p].to(I32).bitcast(F32)) for p in PARAMETERS]
 

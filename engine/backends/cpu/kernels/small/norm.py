@@ -61,7 +61,6 @@ def _n_pieces(code: Code, given: Named) -> Value:
 
 
 def _emit_piece(code: Code, name: str, given: Named, index: Value) -> None:
-    """Write a piece: all heads of some tokens."""
     n, n_heads = given["n"], given["n_heads"]
     per_piece = rows_per_piece(code, n_heads * n)
     stop = code.min_signed((index + 1) * per_piece, given["n_tokens"])

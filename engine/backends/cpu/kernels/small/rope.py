@@ -49,7 +49,6 @@ def _n_pieces(code: Code, given: Named) -> Value:
 
 
 def _emit_piece(code: Code, style: str, given: Named, index: Value) -> None:
-    """Write a piece: all heads of some tokens."""
     n_heads, head_dim, n_pairs = given["n_heads"], given["head_dim"], given["n_pairs"]
     per_piece = rows_per_piece(code, n_heads * head_dim)
     stop = code.min_signed((index + 1) * per_piece, given["n_tokens"])

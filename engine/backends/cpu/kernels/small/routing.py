@@ -98,12 +98,10 @@ def _list(code: Code, n: Value) -> Value:
 
 
 def _padded(n: Value) -> Value:
-    """Return n, rounded up to a multiple of 16."""
     return (n + (LANES - 1)) // LANES * LANES
 
 
 def _internal(module: ir.Module, name: str, n: int, result: Any = VOID) -> tuple[Code, list[Value]]:
-    """Begin a function of n 64-bit integers that only its module calls."""
     code, values = function(module, name, n, result)
     code.builder.function.linkage = "internal"
     return code, values
@@ -322,12 +320,10 @@ def _add_assign(module: ir.Module, gating: str) -> None:
 
 
 def _n_sum_pieces(code: Code, given: Named) -> Value:
-    """Return the number of pieces of `sum_of_experts`."""
     return ceil_div(given["n_token"], rows_per_piece(code, given["n"] * given["n_used"]))
 
 
 def _emit_sums(code: Code, given: Named, index: Value) -> None:
-    """Write a piece of `sum_of_experts`: some tokens."""
     n, n_used, weights = given["n"], given["n_used"], given["weights"]
     per_piece = rows_per_piece(code, n * n_used)
     stop = code.min_signed((index + 1) * per_piece, given["n_token"])

@@ -223,7 +223,6 @@ class SmallOps:
         return out
 
     def _binding(self, kernel: BoundKernel, out: Tensor) -> Kernel:
-        """Return the binding for a result of this size; wake the workers if it is large."""
         if out.numel() <= SHORT_CALL:
             return kernel.with_gil
         self._pool.wake()
@@ -276,7 +275,6 @@ def _is_f32(x: Tensor) -> bool:
 
 
 def _empty(x: Tensor) -> Tensor:
-    """Return an empty contiguous tensor of x's shape."""
     if 4 * x.numel() >= MIN_RESULT_BYTES:
         return result(*x.shape)
     if x.is_contiguous():
