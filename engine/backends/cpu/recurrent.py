@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.backends.cpu.kernels.language.isa import chosen, named
-from engine.backends.cpu.kernels.recurrent import conv, delta_net, delta_strip, state_space
+from engine.backends.cpu.kernels.recurrent import conv, delta_net, state_space
 from engine.backends.cpu.kernels.recurrent.state_rows import StateRows
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
@@ -106,7 +106,7 @@ class RecurrentOps:
             return None
         out = torch.empty(n_token, n_head, n_value)
         kernel = _delta_net(self._isa.name, by_channel=x.step.dim() == 3)
-        columns = delta_strip.columns_of(self._isa)
+        columns = delta_net.columns_of(self._isa)
         n_strips = -(-n_value // columns)
         per_piece = self._per_piece(
             held.n_chain * n_head * n_strips, n_strips, held.most * n_key * columns
@@ -209,10 +209,7 @@ class RecurrentOps:
         return n if n < n_together else n - n % n_together
 
     def _binding(self, kernel: BoundKernel, n_elements: int) -> Kernel:
-        if n_elements <= SHORT_CALL:
-            return kernel.with_gil
-        self._pool.wake()
-        return kernel.without_gil
+        return kernel.chosen(self._pool, is_short=n_elements <= SHORT_CALL)
 
 
 class _Held(NamedTuple):

@@ -16,7 +16,7 @@ from engine.backends.cpu.kernels.running import compiled, jit
 from engine.backends.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
 from engine.backends.cpu.kernels.running.result_memory import result
 from engine.backends.cpu.kernels.small import routing
-from engine.backends.cpu.kernels.small.small_ops import f32_bits
+from engine.backends.cpu.kernels.small.small_ops import f32_bits, is_plain
 from engine.backends.cpu.weights import PlaneWeight
 from engine.model.forward.batch import MAX_AT_ONCE
 from engine.model.forward.expert_rows import Groups
@@ -99,7 +99,7 @@ class RoutingOps:
         n_token, n_expert = logits.shape
         if n_expert > routing.MAX_EXPERTS or not n_token:
             return None
-        if not _is_plain(logits) or (bias is not None and not _is_plain(bias)):
+        if not is_plain(logits) or (bias is not None and not is_plain(bias)):
             return None
         n_used = rule.n_used
         weights = torch.empty(n_token, n_used)
@@ -132,7 +132,7 @@ class RoutingOps:
 
     def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor | None:
         """Add up each token's rows of y (n_row, n), times weights (T, n_used) if any, to (T, n)."""
-        if not _is_plain(y):
+        if not is_plain(y):
             return None
         n_token, n_used = groups.row_of.shape
         out = torch.empty(n_token, y.shape[1])
@@ -144,15 +144,7 @@ class RoutingOps:
         return out
 
     def _kernel(self, name: str, n_token: int) -> Kernel:
-        kernel = self._kernels[name]
-        if n_token <= SHORT:
-            return kernel.with_gil
-        self._pool.wake()
-        return kernel.without_gil
-
-
-def _is_plain(x: Tensor) -> bool:
-    return x.is_cpu and x.dtype == torch.float32 and x.is_contiguous()
+        return self._kernels[name].chosen(self._pool, is_short=n_token <= SHORT)
 
 
 class ExpertFFN:

@@ -28,7 +28,15 @@ from engine.backends.cpu.kernels.cache.attention_tile import add_parts
 from engine.backends.cpu.kernels.cache.attention_words import UNIT_BYTES, in_words
 from engine.backends.cpu.kernels.language.isa import Isa
 from engine.backends.cpu.kernels.language.loops import Named, ceil_div, share
-from engine.backends.cpu.kernels.language.values import I1, I64, VOID, Code, Value, function
+from engine.backends.cpu.kernels.language.values import (
+    I1,
+    I64,
+    VOID,
+    Code,
+    Value,
+    function,
+    internal,
+)
 from engine.backends.cpu.kernels.running.thread_pool import add_run
 from engine.load_params import KVTypes
 from engine.model.forward.pages import PAGE
@@ -142,8 +150,7 @@ def _add_tile_at(module: ir.Module) -> None:
     They are its first row, its number of rows, the first page that any of them sees, and the page
     after the last of these.
     """
-    code, (place, tile, words) = function(module, "tile_at", 3)
-    code.builder.function.linkage = "internal"
+    code, (place, tile, words) = internal(module, "tile_at", 3)
     given = named(code, place, INNER)
     per_tile, n_first = given["tile_rows"], given["n_first"]
     is_prompt = tile < given["n_prompt_tiles"]
@@ -185,8 +192,7 @@ def _add_attend_piece(module: ir.Module) -> None:
 
 def _add_part(module: ir.Module, *, has_words: bool) -> None:
     """Write `attend_part(place, item, scratch)`: one page of a tile, for `merge_piece`."""
-    code, (place, item, scratch) = function(module, "attend_part", 3)
-    code.builder.function.linkage = "internal"
+    code, (place, item, scratch) = internal(module, "attend_part", 3)
     given = named(code, place, INNER)
     words = code.stack_buffer(I64, TILE_WORDS)
     zero = code.number(0)
@@ -268,8 +274,7 @@ def _add_whole(module: ir.Module, *, has_words: bool) -> None:
 
     The last tiles, which see most, come first.
     """
-    code, (place, item, scratch) = function(module, "attend_whole", 3)
-    code.builder.function.linkage = "internal"
+    code, (place, item, scratch) = internal(module, "attend_whole", 3)
     given = named(code, place, INNER)
     n_groups, words = given["n_groups"], code.stack_buffer(I64, TILE_WORDS)
     tile = given["n_tiles"] - 1 - item // n_groups

@@ -30,7 +30,7 @@ from engine.backends.cpu.kernels.language.values import (
     VOID,
     Code,
     Value,
-    function,
+    internal,
 )
 from engine.load_params import KVTypes
 from engine.model.forward.pages import PAGE
@@ -128,8 +128,7 @@ def add_pages(module: ir.Module, isa: Isa, types: KVTypes, inner: Sequence[str])
     _add_load_queries(module, inner, has_words=has_words)
     _add_direct_page(module, inner, has_words=has_words)
     _add_row_page(module, isa, inner)
-    code, arguments = function(module, "attend_page", 7)
-    code.builder.function.linkage = "internal"
+    code, arguments = internal(module, "attend_page", 7)
     is_direct = code.load(arguments[0] + 8 * inner.index("is_direct"), I64)
     with code.if_else(is_direct.differs(0)) as (direct, others):
         with direct:
@@ -150,8 +149,7 @@ def _add_load_queries(module: ir.Module, inner: Sequence[str], *, has_words: boo
     Args:
         has_words: whether they are converted by `query_words`.
     """
-    code, (place, *parts, scratch) = function(module, "load_queries", 5)
-    code.builder.function.linkage = "internal"
+    code, (place, *parts, scratch) = internal(module, "load_queries", 5)
     given, tile = named(code, place, inner), Tile(*parts)
     _, head, n = tile.heads(code)
     dim = given["head_dim_k"]
@@ -198,8 +196,7 @@ def _add_direct_page(module: ir.Module, inner: Sequence[str], *, has_words: bool
 
     See `_add_row_page`; queries lie in the scratch memory only if they are converted.
     """
-    code, (place, *parts, page, goal, scratch) = function(module, "direct_page", 7)
-    code.builder.function.linkage = "internal"
+    code, (place, *parts, page, goal, scratch) = internal(module, "direct_page", 7)
     given, tile = named(code, place, inner), Tile(*parts)
     kv, head, n = tile.heads(code)
     k, v = _cells(given, code, kv, tile.row, page)
@@ -258,8 +255,7 @@ def _add_row_page(module: ir.Module, isa: Isa, inner: Sequence[str]) -> None:
     see the page mean nothing. The queries lie in the scratch memory already.
     """
     _add_block(module, isa, inner)
-    code, (place, *parts, page, goal, scratch) = function(module, "row_page", 7)
-    code.builder.function.linkage = "internal"
+    code, (place, *parts, page, goal, scratch) = internal(module, "row_page", 7)
     given, tile = named(code, place, inner), Tile(*parts)
     kv, _, n = tile.heads(code)
     k, v = _cells(given, code, kv, tile.row, page)
@@ -333,8 +329,7 @@ def _add_block(module: ir.Module, isa: Isa, inner: Sequence[str]) -> None:
     Adds the block of positions from `block` on, as far as decoded, to the tile's results at `goal`,
     for `_n_rows_at_once` of its rows, of which the first is row `first`.
     """
-    code, (place, *parts, first, block, high, goal, scratch) = function(module, "attend_block", 9)
-    code.builder.function.linkage = "internal"
+    code, (place, *parts, first, block, high, goal, scratch) = internal(module, "attend_block", 9)
     given, whole = named(code, place, inner), Tile(*parts)
     _, head, n = whole.heads(code)
     k_units = n_units(given["head_dim_k"])

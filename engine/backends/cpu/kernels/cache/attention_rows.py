@@ -19,7 +19,6 @@ from engine.backends.cpu.kernels.cache.attention_words import (
     add_key_words,
     add_word_scores,
     in_words,
-    transposed,
 )
 from engine.backends.cpu.kernels.cache.cache_codec import CODECS, CacheCodec, PlainCodec
 from engine.backends.cpu.kernels.language.isa import Isa
@@ -31,7 +30,8 @@ from engine.backends.cpu.kernels.language.values import (
     VOID,
     Code,
     Value,
-    function,
+    internal,
+    transposed,
 )
 from engine.load_params import KVTypes
 from engine.model.forward.state import ATTENTION_BLOCK as BLOCK
@@ -81,8 +81,7 @@ def _add_transpose(module: ir.Module, isa: Isa, type_k: str) -> None:
     `_n_vectors` lie between two of them. Keys after the `last` are not read. As many bytes at
     `ahead` are prefetched.
     """
-    code, (k, stride, last, dim, ahead, goal) = function(module, "transpose", 6)
-    code.builder.function.linkage = "internal"
+    code, (k, stride, last, dim, ahead, goal) = internal(module, "transpose", 6)
     codec = CODECS[type_k](code, isa)
     rows = [k + code.min_signed(code.number(n), last) * stride for n in range(LANES)]
     step = UNIT_BYTES * _n_vectors(isa)
@@ -114,8 +113,7 @@ def _add_decode_keys(module: ir.Module, n_vectors: int) -> None:
     vectors of positions as `tile_scores` takes at once lie together. Others are prefetched as by
     `scores`.
     """
-    code, (k, stride, start, stop, dim, ahead, goal) = function(module, "decode_keys", 7)
-    code.builder.function.linkage = "internal"
+    code, (k, stride, start, stop, dim, ahead, goal) = internal(module, "decode_keys", 7)
     n = n_vectors * LANES
     part_bytes = (dim + (LANES - 1)) // LANES * (LANES * 4 * n)
     with code.loop(start - start % LANES, stop, LANES) as near:
@@ -130,8 +128,7 @@ def _add_decode_values(module: ir.Module, isa: Isa, type_v: str) -> None:
 
     Decodes values start … stop - 1 of a block, in rows of whole vectors, padded by zeros.
     """
-    code, (v, stride, start, stop, dim, goal) = function(module, "decode_values", 6)
-    code.builder.function.linkage = "internal"
+    code, (v, stride, start, stop, dim, goal) = internal(module, "decode_values", 6)
     codec: CacheCodec = CODECS[type_v](code, isa)
     row_bytes = (dim + (LANES - 1)) // LANES * UNIT_BYTES
     n_units = dim // codec.width
@@ -157,10 +154,9 @@ def _add_tile_scores(module: ir.Module, isa: Isa, known: int) -> None:
         known: number of vectors that the function is for, at the end of its name; 0 for any.
     """
     name = f"tile_scores_{known}" if known else "tile_scores"
-    code, (q, n_units, k, out) = function(module, name, 4)
+    code, (q, n_units, k, out) = internal(module, name, 4)
     if known:
         n_units = code.number(known)
-    code.builder.function.linkage = "internal"
     n_vectors, n_rows = _n_vectors(isa), score_rows()
     q_rows = [q + n_units * (UNIT_BYTES * row) for row in range(n_rows)]
     tile_bytes = n_rows * n_vectors * UNIT_BYTES
@@ -215,8 +211,7 @@ def _add_row_scores(module: ir.Module, n_vectors: int, known: Sequence[int]) -> 
     Args:
         known: numbers of vectors that `tile_scores` has functions for.
     """
-    code, (q, n_units, first, last, k, stop, out) = function(module, "row_scores", 7)
-    code.builder.function.linkage = "internal"
+    code, (q, n_units, first, last, k, stop, out) = internal(module, "row_scores", 7)
     step, n_rows = n_vectors * LANES, score_rows()
     end = last - n_rows  # where the last tile begins, unless there are fewer rows
 
@@ -251,9 +246,8 @@ def _add_plain_sum(module: ir.Module, isa: Isa) -> None:
     of `n_units` vectors; the sums at `goal` are rows `row_bytes` apart, each with its state behind
     as many vectors.
     """
-    code, arguments = function(module, "plain_sum", 11)
+    code, arguments = internal(module, "plain_sum", 11)
     first, last, weights, start, stop, v, n_units, column, width, goal, row_bytes = arguments
-    code.builder.function.linkage = "internal"
     stride = n_units * UNIT_BYTES
     for_heads(
         code, sizes(isa), first, last,

@@ -27,12 +27,10 @@ from engine.backends.cpu.kernels.language.values import (  # fmt: skip
     Code,
     Value,
     Variable,
-    function,
+    internal,
     vector,
 )
 from engine.model.forward.state import ATTENTION_BLOCK as BLOCK
-
-Combine = Callable[[Value, Value], Value]
 
 
 def for_heads(
@@ -54,37 +52,6 @@ def for_heads(
     for size in fewer:
         with code.when((n & size) > 0):
             body(size, stop - n % (2 * size))
-
-
-def sums_of(vectors: Sequence[Value], combine: Combine = operator.add) -> Value:
-    """Return the sum over the lanes of each of 1, 2, 4, … vectors, each in the same order.
-
-    Args:
-        combine: what adds two vectors; another operation takes its place.
-    """
-    n_groups = 1
-    while len(vectors) > 1:
-        vectors = [
-            _folded(combine, a, b, n_groups)
-            for a, b in zip(vectors[::2], vectors[1::2], strict=True)
-        ]
-        n_groups *= 2
-    (total,) = vectors
-    while total.kind.count > n_groups:
-        total = _folded(combine, total, None, n_groups)
-    return total
-
-
-def _folded(combine: Combine, a: Value, b: Value | None, n_groups: int) -> Value:
-    """Add the two halves of each group of lanes; the results of b follow those of a."""
-    n = a.kind.count
-    size = n // n_groups
-    starts = range(0, n if b is None else 2 * n, size)
-    low, high = (
-        [start + lane for start in starts for lane in part]
-        for part in (range(size // 2), range(size // 2, size))
-    )
-    return combine(a.shuffle(low, b), a.shuffle(high, b))
 
 
 MAX_NUMBER, SUM, FACTOR, SUMS = 0, 4, 8, 32
@@ -133,8 +100,7 @@ def _add_cap(module: ir.Module) -> None:
 
     If there is a cap, the scores x of the heads first … last - 1 are scaled and capped.
     """
-    code, (first, last, x, *factors) = function(module, "cap", 5, I64)
-    code.builder.function.linkage = "internal"
+    code, (first, last, x, *factors) = internal(module, "cap", 5, I64)
     scale, softcap = (factor.to(I32).bitcast(F32) for factor in factors)
     factor = code.variable(scale * maths.LOG2_E)
     with code.when(factors[1].differs(0)):
@@ -153,8 +119,7 @@ def _add_mask(module: ir.Module) -> None:
     positions but start … stop - 1 by -inf. `distance` is the block's first position minus that of
     the token, factor the bits of F32, and slopes the address of the heads' slopes, or 0.
     """
-    code, (n, x, start, stop, distance, factor, slopes) = function(module, "mask", 7)
-    code.builder.function.linkage = "internal"
+    code, (n, x, start, stop, distance, factor, slopes) = internal(module, "mask", 7)
     spread = code.splat(factor.to(I32).bitcast(F32))
     begin, end = code.splat(start.to(I32)), code.splat(stop.to(I32))
     before, lowest = code.splat(distance.to(F32)), code.constant(FLOATS, MINUS_INFINITY)
@@ -176,8 +141,7 @@ def _add_softmax(module: ir.Module, isa: Isa) -> None:
 
     Does the work of `_add_tile_softmax` for the heads first … last - 1.
     """
-    code, (first, last, x, factor, state, row_bytes) = function(module, "softmax", 6)
-    code.builder.function.linkage = "internal"
+    code, (first, last, x, factor, state, row_bytes) = internal(module, "softmax", 6)
     for_heads(
         code, _sizes(isa), first, last,
         lambda size, head: code.call(
@@ -194,8 +158,7 @@ def _add_tile_softmax(module: ir.Module, isa: Isa, size: int) -> None:
     Replaces their scores x in a block, times the factor, by weights and updates their states, which
     are `row_bytes` apart. factor is the bits of F32.
     """
-    code, (x, factor, state, row_bytes) = function(module, f"softmax_{size}", 4)
-    code.builder.function.linkage = "internal"
+    code, (x, factor, state, row_bytes) = internal(module, f"softmax_{size}", 4)
     spread = code.splat(factor.to(I32).bitcast(F32))
     heads = range(size)
     rows = [[x + (SCORE_BYTES * head + n) for n in range(0, SCORE_BYTES, 64)] for head in heads]
@@ -203,7 +166,7 @@ def _add_tile_softmax(module: ir.Module, isa: Isa, size: int) -> None:
     states = [state + row_bytes * head for head in heads]
     greater = partial(larger, code)
     before = code.gathered([each + MAX_NUMBER for each in states], F32)
-    largest = greater(sums_of([reduce(greater, row) for row in scores], greater), before)
+    largest = greater(code.reduce_each([reduce(greater, row) for row in scores], greater), before)
     least, zero = (code.constant(before.kind, number) for number in (MINUS_INFINITY, 0.0))
     base = code.where(largest > least, largest, zero)
     factors = maths.exp2(code, isa, (before - base).shuffle([n % size for n in range(LANES)]))
@@ -294,8 +257,7 @@ def _add_merge_all(module: ir.Module, isa: Isa) -> None:
     Merges the pages of a row and writes its result. The first has its values at `row` and its state
     `offset` bytes on; the next ones follow `apart` bytes on.
     """
-    code, (row, offset, apart, n_pages, dim, sinks, head, out) = function(module, "merge_all", 8)
-    code.builder.function.linkage = "internal"
+    code, (row, offset, apart, n_pages, dim, sinks, head, out) = internal(module, "merge_all", 8)
     state, softmax = row + offset, _Softmax.begun(code, sinks, head)
     begin = code.variable(code.number(0))
     with code.when(sinks.equals(0)):  # then the first page is taken as it is
@@ -329,8 +291,7 @@ def _merged(code: Code, values: Value, before: Value, state: Value) -> Value:
 
 def _add_begin_row(module: ir.Module) -> None:
     """Write `begin_row(state, sinks, head)`: writes the state of a row without any page."""
-    code, (state, sinks, head) = function(module, "begin_row", 3)
-    code.builder.function.linkage = "internal"
+    code, (state, sinks, head) = internal(module, "begin_row", 3)
     softmax = _Softmax.begun(code, sinks, head)
     code.store(softmax.largest.get(), state + MAX_NUMBER)
     code.store(softmax.total.get(), state + SUM)
@@ -343,8 +304,7 @@ def _add_add_page(module: ir.Module, isa: Isa) -> None:
 
     Both are `n_units` vectors with the state `offset` bytes on.
     """
-    code, (page, row, offset, n_units) = function(module, "add_page", 4)
-    code.builder.function.linkage = "internal"
+    code, (page, row, offset, n_units) = internal(module, "add_page", 4)
     state, page_state = row + offset, page + offset
     largest, total = (code.variable(code.load(state + at, F32)) for at in (MAX_NUMBER, SUM))
     fresh = code.load(state + FACTOR, F32).equals(FRESH)
@@ -365,8 +325,7 @@ def _add_add_page(module: ir.Module, isa: Isa) -> None:
 
 def _add_end_row(module: ir.Module) -> None:
     """Write `end_row(row, offset, head_dim, out)`: writes a row's result, all pages merged."""
-    code, (row, offset, dim, out) = function(module, "end_row", 4)
-    code.builder.function.linkage = "internal"
+    code, (row, offset, dim, out) = internal(module, "end_row", 4)
     inverse = code.splat(code.constant(F32, 1.0) / code.load(row + offset + SUM, F32))
 
     def finish(lanes: SimdLanes) -> None:

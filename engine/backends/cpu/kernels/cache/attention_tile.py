@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from engine.backends.cpu.kernels.cache.attention_softmax import FACTOR, FRESH, for_heads, sums_of
+from engine.backends.cpu.kernels.cache.attention_softmax import FACTOR, FRESH, for_heads
 from engine.backends.cpu.kernels.cache.attention_words import QUERY_BYTES, in_words, word_products
 from engine.backends.cpu.kernels.cache.cache_codec import CODECS, CacheCodec, PlainCodec
 from engine.backends.cpu.kernels.language.isa import Isa
@@ -23,7 +23,7 @@ from engine.backends.cpu.kernels.language.values import (
     Code,
     Value,
     Variable,
-    function,
+    internal,
 )
 from engine.load_params import KVTypes
 from engine.model.forward.state import ATTENTION_BLOCK as BLOCK
@@ -56,9 +56,8 @@ def _add_weighted_sum(module: ir.Module, isa: Isa) -> None:
     See `add_weighted_sum`, which does the same for a tile of heads and as many positions as stay in
     the first cache.
     """
-    code, arguments = function(module, "weighted_sum", 10)
+    code, arguments = internal(module, "weighted_sum", 10)
     n, weights, count, v, stride, ahead, dim, offset, row, row_bytes = arguments
-    code.builder.function.linkage = "internal"
     step, start = rows_ahead(code, stride), code.variable(code.number(0))
     with code.forever() as leave:
         at = start.get()
@@ -92,8 +91,7 @@ def _add_scores(module: ir.Module, isa: Isa, most: int) -> None:
     Args:
         most: largest number of heads of a tile.
     """
-    code, (n, q, dim, k, stride, start, stop, ahead, out) = function(module, "scores", 9)
-    code.builder.function.linkage = "internal"
+    code, (n, q, dim, k, stride, start, stop, ahead, out) = internal(module, "scores", 9)
     with code.loop(start - start % LANES, stop, LANES) as near:
         end = code.min_signed(near + LANES, stop)
         place = place_ahead(code, k, stride, near, stop, ahead)
@@ -146,8 +144,7 @@ def _add_dots(module: ir.Module, isa: Isa, type_k: str, size: int) -> None:
     These are the products with adjacent positions. As many bytes at `ahead` are prefetched.
     Positions after the `last` are not read; their results in `out` mean nothing.
     """
-    code, (q, dim, k, stride, last, ahead, out) = function(module, f"dots_{size}", 7)
-    code.builder.function.linkage = "internal"
+    code, (q, dim, k, stride, last, ahead, out) = internal(module, f"dots_{size}", 7)
     codec = CODECS[type_k](code, isa)
     n_positions = n_sums(isa) // size
     rows = [k]
@@ -176,7 +173,7 @@ def _add_dots(module: ir.Module, isa: Isa, type_k: str, size: int) -> None:
             left, at = dim % LANES, q + n_units * (4 * LANES)
             queries = [code.load_part(at + dim * (4 * h), FLOATS, left) for h in range(size)]
             add(queries, [codec.read_part(row + n_units * codec.n_bytes, left) for row in rows])
-    totals = sums_of([total.get() for row in sums for total in row])
+    totals = code.reduce_each([total.get() for row in sums for total in row])
     for head in range(size):
         mine = totals.shuffle(range(head * n_positions, (head + 1) * n_positions))
         code.store(mine, out + head * (4 * BLOCK))
@@ -185,8 +182,7 @@ def _add_dots(module: ir.Module, isa: Isa, type_k: str, size: int) -> None:
 
 def _add_word_dots(module: ir.Module, isa: Isa, type_k: str, size: int) -> None:
     """Write `dots_m` as `_add_dots` does, for queries that `query_words` wrote."""
-    code, (q, dim, k, stride, last, ahead, out) = function(module, f"dots_{size}", 7)
-    code.builder.function.linkage = "internal"
+    code, (q, dim, k, stride, last, ahead, out) = internal(module, f"dots_{size}", 7)
     codec = CODECS[type_k]
     n_positions = n_sums(isa) // size
     rows = [k]
@@ -199,7 +195,7 @@ def _add_word_dots(module: ir.Module, isa: Isa, type_k: str, size: int) -> None:
         queries = [q + dim * (4 * head) + index * QUERY_BYTES for head in range(size)]
         keys = [row + index * codec.n_bytes for row in rows]
         products, scales, factors = word_products(code, isa, type_k, queries, keys)
-        total.set(code.fma(sums_of(products).to(FLOATS) * scales, factors, total.get()))
+        total.set(code.fma(code.reduce_each(products).to(FLOATS) * scales, factors, total.get()))
     for head in range(size):
         mine = total.get().shuffle(range(head * n_positions, (head + 1) * n_positions))
         code.store(mine, out + head * (4 * BLOCK))
@@ -218,12 +214,11 @@ def add_weighted_sum(
     Args:
         prefetches: whether the kernel does the latter, and takes `ahead`.
     """
-    code, (weights, count, v, stride, *others) = function(
+    code, (weights, count, v, stride, *others) = internal(
         module, f"{name}_{size}", 9 if prefetches else 8
     )
     *ahead, dim, offset, row, row_bytes = others
     state = row + offset
-    code.builder.function.linkage = "internal"
     codec = CODECS[type_v](code, isa)
 
     def columns(start: Value, n_units: int, left: Value | None = None) -> None:

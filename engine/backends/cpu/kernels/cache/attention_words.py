@@ -14,7 +14,7 @@ from typing import cast
 
 from llvmlite import ir
 
-from engine.backends.cpu.kernels.cache.attention_softmax import larger, sums_of
+from engine.backends.cpu.kernels.cache.attention_softmax import larger
 from engine.backends.cpu.kernels.cache.cache_codec import CODECS, BlockCodec
 from engine.backends.cpu.kernels.language.isa import Isa
 from engine.backends.cpu.kernels.language.values import (  # fmt: skip
@@ -26,7 +26,8 @@ from engine.backends.cpu.kernels.language.values import (  # fmt: skip
     LANES,
     Code,
     Value,
-    function,
+    internal,
+    transposed,
     vector,
 )
 from engine.model.forward.state import ATTENTION_BLOCK as BLOCK
@@ -62,14 +63,13 @@ def in_words(isa: Isa, type_k: str) -> bool:
 
 def add_query_words(module: ir.Module) -> None:
     """Write `query_words(q, head_dim, goal)`: converts a query's head from F32."""
-    code, (q, dim, goal) = function(module, "query_words", 3)
-    code.builder.function.linkage = "internal"
+    code, (q, dim, goal) = internal(module, "query_words", 3)
     greater = partial(larger, code)
     with code.loop(code.number(0), dim // 32) as index:
         place, values = goal + index * QUERY_BYTES, q + index * QUERY_BYTES
         parts = [code.load(values + at, FLOATS) for at in (0, UNIT_BYTES)]
         sizes = [part.bitcast(INTS) & SIZE_BITS for part in parts]  # NaN has the largest
-        largest = sums_of([greater(*sizes)], greater)[0].bitcast(F32)
+        largest = code.reduce_each([greater(*sizes)], greater)[0].bitcast(F32)
         is_zero, zero = largest < MIN_QUERY, code.constant(F32, 0.0)
         factor = code.constant(F32, MAX_INT16) / largest
         spread = code.splat(code.where(is_zero, zero, factor))
@@ -88,8 +88,7 @@ def add_key_words(module: ir.Module, isa: Isa, type_k: str) -> None:
     behind those of 32 elements comes the vector of scales. Keys after the `last` are not read. As
     many bytes at `ahead` are prefetched.
     """
-    code, (k, stride, last, dim, ahead, goal) = function(module, "transpose", 6)
-    code.builder.function.linkage = "internal"
+    code, (k, stride, last, dim, ahead, goal) = internal(module, "transpose", 6)
     codec = _codec(code, isa, type_k)
     n_bytes = LANES * codec.n_bytes
     rows = [k + code.min_signed(code.number(n), last) * stride for n in range(LANES)]
@@ -105,26 +104,12 @@ def add_key_words(module: ir.Module, isa: Isa, type_k: str) -> None:
     code.builder.ret_void()
 
 
-def transposed(rows: Sequence[Value]) -> list[Value]:
-    """Return the columns of 16 rows of 16 numbers."""
-    found = list(rows)
-    for size in (1, 2, 4, 8):
-        low = [lane + (LANES - size if lane & size else 0) for lane in range(LANES)]
-        high = [lane + (LANES if lane & size else size) for lane in range(LANES)]
-        for n in range(LANES):
-            if not n & size:
-                a, b = found[n], found[n + size]
-                found[n], found[n + size] = a.shuffle(low, b), a.shuffle(high, b)
-    return found
-
-
 def add_word_scores(module: ir.Module, isa: Isa, n_rows: int) -> None:
     """Write `tile_scores(q, n_units, k, out)`: q·k of n rows and a block of positions.
 
     The rows of q are written by `query_words`, `n_units` vectors each, and k by `transpose`.
     """
-    code, (q, n_units, k, out) = function(module, "tile_scores", 4)
-    code.builder.function.linkage = "internal"
+    code, (q, n_units, k, out) = internal(module, "tile_scores", 4)
     q_rows = [q + n_units * (UNIT_BYTES * row) for row in range(n_rows)]
     vectors = range(0, PAIR_BYTES, UNIT_BYTES)
 

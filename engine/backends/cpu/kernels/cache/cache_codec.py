@@ -16,13 +16,7 @@ from llvmlite import ir
 from torch import Tensor
 
 from engine.backends.cpu.kernels.language.isa import Isa
-from engine.backends.cpu.kernels.language.loops import (
-    Named,
-    add_kernel,
-    ceil_div,
-    piece,
-    rows_per_piece,
-)
+from engine.backends.cpu.kernels.language.loops import Named, add_row_kernel
 from engine.backends.cpu.kernels.language.maths import ints_like
 from engine.backends.cpu.kernels.language.values import (
     F32,
@@ -35,7 +29,7 @@ from engine.backends.cpu.kernels.language.values import (
     VOID,
     Code,
     Value,
-    function,
+    internal,
     vector,
 )
 from engine.backends.cpu.kernels.running.thread_pool import add_run
@@ -302,33 +296,24 @@ def build(module: ir.Module, isa: Isa, kind: str) -> None:
     """Write `store(pool, *ARGUMENTS)` for a type of keys or of values."""
     add_run(module)
     _add_row(module, isa, kind)
-    with piece(module, "store", ARGUMENTS) as (code, given, index):
-        per_piece = rows_per_piece(code, given["n_heads"] * given["n"])
-        stop = code.min_signed((index + 1) * per_piece, given["n_tokens"])
-        with code.loop(index * per_piece, stop) as token:
-            position, table = (
-                code.load(given[name] + token * 8, I64) for name in ("positions", "tables")
-            )
-            slot = code.load(table + position // PAGE * 8, I64) * PAGE + position % PAGE
-            x = given["x"] + token * given["token_stride"]
-            cells = given["cells"] + slot * given["cells_token_stride"]
-            with code.loop(code.number(0), given["n_heads"]) as head:
-                source, goal = (
-                    x + head * given["head_stride"], cells + head * given["cells_head_stride"]
-                )  # fmt: skip
-                code.call("row", VOID, source, given["n"], goal)
-    add_kernel(module, "store", ARGUMENTS, _n_pieces)
 
+    def emit(code: Code, given: Named, token: Value) -> None:
+        position, table = (
+            code.load(given[name] + token * 8, I64) for name in ("positions", "tables")
+        )
+        slot = code.load(table + position // PAGE * 8, I64) * PAGE + position % PAGE
+        x = given["x"] + token * given["token_stride"]
+        cells = given["cells"] + slot * given["cells_token_stride"]
+        with code.loop(code.number(0), given["n_heads"]) as head:
+            goal = cells + head * given["cells_head_stride"]
+            code.call("row", VOID, x + head * given["head_stride"], given["n"], goal)
 
-def _n_pieces(code: Code, given: Named) -> Value:
-    per_piece = rows_per_piece(code, given["n_heads"] * given["n"])
-    return ceil_div(given["n_tokens"], per_piece)
+    add_row_kernel(module, "store", ARGUMENTS, lambda given: given["n_heads"] * given["n"], emit)
 
 
 def _add_row(module: ir.Module, isa: Isa, kind: str) -> None:
     """Write `row(x, n, cells)`: stores one head of one token."""
-    code, (x, n, place) = function(module, "row", 3)
-    code.builder.function.linkage = "internal"
+    code, (x, n, place) = internal(module, "row", 3)
     codec = CODECS[kind](code, isa)
     n_units = n // codec.width
     with code.loop(code.number(0), n_units) as unit:

@@ -18,7 +18,7 @@ from engine.backends.cpu.kernels.cache.cache_codec import CacheTensor
 from engine.backends.cpu.kernels.cache.query_heads import GroupTables, PassRows, QueryHeads
 from engine.backends.cpu.kernels.language.isa import Isa, chosen, named
 from engine.backends.cpu.kernels.running import jit
-from engine.backends.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
+from engine.backends.cpu.kernels.running.fastcall import BoundKernel, bind_both
 from engine.backends.cpu.kernels.running.result_memory import GrowingMemory, result
 from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
 from engine.backends.cpu.kernels.small.small_ops import SHORT_CALL, f32_bits, is_plain, row_layout
@@ -128,13 +128,9 @@ class CacheOps:
         second = () if v is None else _writing(v, layer.v, rows, tables)
         if not layer.is_served or first is None or second is None:
             return False
-        is_short = k.numel() <= SHORT_CALL
-        if not is_short:
-            self._pool.wake()
         for kernel, given in ((layer.store_k, first), (layer.store_v, second)):
             if given:
-                run = kernel.with_gil if is_short else kernel.without_gil
-                run(self._address, *given)
+                kernel.chosen(self._pool, is_short=k.numel() <= SHORT_CALL)(self._address, *given)
         return True
 
     def attention(
@@ -158,7 +154,8 @@ class CacheOps:
             return None
         out = result(n_rows, n_heads, layer.v.head_dim)
         tiling = heads.tiling(rows, self._pool.n_threads)
-        self._run(layer, rows.n_seen)(
+        n_read = rows.n_seen * layer.k.n_kv * (layer.k.head_dim + layer.v.head_dim)
+        layer.attend.chosen(self._pool, is_short=n_read <= SHORT_READ)(
             self._address, tiling.layer, rows.words(scores, held.group), q.data_ptr(),
             f32_bits(scores.scale), f32_bits(scores.softcap), *vectors, *tiling.arguments,
             self._work.tensor(tiling.n_bytes).data_ptr(), out.data_ptr(),
@@ -176,14 +173,6 @@ class CacheOps:
         if layer is None or not layer.is_of(held):
             layer = self._layers[held] = CacheLayer(held, self._isa_name)
         return layer
-
-    def _run(self, layer: CacheLayer, n_positions: int) -> Kernel:
-        """Return the binding of attention for so many positions; wake the workers if many."""
-        k, v = layer.k, layer.v
-        if n_positions * k.n_kv * (k.head_dim + v.head_dim) <= SHORT_READ:
-            return layer.attend.with_gil
-        self._pool.wake()
-        return layer.attend.without_gil
 
 
 def _writing(

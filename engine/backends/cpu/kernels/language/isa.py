@@ -29,6 +29,7 @@ from engine.backends.cpu.kernels.language.values import (
     LINE,
     Code,
     Value,
+    concatenated,
     vector,
 )
 from engine.errors import EngineError
@@ -349,14 +350,6 @@ class Neon(Isa):
     def f16_to_f32(self, code: Code, bits: Value) -> Value:
         n = bits.kind.count
         return bits.bitcast(vector(F16, n)).to(vector(F32, n))
-
-
-def concatenated(parts: Sequence[Value]) -> Value:
-    """Return one vector of all elements of 1, 2 or 4 vectors, in order."""
-    while len(parts) > 1:
-        n = parts[0].kind.count
-        parts = [parts[i].shuffle(range(2 * n), parts[i + 1]) for i in range(0, len(parts), 2)]
-    return parts[0]
 
 
 ISAS: tuple[type[Isa], ...] = (Avx512, AvxVnni, Avx2, Sse4, Neon, Isa)

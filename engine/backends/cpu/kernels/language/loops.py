@@ -45,6 +45,30 @@ def add_kernel(
     code.builder.ret_void()
 
 
+def add_row_kernel(
+    module: ir.Module, name: str, arguments: Sequence[str],
+    row_elements: Callable[[Named], Value], emit: Callable[[Code, Named, Value], None],
+    n_rows: str = "n_tokens",
+) -> None:  # fmt: skip
+    """Write a kernel of rows that do not depend on each other.
+
+    Args:
+        row_elements: returns the number of elements of a row.
+        emit: writes the work of a row, given its index.
+        n_rows: name of the argument with the number of rows.
+    """
+
+    def n_pieces(code: Code, given: Named) -> Value:
+        return ceil_div(given[n_rows], rows_per_piece(code, row_elements(given)))
+
+    with piece(module, name, arguments) as (code, given, index):
+        per_piece = rows_per_piece(code, row_elements(given))
+        stop = code.min_signed((index + 1) * per_piece, given[n_rows])
+        with code.loop(index * per_piece, stop) as row:
+            emit(code, given, row)
+    add_kernel(module, name, arguments, n_pieces)
+
+
 def share(code: Code, name: str, pool: Value, place: Value, n: Value, run: str = "run") -> None:
     """Write the call that does n pieces, by a function of `add_run`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -158,6 +159,10 @@ class Value:
         chosen = ir.Constant(vector(I32, len(indices)), list(indices))
         second = undefined if other is None else other.raw
         return Value(self.code, self.code.builder.shuffle_vector(self.raw, second, chosen))
+
+
+Combine = Callable[[Value, Value], Value]
+"""An operation on two values."""
 
 
 class Variable:
@@ -337,11 +342,8 @@ class Code:
                 a = self.maximum(low, high) if name == "max" else self.minimum(low, high)
         return a[0]
 
-    def reduce_each(self, vectors: Sequence[Value]) -> Value:
-        """Return the sums of 1, 2, 4, 8 or 16 vectors of 16 floats as one vector.
-
-        Numbers are added in the order of `reduce`.
-        """
+    def reduce_each(self, vectors: Sequence[Value], combine: Combine = operator.add) -> Value:
+        """Reduce each of 1, 2, 4, … vectors in the order of `reduce`; return the results."""
         width, n_groups = vectors[0].kind.count, 1
         while width > 1:
             half, is_single = width // 2, len(vectors) == 1
@@ -351,7 +353,7 @@ class Code:
             pairs = (
                 [(vectors[0], None)] if is_single else zip(vectors[::2], vectors[1::2], strict=True)
             )
-            vectors = [a.shuffle(low, b) + a.shuffle(high, b) for a, b in pairs]
+            vectors = [combine(a.shuffle(low, b), a.shuffle(high, b)) for a, b in pairs]
             width = half
         return vectors[0]
 
@@ -398,6 +400,27 @@ class Code:
         """Write an if-else; yields two blocks to enter, for the condition and for its opposite."""
         with self.builder.if_else(condition.raw) as branches:
             yield branches
+
+
+def concatenated(parts: Sequence[Value]) -> Value:
+    """Return one vector of all elements of 1, 2, 4, … vectors, in order."""
+    while len(parts) > 1:
+        n = parts[0].kind.count
+        parts = [a.shuffle(range(2 * n), b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+def transposed(rows: Sequence[Value]) -> list[Value]:
+    """Transpose 16 vectors of 16 elements, in four steps of exchanges between pairs of vectors."""
+    found = list(rows)
+    for size in (1, 2, 4, 8):
+        low = [lane + (LANES - size if lane & size else 0) for lane in range(LANES)]
+        high = [lane + (LANES if lane & size else size) for lane in range(LANES)]
+        for n in range(LANES):
+            if not n & size:
+                a, b = found[n], found[n + size]
+                found[n], found[n + size] = a.shuffle(low, b), a.shuffle(high, b)
+    return found
 
 
 def suffix(kind: Any) -> str:

@@ -20,6 +20,7 @@ from engine.backends.cpu.kernels.language.values import (
     LINE,
     Code,
     Value,
+    concatenated,
     vector,
 )
 from engine.formats.quants.layout import BLOCK, CODED, Layout
@@ -129,10 +130,10 @@ class TileColumns:
         return replace(self, index=index)
 
     def half(self, offset: int) -> Value:
-        return joined([word.bitcast(LINE) for word in self._words(offset)])
+        return concatenated([word.bitcast(LINE) for word in self._words(offset)])
 
     def codes(self, offset: int) -> Value:
-        return joined([self.half(offset), self.half(offset + BLOCK // 2)])
+        return concatenated([self.half(offset), self.half(offset + BLOCK // 2)])
 
     def number(self, offset: int, n_bytes: int = 1) -> Value:
         start = min(offset // PIECE * PIECE, self.type_size - PIECE)
@@ -151,7 +152,7 @@ class TileColumns:
         lines = [
             ((((words >> 4 * line) & 15) * SPREAD) & 0x01010101).bitcast(LINE) for line in range(8)
         ]
-        return joined(lines)
+        return concatenated(lines)
 
     def either(self, is_last: bool, a: Callable[[], Value], b: Callable[[], Value]) -> Value:
         return a() if is_last else b()
@@ -169,7 +170,7 @@ def transposed(rows: Sequence[Value]) -> list[Value]:
 
     Rows 4 g to 4 g + 3 meet in the same quarter of a register, so that no word crosses these.
     """
-    first, second, third, fourth = (joined([rows[k + 4 * g] for g in range(4)]) for k in range(4))
+    first, second, third, fourth = (concatenated(rows[k::4]) for k in range(4))
     halves = [
         (_zipped(first, second, 1, half), _zipped(third, fourth, 1, half)) for half in range(2)
     ]
@@ -186,14 +187,6 @@ def _zipped(a: Value, b: Value, n: int, half: int) -> Value:
         for word in range(n)
     ]
     return a.shuffle(chosen, b)
-
-
-def joined(parts: Sequence[Value]) -> Value:
-    """Return vectors of the same size as one; their number is a power of two."""
-    while len(parts) > 1:
-        n = parts[0].kind.count
-        parts = [a.shuffle(range(2 * n), b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0]
 
 
 Read = Callable[[Columns], Value]

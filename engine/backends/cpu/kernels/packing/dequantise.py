@@ -18,6 +18,7 @@ from engine.backends.cpu.kernels.language.values import (
     LANES,
     Code,
     Value,
+    transposed,
     vector,
 )
 from engine.backends.cpu.kernels.products.tile_reader import BlockGroup, TileReader
@@ -105,20 +106,6 @@ def rounded_bf16(value: Value) -> Value:
     """Return i32 whose upper halves are floats rounded to BF16; NaN may become infinite."""
     bits = value.bitcast(vector(INTS.element, value.kind.count))
     return bits + ((bits >> 16) & 1) + 0x7FFF
-
-
-def transposed(rows: list[Value]) -> list[Value]:
-    """Transpose 16 vectors of 16 elements, in four steps of exchanges between pairs of vectors."""
-    rows = list(rows)
-    for step in (1, 2, 4, 8):
-        for n in range(TILE):
-            if n & step:
-                continue
-            a, b = rows[n], rows[n + step]
-            lanes = range(TILE)
-            rows[n] = a.shuffle([TILE + i - step if i & step else i for i in lanes], b)
-            rows[n + step] = a.shuffle([TILE + i if i & step else i + step for i in lanes], b)
-    return rows
 
 
 BYTES = vector(ir.IntType(8), TILE)

@@ -11,9 +11,9 @@ from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import Isa
 from engine.backends.cpu.kernels.language.loops import Named, add_kernel, ceil_div, piece
-from engine.backends.cpu.kernels.language.values import I64, VOID, Code, Value
+from engine.backends.cpu.kernels.language.values import I64, VOID, Code, Value, internal
 from engine.backends.cpu.kernels.packing import pack
-from engine.backends.cpu.kernels.packing.file_read import add_fill
+from engine.backends.cpu.kernels.running.thread_pool import add_run
 from engine.formats.quants.layout import TILE
 
 ARGUMENTS = (
@@ -21,13 +21,20 @@ ARGUMENTS = (
     "buffer_bytes", "buffer_stride", "progress", "tiles_per_turn", "tiles_per_read", "n_threads",
     "n_rows", "goal_row", "first", "n_blocks", "planes", "tile_bytes",
 )  # fmt: skip
-"""Arguments of the kernel. `read` is the address of POSIX's pread, `descriptor` that of the file.
+"""Arguments of `pack_file`. `read` is the address of POSIX's pread, `descriptor` that of the file.
 The wanted `row_bytes` of the first row lie at `offset`, those of other rows `file_stride` apart.
 Each of `n_threads` has `buffer_bytes` from `buffers` on, with rows `buffer_stride` apart; a read
 brings up to `rows_per_read`, with what lies between them in the file if that is more than one row.
 A thread takes `tiles_per_turn` tiles at a time and reads `tiles_per_read` of them at once. At
 `progress` are two 64-bit words, zero before: the number of turns taken, and 1 where a read failed,
 which ends the work. For the others see `kernels.packing.pack`."""
+
+READ_ARGUMENTS = ("read", "descriptor", "offset", "goal", "n_bytes", "page_bytes", "failed")
+"""Arguments of `read_file`. `read` is the address of POSIX's pread, `descriptor` that of the file.
+`n_bytes` from `offset` on are read to `goal`. Pieces end where pages of `page_bytes` do: of two
+threads that touch the same fresh page, both would clear all of it. At `failed` is a 64-bit word,
+which is set to 1 where a read fails."""
+
 
 TAKEN, FAILED = 0, 8
 """Byte offsets of the words at `progress`."""
@@ -39,7 +46,7 @@ def build(module: ir.Module, isa: Isa, type_number: int) -> None:
         pack.build_int16(module, isa, type_number)
     else:
         pack.build(module, type_number)
-    add_fill(module)
+    _add_fill(module)
     with piece(module, "pack_file", ARGUMENTS) as (code, given, index):
         _emit_turns(code, given, given["buffers"] + index * given["buffer_bytes"])
     add_kernel(module, "pack_file", ARGUMENTS, lambda _, given: given["n_threads"])
@@ -88,3 +95,37 @@ def _emit_read(
         with code.when(left > 0):
             code.store(code.number(1), given["progress"] + FAILED)
             code.builder.ret_void()
+
+
+def build_read(module: ir.Module) -> None:
+    """Write `read_file(pool, *READ_ARGUMENTS)`."""
+    add_run(module)
+    _add_fill(module)
+    with piece(module, "read_file", READ_ARGUMENTS) as (code, given, index):
+        page_bytes, n_bytes = given["page_bytes"], given["n_bytes"]
+        begin = index * page_bytes - given["goal"] % page_bytes
+        end = code.min_signed(begin + page_bytes, n_bytes)
+        begin = code.where(begin < 0, code.number(0), begin)
+        left = code.call(
+            "fill", I64, given["read"], given["descriptor"], given["goal"] + begin, end - begin,
+            given["offset"] + begin,
+        )  # fmt: skip
+        with code.when(left > 0):
+            code.store(code.number(1), given["failed"])
+    add_kernel(
+        module, "read_file", READ_ARGUMENTS,
+        lambda _, g: ceil_div(g["goal"] % g["page_bytes"] + g["n_bytes"], g["page_bytes"]),
+    )  # fmt: skip
+
+
+def _add_fill(module: ir.Module) -> None:
+    """Write `fill(read, descriptor, goal, n, offset)`: reads n bytes; returns how many it lacks."""
+    code, (read, descriptor, goal, n, offset) = internal(module, "fill", 5, I64)
+    done = code.variable(code.number(0))
+    with code.forever() as leave:
+        so_far = done.get()
+        leave(so_far >= n)
+        got = code.call_at(read, I64, descriptor, goal + so_far, n - so_far, offset + so_far)
+        leave(got <= 0)
+        done.set(so_far + got)
+    code.builder.ret((n - done.get()).raw)

@@ -30,7 +30,7 @@ from engine.backends.cpu.kernels.packing.block_readers import (
     TileColumns,
     transposed,
 )
-from engine.backends.cpu.kernels.products.float_gemm import FloatOperands
+from engine.backends.cpu.kernels.products.float_gemm import FloatWeights
 from engine.backends.cpu.kernels.products.int16_panels import (
     BALANCE,
     GROUP_BYTES,
@@ -221,7 +221,7 @@ def build_int16(module: ir.Module, isa: Isa, type_number: int) -> None:
     A group of columns of all rows becomes words in a buffer, from which whole lines are written.
     """
     add_run(module)
-    operands = FloatOperands(isa, INT16_KINDS[type_number])
+    weights = FloatWeights(isa, INT16_KINDS[type_number])
     with piece(module, "pack", ARGUMENTS) as (code, given, index):
         number = given["goal_row"] // TILE + index
         begin = number * TILE - given["goal_row"]  # of the tile, as a row of `raw`
@@ -236,7 +236,7 @@ def build_int16(module: ir.Module, isa: Isa, type_number: int) -> None:
             with code.loop(first, end) as row:
                 raw = given["raw"] + row * given["row_bytes"] + block * (2 * BLOCK)
                 place = row - begin
-                factor = _emit_row(code, operands, raw, n_blocks, words + place * BUFFER_ROW)
+                factor = _emit_row(code, weights, raw, n_blocks, words + place * BUFFER_ROW)
                 code.store(factor, group + place * 4)
             is_whole = (end - first).equals(TILE)
             with code.loop(code.number(0), code.where(is_whole, n_blocks, code.number(0))) as index:
@@ -250,12 +250,12 @@ def build_int16(module: ir.Module, isa: Isa, type_number: int) -> None:
 
 
 def _emit_row(
-    code: Code, operands: FloatOperands, raw: Value, n_blocks: Value, words: Value
+    code: Code, weights: FloatWeights, raw: Value, n_blocks: Value, words: Value
 ) -> Value:
     """Write the rounding of a group of columns of a row to words; return their factor."""
 
     def half(index: Value) -> Value:
-        return operands.weights(code, raw + index * 32)
+        return weights.load(code, raw + index * 32)
 
     size, relative = scale_of(code, half, code.number(0), n_blocks * 2)
     zero, one = (code.constant(F32, number) for number in (0.0, 1.0))

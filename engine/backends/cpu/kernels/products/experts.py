@@ -35,7 +35,7 @@ from engine.backends.cpu.kernels.language.values import (
     VOID,
     Code,
     Value,
-    function,
+    internal,
     vector,
 )
 from engine.backends.cpu.kernels.products import panels
@@ -127,8 +127,16 @@ def n_parts(code: Code, given: Named, size: Value) -> Value:
     return total.get()
 
 
-def _part(code: Code, given: Named, size: Value, number: Value) -> tuple[Value, Value, Value]:
-    """Return the expert, the first row and the number of rows of a part, by its number."""
+def _part(
+    code: Code, given: Named, size: Value, number: Value, unit: int = 0
+) -> tuple[Value, Value, Value]:
+    """Return the expert, the first row and the number of rows of a part, by its number.
+
+    Args:
+        size: largest number of rows of a part.
+        unit: number of rows that the even parts of an expert are multiples of; 0 for parts that
+            are as large as possible.
+    """
     left, entry = code.variable(number), code.variable(given["table"])
     with code.forever() as leave:
         n_parts = ceil_div(code.load(entry.get() + 16, I64), size)
@@ -136,6 +144,8 @@ def _part(code: Code, given: Named, size: Value, number: Value) -> tuple[Value, 
         left.set(left.get() - n_parts)
         entry.set(entry.get() + ENTRY_BYTES)
     expert, first, n = code.load_array(entry.get(), 3)
+    if unit:
+        size = ceil_div(ceil_div(n, ceil_div(n, size)), unit) * unit
     begin = left.get() * size
     return expert, first + begin, code.min_signed(n - begin, size)
 
@@ -198,7 +208,7 @@ def build_ffn(module: ir.Module, isa: Isa, x_bytes: int) -> None:
 
 
 def _emit_piece(code: Code, isa: Isa, x_bytes: int, given: Named, index: Value) -> None:
-    expert, first, n = _expert_part(code, isa, given, index)
+    expert, first, n = _part(code, given, given["most_rows"], index, isa.tile_tokens)
     gate, up, down = (_product(code, given["products"] + at * PRODUCT_BYTES) for at in range(3))
     block_bytes, n_ff = panel_block_bytes(x_bytes), gate["n_rows"]
     number = code.call("take_place", I64, given["locks"], given["n_place"])
@@ -243,30 +253,12 @@ def _multiply(code: Code, product: Named, expert: Value, rows: Value, n: Value, 
     code.call_at(product["task"], VOID, code.stack_array(arguments), code.number(0))
 
 
-def _expert_part(code: Code, isa: Isa, given: Named, number: Value) -> tuple[Value, Value, Value]:
-    """Return the expert, the first row and the number of rows of a part, by its number.
-
-    Parts of an expert are about equally large.
-    """
-    left, entry = code.variable(number), code.variable(given["table"])
-    with code.forever() as leave:
-        n_part = ceil_div(code.load(entry.get() + 16, I64), given["most_rows"])
-        leave(left.get() < n_part)
-        left.set(left.get() - n_part)
-        entry.set(entry.get() + ENTRY_BYTES)
-    expert, first, n = code.load_array(entry.get(), 3)
-    size = ceil_div(ceil_div(n, ceil_div(n, given["most_rows"])), isa.tile_tokens)
-    begin = left.get() * size * isa.tile_tokens
-    return expert, first + begin, code.min_signed(n - begin, size * isa.tile_tokens)
-
-
 def _add_take_place(module: ir.Module) -> None:
     """Write `take_place(locks, n)`: takes a free place and returns its number.
 
     There is always one: a thread has one place at a time.
     """
-    code, (locks, n) = function(module, "take_place", 2, I64)
-    code.builder.function.linkage = "internal"
+    code, (locks, n) = internal(module, "take_place", 2, I64)
     number = code.variable(code.number(0))
     with code.forever() as leave:
         address = locks + number.get() * LOCK_BYTES
@@ -283,8 +275,7 @@ def _add_fill(module: ir.Module, isa: Isa, x_bytes: int) -> None:
 
     Row i is that of token `pairs[i] / n_used`.
     """
-    code, (tokens, pairs, n_used, n, n_blocks, goal) = function(module, "fill", 6)
-    code.builder.function.linkage = "internal"
+    code, (tokens, pairs, n_used, n, n_blocks, goal) = internal(module, "fill", 6)
     row_bytes = n_blocks * panel_block_bytes(x_bytes)
 
     def copy(first: Value, size: int) -> None:
@@ -308,8 +299,7 @@ def _add_fill(module: ir.Module, isa: Isa, x_bytes: int) -> None:
 
 def _add_copy_row(module: ir.Module, isa: Isa, x_bytes: int) -> None:
     """Write `copy_row(token, n_blocks, panel, n, t)`: a panel of a token to token t of a panel."""
-    code, (token, n_blocks, panel, n, t) = function(module, "copy_row", 5)
-    code.builder.function.linkage = "internal"
+    code, (token, n_blocks, panel, n, t) = internal(module, "copy_row", 5)
     block_bytes = panel_block_bytes(x_bytes)
     with code.loop(code.number(0), n_blocks) as block:
         here, goal, begin = token + block * block_bytes, panel + block * n * block_bytes, 0

@@ -40,6 +40,7 @@ from engine.backends.cpu.kernels.language.values import (
     VOID,
     Code,
     Value,
+    concatenated,
     internal,
     vector,
 )
@@ -138,7 +139,7 @@ def add_pack_fine_token(module: ir.Module) -> None:
         with code.loop(group.first, group.last) as block:
             at = panel + block * n * FINE_BLOCK_BYTES
             numbers = [integers(half(block * 2 + k) * code.splat(steps)) for k in range(2)]
-            joined = _joined(*(number.to(vector(I16)) for number in numbers))
+            joined = concatenated([number.to(vector(I16)) for number in numbers])
             code.store(joined.shuffle(COLUMN_ORDER), at + t * (2 * BLOCK))
             sums = [code.reduce("add", number).to(F32) * factor for number in numbers]
             behind = at + n * (2 * BLOCK)
@@ -223,12 +224,8 @@ def integers(values: Value) -> Value:
 
 def block_of_int16(factor: Value, first: Value, second: Value) -> Value:
     """Return 32 rounded numbers, all 0 where their factor is NaN: others are added to them."""
-    joined = _joined(*(integers(numbers).to(vector(I16)) for numbers in (first, second)))
+    joined = concatenated([integers(n).to(vector(I16)) for n in (first, second)])
     return factor.code.where(factor.equals(factor), joined, factor.code.constant(joined.kind, 0))
-
-
-def _joined(first: Value, second: Value) -> Value:
-    return first.shuffle(range(BLOCK), second)
 
 
 assert MAX_FINE_LENGTH < MAX_FINE_INT16

@@ -35,7 +35,7 @@ from engine.backends.cpu.kernels.language.values import (
     INTS,
     Code,
     Value,
-    function,
+    internal,
     vector,
 )
 from engine.formats.quants.layout import BLOCK, panel_block_bytes
@@ -139,8 +139,7 @@ def add_pack_token(module: ir.Module, isa: Isa, x_bytes: int) -> None:
 
     It packs the blocks from `first` to `last` of token t of a panel of n.
     """
-    code, (x, n_blocks, _, panel, n, t, first, last) = function(module, "pack_token", 8)
-    code.builder.function.linkage = "internal"
+    code, (x, n_blocks, _, panel, n, t, first, last) = internal(module, "pack_token", 8)
     largest = _largest(code, x, n_blocks)
     steps, unit = _steps_and_unit(code, largest, MAX_NUMBER[x_bytes])
     with code.loop(first, last) as index:

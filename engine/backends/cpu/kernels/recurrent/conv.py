@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from engine.backends.cpu.kernels.language.isa import concatenated
 from engine.backends.cpu.kernels.language.loops import Named, SimdLanes, add_kernel, ceil_div, piece
 from engine.backends.cpu.kernels.language.values import (
     F32,
@@ -21,7 +20,8 @@ from engine.backends.cpu.kernels.language.values import (
     VOID,
     Code,
     Value,
-    function,
+    concatenated,
+    internal,
 )
 from engine.backends.cpu.kernels.recurrent.state_rows import chain_words, n_chains
 from engine.backends.cpu.kernels.running.thread_pool import add_run
@@ -93,8 +93,7 @@ def _add_group(module: ir.Module, name: str, n_tap: int, *, is_whole: bool) -> N
     `name_partial` is for fewer channels than a vector has.
     """
     part = f"{name}_{'whole' if is_whole else 'partial'}"
-    code, (*values, channel, n) = function(module, part, len(ARGUMENTS) + 2)
-    code.builder.function.linkage = "internal"
+    code, (*values, channel, n) = internal(module, part, len(ARGUMENTS) + 2)
     given = dict(zip(ARGUMENTS, values, strict=True))
     group = _Group(code, given, channel, n, n_tap, is_whole=is_whole)
     group.emit(has_silu=name == "conv_silu")

@@ -31,7 +31,7 @@ from engine.backends.cpu.kernels.language.values import (  # fmt: skip
     Code,
     Value,
     Variable,
-    function,
+    internal,
 )
 from engine.backends.cpu.kernels.recurrent.state_rows import chain_words, n_chains
 from engine.backends.cpu.kernels.running.thread_pool import add_run
@@ -233,9 +233,8 @@ def _add_rows(module: ir.Module, name: str, n_rows: int) -> None:
     It has n rows. Their states before the token lie side by side, and so do those behind it, which
     may have the same memory, and their sums.
     """
-    code, values = function(module, f"{name}_{n_rows}", 9)
+    code, values = internal(module, f"{name}_{n_rows}", 9)
     written, steps, rates, b, c, n_state, before, behind, sums = values
-    code.builder.function.linkage = "internal"
     rows = range(n_rows)
     totals = [code.variable(code.constant(FLOATS, 0.0)) for _ in rows]
     inputs = [code.splat(code.load(written + 4 * row, F32)) for row in rows]
@@ -255,21 +254,5 @@ def _add_rows(module: ir.Module, name: str, n_rows: int) -> None:
             totals[row].set(code.fma(lanes.only(held), queries, totals[row].get()))
 
     for_each_vector(code, n_state, visit)
-    code.store(_sums([total.get() for total in totals]), sums)
+    code.store(code.reduce_each([total.get() for total in totals]), sums)
     code.builder.ret_void()
-
-
-def _sums(rows: list[Value]) -> Value:
-    """Return the sum of each of 1, 2 or 4 vectors, in one vector; lanes are added by halves."""
-    size = LANES
-    while size > 1:
-        half, merged = size // 2, []
-        for n in range(0, len(rows), 2):
-            first, *others = rows[n : n + 2]
-            other = others[0] if others else None
-            starts = range(0, first.kind.count * (1 + len(others)), size)
-            low = [start + lane for start in starts for lane in range(half)]
-            high = [lane + half for lane in low]
-            merged.append(first.shuffle(low, other) + first.shuffle(high, other))
-        rows, size = merged, half
-    return rows[0]

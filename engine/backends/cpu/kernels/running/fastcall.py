@@ -21,7 +21,7 @@ from engine.backends.cpu.kernels.language.isa import chosen
 from engine.backends.cpu.kernels.language.values import I32, I64, VOID, Code, Value, function
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.call_log import MAX_ARGUMENTS, emit_log
-from engine.backends.cpu.kernels.running.thread_pool import LOG, TICKS, now
+from engine.backends.cpu.kernels.running.thread_pool import LOG, TICKS, ThreadPool, now
 
 Kernel = Callable[..., None]
 """Python function of integers: a pool's address, then the kernel's arguments."""
@@ -88,6 +88,13 @@ class BoundKernel(NamedTuple):
     with_gil: Kernel
     without_gil: Kernel
     address: int
+
+    def chosen(self, pool: ThreadPool, *, is_short: bool) -> Kernel:
+        """Return `with_gil` for short calls, else `without_gil`, and wake the pool."""
+        if is_short:
+            return self.with_gil
+        pool.wake()
+        return self.without_gil
 
 
 def bind_both(address: int, n_arguments: int) -> BoundKernel:

@@ -22,7 +22,7 @@ from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import chosen
 from engine.backends.cpu.kernels.language.loops import for_each_vector
-from engine.backends.cpu.kernels.language.values import I64, function
+from engine.backends.cpu.kernels.language.values import I64, function, internal
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.call_log import CallLog, Finish
 from engine.backends.cpu.kernels.running.fastcall import Kernel, bind
@@ -97,8 +97,7 @@ def _build_all_reduce(module: ir.Module) -> None:
 
 def _add_all_arrived(module: ir.Module) -> None:
     """Write `all_arrived(head, round)`: returns 1 if all have arrived in the round, else 0."""
-    code, (head, number) = function(module, "all_arrived", 2, I64)
-    code.builder.function.linkage = "internal"
+    code, (head, number) = internal(module, "all_arrived", 2, I64)
     with (
         code.loop(code.number(0), load(code, head + N_SEAT)) as index,
         code.when(load(code, head + HEAD_BYTES + index * SEAT_BYTES + ROUND) < number),
@@ -113,8 +112,7 @@ def _add_wait(module: ir.Module) -> None:
     It returns 0 after an abort even if all have arrived: members that left may have freed what they
     show.
     """
-    code, (head, number, turns) = function(module, "wait", 3, I64)
-    code.builder.function.linkage = "internal"
+    code, (head, number, turns) = internal(module, "wait", 3, I64)
     waited = code.variable(code.number(0))
     with code.forever() as leave:
         leave(load(code, head + IS_BROKEN) > 0)
@@ -131,8 +129,7 @@ def _add_sum(module: ir.Module) -> None:
 
     The sum is made in the order of the seats, so that all members get the same bits.
     """
-    code, (shown, n_seat, n, out) = function(module, "add_up", 4, I64)
-    code.builder.function.linkage = "internal"
+    code, (shown, n_seat, n, out) = internal(module, "add_up", 4, I64)
     with code.when(n < 1):
         code.builder.ret(code.number(0).raw)
     with code.loop(code.number(0), n_seat) as index:

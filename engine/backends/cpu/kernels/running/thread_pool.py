@@ -39,6 +39,7 @@ from engine.backends.cpu.kernels.language.values import (
     Value,
     Variable,
     function,
+    internal,
 )
 from engine.backends.cpu.kernels.running import jit
 
@@ -172,8 +173,7 @@ def _add_take_pieces(module: ir.Module) -> None:
     The other arguments are the job's word and the thread's number. Returns how many it did.
     """
     _add_take_share(module)
-    code, (pool, word, number) = function(module, "take_pieces", 3, I64)
-    code.builder.function.linkage = "internal"
+    code, (pool, word, number) = internal(module, "take_pieces", 3, I64)
     n, has_shares = word & MAX_PIECES, (word & IN_SHARES) > 0
     n_share = code.where(has_shares, load(code, pool + THREADS), code.number(1))
     did = code.variable(code.number(0))
@@ -190,8 +190,7 @@ def _add_take_share(module: ir.Module) -> None:
 
     The last two arguments are its first piece and the one behind its last. Returns how many it did.
     """
-    code, (pool, word, share, first, end) = function(module, "take_share", 5, I64)
-    code.builder.function.linkage = "internal"
+    code, (pool, word, share, first, end) = internal(module, "take_share", 5, I64)
     task, arguments = (load(code, pool + at) for at in (TASK, ARGUMENTS))
     address, job = pool + SHARES + share * SHARE_BYTES, word & -IN_SHARES
     place = code.builder.inttoptr(address.raw, I64.as_pointer())

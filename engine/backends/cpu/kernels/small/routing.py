@@ -6,15 +6,13 @@ already. So NaNs choose distinct experts too. Of equal scores, the first wins.
 
 from __future__ import annotations
 
-from typing import Any
-
 from llvmlite import ir
 
 from engine.backends.cpu.kernels.language import maths
 from engine.backends.cpu.kernels.language.loops import (
     Named,
     SimdLanes,
-    add_kernel,
+    add_row_kernel,
     ceil_div,
     for_each_vector,
     piece,
@@ -33,6 +31,7 @@ from engine.backends.cpu.kernels.language.values import (  # fmt: skip
     Code,
     Value,
     function,
+    internal,
 )
 from engine.backends.cpu.kernels.running.thread_pool import add_run
 
@@ -73,9 +72,10 @@ def build(module: ir.Module) -> None:
     for gating in GATINGS:
         _add_token(module, gating)
         _add_assign(module, gating)
-    with piece(module, "sum_of_experts", SUM) as (code, given, index):
-        _emit_sums(code, given, index)
-    add_kernel(module, "sum_of_experts", SUM, _n_sum_pieces)
+    add_row_kernel(
+        module, "sum_of_experts", SUM, lambda given: given["n"] * given["n_used"], _emit_sum,
+        "n_token",
+    )  # fmt: skip
 
 
 def _key(code: Code, x: Value) -> Value:
@@ -101,15 +101,9 @@ def _padded(n: Value) -> Value:
     return (n + (LANES - 1)) // LANES * LANES
 
 
-def _internal(module: ir.Module, name: str, n: int, result: Any = VOID) -> tuple[Code, list[Value]]:
-    code, values = function(module, name, n, result)
-    code.builder.function.linkage = "internal"
-    return code, values
-
-
 def _add_take_largest(module: ir.Module) -> None:
     """Write `take_largest(keys, n)`: marks the first of the largest keys as taken."""
-    code, (keys, n) = _internal(module, "take_largest", 2)
+    code, (keys, n) = internal(module, "take_largest", 2)
     best = code.variable(code.constant(INTS, TAKEN))
     places = code.variable(code.constant(INTS, 0))
     lanes = code.vector_of(INTS, range(LANES))
@@ -134,7 +128,7 @@ def _add_best_groups(module: ir.Module) -> None:
 
     A group's score is the sum of its two largest.
     """
-    code, (keys, n, n_group, n_used) = _internal(module, "best_groups", 4)
+    code, (keys, n, n_group, n_used) = internal(module, "best_groups", 4)
     groups, size, none = _list(code, n_group), n // n_group, code.number(0)
     with code.loop(none, _padded(n_group), LANES) as group:
         code.store(code.constant(INTS, TAKEN), groups + group * 4)
@@ -160,7 +154,7 @@ def _add_best_groups(module: ir.Module) -> None:
 
 def _add_softmax(module: ir.Module) -> None:
     """Write `apply_softmax(x, n, out)`: a softmax; out has room up to a multiple of 16."""
-    code, (x, n, out) = _internal(module, "apply_softmax", 3)
+    code, (x, n, out) = internal(module, "apply_softmax", 3)
     lowest = code.constant(FLOATS, float("-inf"))
     largest, total = code.variable(lowest), code.variable(code.constant(FLOATS, 0.0))
 
@@ -187,7 +181,7 @@ def _add_softmax(module: ir.Module) -> None:
 
 def _add_normalise(module: ir.Module) -> None:
     """Write `normalise(weights, n, smallest)`: divides by the larger of the sum and `smallest`."""
-    code, (weights, n, smallest) = _internal(module, "normalise", 3)
+    code, (weights, n, smallest) = internal(module, "normalise", 3)
     total = code.variable(code.constant(F32, 0.0))
     with code.loop(code.number(0), n) as index:
         total.set(total.get() + code.load(weights + index * 4, F32))
@@ -204,7 +198,7 @@ TOKEN = ("n_expert", "n_used", "bias", "normalise", "scale", "smallest", "n_grou
 def _add_token(module: ir.Module, gating: str) -> None:
     """Write `gating_token(logits, weights, chosen, *TOKEN)`: routes one token."""
     name = f"{gating}_token"
-    code, (logits, weights, chosen, *values) = _internal(module, name, 3 + len(TOKEN))
+    code, (logits, weights, chosen, *values) = internal(module, name, 3 + len(TOKEN))
     given = dict(zip(TOKEN, values, strict=True))
     n, n_used, none = given["n_expert"], given["n_used"], code.number(0)
     scores, keys = _list(code, n), _list(code, n)
@@ -272,7 +266,7 @@ def _emit_chosen(
 
 def _add_sort(module: ir.Module) -> None:
     """Write `sort_rows(*ASSIGN)`: a counting sort of pairs (token, expert) by expert."""
-    code, values = _internal(module, "sort_rows", len(ASSIGN))
+    code, values = internal(module, "sort_rows", len(ASSIGN))
     given, none = dict(zip(ASSIGN, values, strict=True)), code.number(0)
     n_pairs, n_expert = given["n_token"] * given["n_used"], given["n_expert"]
     next_rows = _list(code, n_expert * 2)
@@ -319,25 +313,19 @@ def _add_assign(module: ir.Module, gating: str) -> None:
     code.builder.ret_void()
 
 
-def _n_sum_pieces(code: Code, given: Named) -> Value:
-    return ceil_div(given["n_token"], rows_per_piece(code, given["n"] * given["n_used"]))
-
-
-def _emit_sums(code: Code, given: Named, index: Value) -> None:
+def _emit_sum(code: Code, given: Named, token: Value) -> None:
     n, n_used, weights = given["n"], given["n_used"], given["weights"]
-    per_piece = rows_per_piece(code, n * n_used)
-    stop = code.min_signed((index + 1) * per_piece, given["n_token"])
-    with code.loop(index * per_piece, stop) as token:
+    first = token * n_used
 
-        def emit(lanes: SimdLanes, first: Value = token * n_used) -> None:
-            total = code.variable(code.constant(FLOATS, 0.0))
-            with code.loop(first, first + n_used) as pair:
-                row = code.load(given["row_of"] + pair * 8, I64)
-                numbers = code.variable(lanes.load(given["y"] + row * given["y_stride"]))
-                with code.when(weights.differs(0)):
-                    weight = code.splat(code.load(weights + pair * 4, F32))
-                    numbers.set(numbers.get() * weight)
-                total.set(total.get() + numbers.get())
-            lanes.store(total.get(), given["out"] + first // n_used * n * 4)
+    def emit(lanes: SimdLanes) -> None:
+        total = code.variable(code.constant(FLOATS, 0.0))
+        with code.loop(first, first + n_used) as pair:
+            row = code.load(given["row_of"] + pair * 8, I64)
+            numbers = code.variable(lanes.load(given["y"] + row * given["y_stride"]))
+            with code.when(weights.differs(0)):
+                weight = code.splat(code.load(weights + pair * 4, F32))
+                numbers.set(numbers.get() * weight)
+            total.set(total.get() + numbers.get())
+        lanes.store(total.get(), given["out"] + token * n * 4)
 
-        for_each_vector(code, n, emit)
+    for_each_vector(code, n, emit)

@@ -20,14 +20,7 @@ from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
 from engine.backends.cpu.kernels.running.result_memory import MIN_RESULT_BYTES, result
 from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
-from engine.backends.cpu.kernels.small import (
-    activation,
-    add_norm,
-    elementwise,
-    functions,
-    norm,
-    rope,
-)
+from engine.backends.cpu.kernels.small import activation, functions, norm, rope
 
 F32 = torch.float32
 
@@ -63,10 +56,10 @@ def kernels(name: str) -> SmallKernels:
     found = []
     for group, names, arguments, build in (
         ("norm", norm.NAMES, norm.ARGUMENTS, norm.build),
-        ("add-norm", add_norm.NAMES, add_norm.ARGUMENTS, add_norm.build),
+        ("add-norm", norm.SUM_NAMES, norm.SUM_ARGUMENTS, norm.build_sums),
         ("activation", activation.KINDS, activation.ARGUMENTS, activation.build),
         ("rope", rope.STYLES, rope.ARGUMENTS, rope.build),
-        ("elementwise", elementwise.NAMES, elementwise.ARGUMENTS, elementwise.build),
+        ("elementwise", functions.PAIRWISE, functions.PAIRWISE_ARGUMENTS, functions.build_pairwise),
         ("functions", functions.NAMES, functions.ARGUMENTS, functions.build),
     ):
         at = jit.addresses_by_source(group, isa, names, build)
@@ -223,10 +216,7 @@ class SmallOps:
         return out
 
     def _binding(self, kernel: BoundKernel, out: Tensor) -> Kernel:
-        if out.numel() <= SHORT_CALL:
-            return kernel.with_gil
-        self._pool.wake()
-        return kernel.without_gil
+        return kernel.chosen(self._pool, is_short=out.numel() <= SHORT_CALL)
 
 
 RowLayout = tuple[int, int, int, int, int]
