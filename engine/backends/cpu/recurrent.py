@@ -1,7 +1,7 @@
-"""Recurrent layers with the CPU's kernels, for torch tensors: token by token, in a fixed order.
+"""Recurrent layers with the CPU kernels, for torch tensors: token by token, in a fixed order.
 
-A row's result has the same bits in any pass. Methods return None for what the kernels do not
-accept: other tensors than F32, and states that are not placed. Rows of larger tensors are accepted.
+A row has the same bits in any pass. Methods return None for unsupported arguments: tensors other
+than F32, and states without slots. Tensors may be slices with strided rows.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from engine.model.forward.operands import Activation, DeltaInputs, ScanInputs, States
 
 PIECE = 1 << 15
-"""Least number of elements that a piece visits: the elements of its states, times the tokens."""
+"""Minimum work of a piece: elements of its states times tokens."""
 
 PER_THREAD = 4
-"""Number of pieces for each thread of a pool, at least, where there is enough to do."""
+"""Minimum pieces per thread, if there is enough work."""
 
 
 @cache
@@ -164,7 +164,7 @@ class RecurrentOps:
         return out
 
     def begin(self, batch: Batch) -> None:
-        """Write what the rows of a pass read and write, for recorded calls."""
+        """Write the state slots of a pass to the memory that recorded calls read."""
         self._batch, self._rows = batch, None
         rows = self._rows_of_singles.get(len(batch.pieces))
         if rows is not None and batch.is_of_singles:
@@ -172,7 +172,7 @@ class RecurrentOps:
             self._rows = rows
 
     def _found(self, state: States, n_row: int) -> _Held | None:
-        """Return where the states of so many rows lie; None if the kernels cannot use them."""
+        """Return the states of `n_row` rows; None if the kernels do not support them."""
         if not isinstance(state, PlacedStates) or not is_plain(state.held):
             return None
         rows, held = self._rows_of(state.batch), state.held
@@ -185,7 +185,7 @@ class RecurrentOps:
         )  # fmt: skip
 
     def _rows_of(self, batch: Batch) -> StateRows:
-        """Return the rows of a batch in memory, which stays the same for so many single tokens."""
+        """Return the rows of a batch; the memory is reused for equally many single tokens."""
         if batch is not self._batch:
             self.begin(batch)
         if self._rows is None:
@@ -197,11 +197,11 @@ class RecurrentOps:
         return self._rows
 
     def _per_piece(self, n_units: int, n_together: int, unit_size: int) -> int:
-        """Return how many units make a piece.
+        """Return the number of units of a piece.
 
         Args:
-            n_together: number of units that are prepared together, and best computed so.
-            unit_size: number of elements that a unit visits.
+            n_together: number of units with a common preparation.
+            unit_size: work of a unit, in elements.
         """
         n = max(1, PIECE // max(unit_size, 1))
         if n_units // n_together >= PER_THREAD * self._pool.n_threads:
@@ -216,13 +216,11 @@ class _Held(NamedTuple):
     """The states of a call.
 
     Attributes:
-        state: address of the first place.
-        stride: bytes from one place to the next one.
-        chains, goals: addresses, see `StateRows`.
-        n_chain: number of sequences.
-        most: largest number of tokens of a sequence.
-        n_element: number of elements of one state.
-        width: number of elements of its last dimension.
+        state: address of the first slot.
+        stride: bytes between slots.
+        chains, goals, n_chain, most: see `StateRows`.
+        n_element: number of elements of a state.
+        width: size of its last dimension.
     """
 
     state: int
@@ -248,7 +246,7 @@ def _is_map(key_of: Tensor | None) -> bool:
 
 
 def _rows(x: Tensor) -> tuple[int, int]:
-    """Return the address of the first token and the bytes from token to token."""
+    """Return the address of the first token and the bytes between tokens."""
     return x.data_ptr(), 4 * x.stride(0)
 
 

@@ -1,4 +1,4 @@
-"""Quantised matrices in the planes of the CPU's kernels, and matrices of several parts."""
+"""Matrices in the planes of the CPU kernels or as int16, and matrices of several parts."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from engine.model.forward.expert_rows import Groups
 from engine.model.forward.operands import ALL, Weight
 
 PASS_BYTES = 4 << 20
-"""Bytes of quantised activations per pass over the weights; they stay in the cores' last cache."""
+"""Bytes of quantised activations per pass over the weights; they fit in the last-level cache."""
 
 PIECE_TILES = 2 * MAX_TILES
-"""Number of tiles that a thread takes at a time for many tokens."""
+"""Tiles of a piece for many tokens."""
 
 
 class PlaneWeight:
@@ -53,10 +53,10 @@ class PlaneWeight:
         extent: columns of each matrix.
 
     Attributes:
-        n_tiles_per_piece: number of tiles that a thread takes at a time for few tokens.
-        n_tiles_for_many: the same for many, which are multiplied by several tiles at a time.
-        many_tokens: smallest number of tokens that are many.
-        n_tokens_per_pass: largest number of tokens that one pass over the weights multiplies.
+        n_tiles_per_piece: tiles of a piece for few tokens.
+        n_tiles_for_many: tiles of a piece for many tokens.
+        many_tokens: smallest number of tokens that counts as many.
+        n_tokens_per_pass: maximum tokens of a pass over the weights.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class PlaneWeight:
 
     @property
     def rows(self) -> PackedRows:
-        """Activations in the form that this matrix multiplies."""
+        """Memory for activations in this matrix's format."""
         return self.worker.rows
 
     @property
     def task(self) -> int:
-        """Address of the function of one piece of the product, for `multiply_all`."""
+        """Address of the product's piece function, for `multiply_all`."""
         return compiled.multiply_piece(self.type_number, self.x_bytes)
 
     @property
@@ -128,7 +128,7 @@ class PlaneWeight:
 
     @property
     def n_pieces(self) -> int:
-        """Number of work items of a GEMV over this matrix."""
+        """Number of pieces of a GEMV."""
         return -(-n_tiles(self.n_rows) // self.n_tiles_per_piece)
 
     def arguments(self, panels: int, n_tokens: int, out: int, out_stride: int) -> tuple[int, ...]:
@@ -137,7 +137,7 @@ class PlaneWeight:
         Args:
             panels: address of the quantised activations.
             out: address of the result.
-            out_stride: bytes from one token's result to the next one's.
+            out_stride: bytes between the results of tokens.
         """
         return (
             *self._planes, panels, n_tokens, out, out_stride, self.n_rows, n_tiles(self.n_rows),
@@ -197,7 +197,7 @@ class PlaneWeight:
 
     @property
     def expert_product(self) -> tuple[int, ...]:
-        """The entry of its products in `engine.backends.cpu.kernels.products.experts`."""
+        """Its entry `PRODUCT` of `kernels.products.experts`."""
         address, *others = self._planes
         sizes = self.n_rows, n_tiles(self.n_rows)
         return self.task, address, self.planes.stride(0), *others, *sizes
@@ -228,10 +228,7 @@ class PlaneWeight:
 
 
 class FineWeight(PlaneWeight):
-    """A quantised matrix in planes that multiplies activations of two bytes where others have one.
-
-    See `engine.backends.cpu.packing.FINE` for those which do.
-    """
+    """A quantised matrix in planes with activations of two bytes, see `cpu.packing.FINE`."""
 
     @property
     def x_bytes(self) -> int:
@@ -245,15 +242,13 @@ class FineWeight(PlaneWeight):
 class JointProduct:
     """Products of several matrices with the same small batch, as one kernel call.
 
-    For large batches the time between calls does not matter. The result for one token lies in the
-    same memory each time and is valid until the next call with one token.
+    The result for one token is always in the same memory, valid until the next such call.
 
     Args:
-        weights: matrices of one rank that have the same columns and multiply activations in one
-            form or two, see `can_join`.
+        weights: matrices of one rank, see `can_join`.
 
     Attributes:
-        n_tokens: largest number of tokens of a call.
+        n_tokens: maximum tokens of a call.
     """
 
     def __init__(self, weights: Sequence[PlaneWeight]) -> None:
@@ -263,7 +258,7 @@ class JointProduct:
         self._forms = list(dict.fromkeys(weight.rows for weight in weights))
         self._rows = [weight.n_rows for weight in weights]
         self._width = sum(self._rows)
-        self._planes = [weight.planes for weight in weights]  # kept: the arguments point to them
+        self._planes = [weight.planes for weight in weights]  # the arguments point to them
         self._arguments = [array("q", weight.arguments(0, 0, 0, 0)) for weight in weights]
         self._table = array("q")
         for weight, arguments in zip(weights, self._arguments, strict=True):
@@ -286,7 +281,7 @@ class JointProduct:
         return y, y.split_with_sizes(self._rows, 1)
 
     def joined(self, x: Tensor) -> Tensor:
-        """Return the products side by side, (T, rows of all matrices), in memory of their own."""
+        """Return the products side by side, (T, rows of all matrices), in new memory."""
         y = torch.empty(x.shape[0], self._width)
         self._compute(x, y)
         return y
@@ -304,7 +299,7 @@ class JointProduct:
         if len(self._forms) == 1:
             return *first, 0, 0
         quantise, *rows, panels = self._forms[1].activations(x, self._extent)
-        if not first[0]:  # packed already, so that only the other form reads x
+        if not first[0]:  # already packed: only the other form reads x
             first = 0, *rows, first[-1]
         return *first, quantise, panels
 
@@ -331,16 +326,13 @@ class JointProduct:
 
 
 def can_join(weights: Sequence[PlaneWeight]) -> bool:
-    """Return whether matrices have a joint product.
-
-    They must have the same columns, and activations in at most two forms.
-    """
+    """Return whether matrices have the same columns and at most two activation formats."""
     extents = {weight.extent for weight in weights}
     return len(extents) == 1 and len({weight.rows for weight in weights}) <= 2
 
 
 class JoinedColumns:
-    """A matrix whose columns on this rank are several intervals of the file's, one weight for each.
+    """A matrix of several intervals of the file's columns, each a separate weight.
 
     Args:
         widths: number of columns of each part.
@@ -375,10 +367,7 @@ class JoinedColumns:
 
 
 class Int16Weight(PlaneWeight):
-    """An F16 or BF16 matrix in tiles of int16.
-
-    Its columns are whole blocks, and `planes` has `word_tile_bytes` for each tile.
-    """
+    """An F16 or BF16 matrix as int16: whole blocks, `word_tile_bytes` for each tile in `planes`."""
 
     @property
     def rows(self) -> PackedRows:
@@ -412,10 +401,7 @@ class Int16Weight(PlaneWeight):
 
     @cached_property
     def _places(self) -> tuple[Tensor, Tensor]:
-        """Places of each pair of columns of a tile's first row: of its factor and its words.
-
-        They are counted in four bytes from the beginning of the tile.
-        """
+        """Offsets of each pair of columns' factor and numbers in a tile's first row, in i32."""
         pairs = torch.arange(self.extent.n_blocks * BLOCK // 2)
         group = pairs // (SUPER * BLOCK // 2)
         group_bytes = word_tile_bytes(SUPER)

@@ -1,8 +1,7 @@
 """The products of attention over a block of positions: scores, and the weighted sum of values.
 
-Query heads of one key-value head are computed in tiles that fit the registers, so that each key and
-value is decoded once for all of them. The sum for one head and position is made in the same order
-in tiles of every size.
+The query heads of a key-value head are computed in register tiles, so that each key and value is
+decoded once for all of them. Sums are made in the same order in tiles of every size.
 """
 
 from __future__ import annotations
@@ -29,16 +28,15 @@ from engine.load_params import KVTypes
 from engine.model.forward.state import ATTENTION_BLOCK as BLOCK
 
 MAX_INT16_HEADS = 2
-"""Largest number of heads for which keys of words are multiplied as they lie: the sums over lanes
-of more heads take longer than to transpose the keys."""
+"""Largest number of heads for which int16 keys are multiplied in place; for more heads, transposing
+the keys is faster than the sums over lanes."""
 
 AHEAD_BYTES = 8 << 10
-"""Bytes of keys or values that are prefetched ahead: some are read meanwhile, and both stay in the
-first cache."""
+"""Bytes of keys or values that are prefetched ahead; with those being read they fit in L1."""
 
 
 def add_parts(module: ir.Module, isa: Isa, types: KVTypes) -> None:
-    """Write `scores` and `weighted_sum`: see the functions below."""
+    """Write `scores` and `weighted_sum`."""
     has_words = in_words(isa, types.k)
     for size in sizes(isa):
         if not has_words:
@@ -53,8 +51,7 @@ def add_parts(module: ir.Module, isa: Isa, types: KVTypes) -> None:
 def _add_weighted_sum(module: ir.Module, isa: Isa) -> None:
     """Write `weighted_sum(n, weights, count, v, stride, ahead, head_dim, offset, row, row_bytes)`.
 
-    See `add_weighted_sum`, which does the same for a tile of heads and as many positions as stay in
-    the first cache.
+    Calls `weighted_sum_m`, see `add_weighted_sum`, for as many positions at a time as fit in L1.
     """
     code, arguments = internal(module, "weighted_sum", 10)
     n, weights, count, v, stride, ahead, dim, offset, row, row_bytes = arguments
@@ -84,9 +81,8 @@ def sizes(isa: Isa) -> tuple[int, ...]:
 def _add_scores(module: ir.Module, isa: Isa, most: int) -> None:
     """Write `scores(n, q, head_dim, k, stride, start, stop, ahead, out)`.
 
-    Computes q·k for n heads and the positions start … stop - 1 of a block. Meanwhile the keys that
-    are read `rows_ahead` later are prefetched, and behind them what lies at `ahead`. Results at
-    other positions mean nothing.
+    Computes q·k for n heads and the positions start … stop - 1 of a block; the results of other
+    positions are undefined. Prefetches the keys `rows_ahead` later, then from `ahead` on.
 
     Args:
         most: largest number of heads of a tile.
@@ -112,37 +108,37 @@ def _add_scores(module: ir.Module, isa: Isa, most: int) -> None:
 def place_ahead(
     code: Code, k: Value, stride: Value, near: Value, stop: Value, ahead: Value
 ) -> Value:
-    """Return what to prefetch while the keys from position `near` on are read.
+    """Return the address to prefetch while the keys k are read from position `near` on.
 
     Args:
-        stop: position after the last one that is read of the block, whose keys are k.
-        ahead: address of what is read after them.
+        stop: end of the positions of the block.
+        ahead: address that is read after the block.
     """
     later = near + rows_ahead(code, stride)
     return code.where(later < stop, k + later * stride, ahead + (later - stop) * stride)
 
 
 def rows_ahead(code: Code, stride: Value) -> Value:
-    """Return how many positions ahead rows are prefetched: some 8 KiB, 16 to BLOCK positions."""
+    """Return the prefetch distance in positions: about 8 KiB, 16 to BLOCK positions."""
     some = code.where(stride > 2 * AHEAD_BYTES // BLOCK, code.number(16), code.number(32))
     return code.where(stride > AHEAD_BYTES // BLOCK, some, code.number(BLOCK))
 
 
 def n_sums(isa: Isa) -> int:
-    """Return the number of vectors that a tile sums up at once."""
+    """Return the number of vectors of sums of a register tile."""
     return 16 if isa.tile_tokens >= 8 else 4
 
 
 def tile_width(isa: Isa, size: int) -> int:
-    """Return the number of elements of values that a tile of `size` heads sums up at once."""
+    """Return the number of elements of values in a register tile of `size` heads."""
     return LANES * max(2, min(n_sums(isa) // size, sizes(isa)[0] // 2))
 
 
 def _add_dots(module: ir.Module, isa: Isa, type_k: str, size: int) -> None:
     """Write `dots_m(q, head_dim, k, stride, last, ahead, out)`: q·k for m heads.
 
-    These are the products with adjacent positions. As many bytes at `ahead` are prefetched.
-    Positions after the `last` are not read; their results in `out` mean nothing.
+    Multiplies by adjacent positions and prefetches as many bytes at `ahead`. Positions after the
+    `last` are not read; their results in `out` are undefined.
     """
     code, (q, dim, k, stride, last, ahead, out) = internal(module, f"dots_{size}", 7)
     codec = CODECS[type_k](code, isa)
@@ -181,7 +177,7 @@ def _add_dots(module: ir.Module, isa: Isa, type_k: str, size: int) -> None:
 
 
 def _add_word_dots(module: ir.Module, isa: Isa, type_k: str, size: int) -> None:
-    """Write `dots_m` as `_add_dots` does, for queries that `query_words` wrote."""
+    """Write `dots_m` as in `_add_dots`, for queries from `query_words`."""
     code, (q, dim, k, stride, last, ahead, out) = internal(module, f"dots_{size}", 7)
     codec = CODECS[type_k]
     n_positions = n_sums(isa) // size
@@ -207,12 +203,12 @@ def add_weighted_sum(
 ) -> None:
     """Write `name_m(weights, count, v, stride, ahead, head_dim, offset, row, row_bytes)`.
 
-    Rescales the sums of m heads by the factors in their states and adds weights × values of `count`
-    positions. The sums are rows `row_bytes` apart, each with its state `offset` bytes on. As many
-    bytes at `ahead` are prefetched, and the factors become 1.
+    Rescales the sums of m heads by the factors in their states, adds weights × values of `count`
+    positions and resets the factors to 1. The sums are rows `row_bytes` apart with their states at
+    `offset`. As many bytes at `ahead` are prefetched.
 
     Args:
-        prefetches: whether the kernel does the latter, and takes `ahead`.
+        prefetches: False for a function without `ahead` that does not reset the factors.
     """
     code, (weights, count, v, stride, *others) = internal(
         module, f"{name}_{size}", 9 if prefetches else 8
@@ -266,7 +262,7 @@ def _begun(
 
 
 def _values(codec: CacheCodec, address: Value, n_units: int, left: Value | None) -> list[Value]:
-    """Read adjacent values of the cache as F32: n units, or the first `left` elements of one."""
+    """Read adjacent values as F32: n units, or the first `left` elements of one."""
     if left is not None and isinstance(codec, PlainCodec):
         return [codec.read_part(address, left)]
     return [

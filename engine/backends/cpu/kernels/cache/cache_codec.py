@@ -1,8 +1,8 @@
-"""The types of the KV cache, read and written: rows of F32, F16 or BF16, or of GGML blocks.
+"""Codecs of the KV cache types: rows of F32, F16 or BF16, or of GGML blocks.
 
 A block has 32 elements: an F16 scale d, then integers q. In Q8_0 they are signed bytes, x = d q; in
-Q4_0 nibbles, x = d (q - 8), and byte j holds elements j (low nibble) and j + 16 (high nibble).
-Blocks are written with the bits that the gguf package writes.
+Q4_0 nibbles, x = d (q - 8), where byte j holds elements j (low nibble) and j + 16 (high nibble).
+Blocks have the same bits as those written by the gguf package.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from engine.model.forward.pages import PAGE
 
 BYTES, HALVES = vector(I8), vector(I16)
 HALF_BITS = 0x3F000000
-"""Bits of the F32 0.5, whose last bit is worth as much as that of subnormal F16 numbers."""
+"""Bits of 0.5 as F32; its last bit has the value of the last bit of subnormal F16 numbers."""
 
 MIN_NORMAL = 0x38800000
 """Bits of the smallest normal F16 number, as F32."""
@@ -47,11 +47,11 @@ INFINITE, NO_NUMBER = 0x7C00, 0x7E00
 
 
 class CacheCodec(ABC):
-    """Reads and writes one type of the cache.
+    """Reads and writes one cache type.
 
     Attributes:
-        width: number of elements read or written at once, 16 or 32.
-        n_bytes: size of these in the cache, in bytes.
+        width: number of elements read or written at a time, 16 or 32.
+        n_bytes: their bytes in the cache.
     """
 
     width: ClassVar[int]
@@ -71,7 +71,7 @@ class CacheCodec(ABC):
 
 
 class PlainCodec(CacheCodec):
-    """F32 numbers side by side, and the base of F16 and BF16; a row may have any length."""
+    """F32 numbers, and the base of F16 and BF16; a row may have any length."""
 
     width = LANES
     n_bytes = 4 * LANES
@@ -189,7 +189,7 @@ class Q4Codec(BlockCodec):
         code.store((low | (high << 4)).to(BYTES), address + 2)
 
     def _extreme(self, values: Sequence[Value]) -> Value:
-        """Return the number of largest size, the first where several are equally large."""
+        """Return the number with the largest magnitude, the first of equals."""
         code = self.code
         sizes = [code.unary("fabs", value) for value in values]
         largest = code.reduce("max", code.maximum(*sizes))
@@ -253,16 +253,16 @@ DTYPES = {
     "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "q8_0": torch.uint8,
     "q4_0": torch.uint8,
 }  # fmt: skip
-"""Torch type that holds each type of keys and values."""
+"""Torch type of the tensors of each cache type."""
 
 
 class CacheTensor:
-    """The keys or the values of one layer, (n_kv, n_slots, head_dim), as kernels address them.
+    """The keys or values of one layer, (n_kv, n_slots, head_dim), as kernels address them.
 
     Attributes:
         n_kv, n_slots, head_dim: numbers of key-value heads, of slots, and of elements of a head.
         address: address of the first element.
-        stride, head_stride: bytes from slot to slot and from head to head.
+        stride, head_stride: bytes between slots and between heads.
         fits: whether the kernels can read it: on the CPU, in the type's layout, rows contiguous.
     """
 
@@ -288,12 +288,12 @@ ARGUMENTS = (
 )  # fmt: skip
 """Arguments of the kernel. x is F32, (n_tokens, n_heads, n), with strides in bytes; `cells` is the
 address of slot 0 and head 0 in the cache. positions, tables: addresses of n_tokens 64-bit integers,
-the position of each token and the address of its sequence's table of pages. For block types, n is a
-multiple of 32."""
+each token's position and the address of its sequence's page table. For block types, n is a multiple
+of 32."""
 
 
 def build(module: ir.Module, isa: Isa, kind: str) -> None:
-    """Write `store(pool, *ARGUMENTS)` for a type of keys or of values."""
+    """Write `store(pool, *ARGUMENTS)` for a cache type."""
     add_run(module)
     _add_row(module, isa, kind)
 

@@ -1,7 +1,7 @@
-"""Writes to the KV cache and attention over it, on torch tensors.
+"""Writes to the KV cache and attention over it, for torch tensors.
 
-As in `kernels.small.small_ops`, methods return None or False where the kernels do not take the
-tensors.
+As in `kernels.small.small_ops`, methods return None or False for tensors that the kernels do not
+support.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from engine.model.forward.operands import Scores
 
 SHORT_READ = 1 << 18
-"""Largest number of elements of the cache, read in about 0.1 ms, for which a call keeps Python's
-lock."""
+"""Calls that read at most this many elements of the cache, about 0.1 ms, keep the GIL."""
 
 
 @cache
@@ -58,7 +57,7 @@ class CacheLayer:
         k, v: keys and values.
         is_served: whether the kernels can read both.
         store_k, store_v, attend: the kernels for the cache's types.
-        heads: query heads, by their number; None where they do not fit.
+        heads: query heads, by their number; None where they do not match the cache.
     """
 
     def __init__(self, held: LayerCache, isa_name: str) -> None:
@@ -71,12 +70,11 @@ class CacheLayer:
         self.heads: dict[int, QueryHeads | None] = {}
 
     def is_of(self, held: LayerCache) -> bool:
-        """Return whether the layer's cache still has the same tensors."""
         k, v = self._tensors
         return k is held.k and v is held.v
 
     def make_heads(self, n_heads: int) -> QueryHeads | None:
-        """Group n query heads by key-value head; None if the cache is not for so many."""
+        """Group n query heads by key-value head; None if the cache has another number of heads."""
         n_kv, rows = self.k.n_kv, self._head_map
         if rows is None and n_heads % n_kv == 0:
             rows = [head * n_kv // n_heads for head in range(n_heads)]
@@ -109,7 +107,7 @@ class CacheOps:
         return self._work.memory
 
     def begin(self, batch: Batch) -> None:
-        """Write where the rows of a pass lie, for its calls and for recorded ones."""
+        """Write the rows of a pass to the memory that its calls, and recorded ones, read."""
         n_rows = batch.n_rows
         if n_rows > MAX_AT_ONCE or not batch.is_of_singles:
             self._rows = PassRows(n_rows)
@@ -121,7 +119,7 @@ class CacheOps:
         self._batch = batch
 
     def write(self, held: LayerCache, k: Tensor, v: Tensor | None, batch: Batch) -> bool:
-        """Write keys and values as `LayerCache.write` does; return whether the kernels could."""
+        """Write keys and values as in `LayerCache.write`; return False if unsupported."""
         rows, layer = self._rows_of(batch), self._layer(held)
         tables = rows.tables(held.group)
         first = _writing(k, layer.k, rows, tables)
@@ -163,7 +161,6 @@ class CacheOps:
         return out
 
     def _rows_of(self, batch: Batch) -> PassRows:
-        """Return the rows of a batch in memory; it is the one that `begin` was called for."""
         if batch is not self._batch:
             self.begin(batch)
         return self._rows
@@ -188,7 +185,7 @@ def _writing(
 
 
 def _address(vector: Tensor | None, n: int) -> int | None:
-    """Return the address of n F32 numbers, 0 if there are none, None if they do not fit."""
+    """Return the address of n F32 numbers, 0 for None, None if unsupported."""
     if vector is None:
         return 0
     return vector.data_ptr() if is_plain(vector) and vector.shape == (n,) else None

@@ -1,8 +1,8 @@
-"""Packs rows of a matrix straight from a file: each thread reads some and packs them at once.
+"""Packs the rows of a matrix straight from a file, and reads parts of a file.
 
-A thread takes the next few tiles, reads their rows into memory of its own that stays in a cache,
-packs them from there, and goes on. So reads and packing overlap, in the order of the file, and a
-page of the planes is touched first by the thread that fills it.
+Each thread takes the next few tiles, reads their rows into a buffer that fits in its cache, and
+packs them. So reading and packing overlap, in file order, and a memory page of the planes is first
+touched by the thread that fills it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ ARGUMENTS = (
     "n_rows", "goal_row", "first", "n_blocks", "planes", "tile_bytes",
 )  # fmt: skip
 """Arguments of `pack_file`. `read` is the address of POSIX's pread, `descriptor` that of the file.
-The wanted `row_bytes` of the first row lie at `offset`, those of other rows `file_stride` apart.
-Each of `n_threads` has `buffer_bytes` from `buffers` on, with rows `buffer_stride` apart; a read
-brings up to `rows_per_read`, with what lies between them in the file if that is more than one row.
-A thread takes `tiles_per_turn` tiles at a time and reads `tiles_per_read` of them at once. At
-`progress` are two 64-bit words, zero before: the number of turns taken, and 1 where a read failed,
-which ends the work. For the others see `kernels.packing.pack`."""
+The first row's `row_bytes` start at `offset`, the other rows follow `file_stride` apart. Each of
+`n_threads` has `buffer_bytes` from `buffers` on, with rows `buffer_stride` apart; a read covers up
+to `rows_per_read` rows, including the gaps between them. A thread takes `tiles_per_turn` tiles at a
+time and reads `tiles_per_read` of them at a time. `progress`: two 64-bit words, initially 0: number
+of turns taken, and 1 after a failed read, which ends the work. For the others see
+`kernels.packing.pack`."""
 
 READ_ARGUMENTS = ("read", "descriptor", "offset", "goal", "n_bytes", "page_bytes", "failed")
 """Arguments of `read_file`. `read` is the address of POSIX's pread, `descriptor` that of the file.
-`n_bytes` from `offset` on are read to `goal`. Pieces end where pages of `page_bytes` do: of two
-threads that touch the same fresh page, both would clear all of it. At `failed` is a 64-bit word,
-which is set to 1 where a read fails."""
+`n_bytes` from `offset` on are read to `goal`. Pieces end at multiples of `page_bytes`: two threads
+that touch the same new page would both clear it. `failed`: a 64-bit word, set to 1 if a read
+fails."""
 
 
 TAKEN, FAILED = 0, 8
@@ -78,8 +78,8 @@ def _take(code: Code, counter: Value) -> Value:
 def _emit_read(
     code: Code, given: Named, buffer: Value, place: Value, begin: Value, stop: Value
 ) -> None:
-    """Write the reads of the rows of tiles `begin` to `stop`; where one fails, the thread ends."""
-    before = given["goal_row"] % TILE  # rows of the first tile that come from elsewhere
+    """Write the reads of the rows of tiles `begin` to `stop`; return if one fails."""
+    before = given["goal_row"] % TILE  # rows of the first tile that are not packed here
     first = begin * TILE - before
     first = code.where(first < 0, code.number(0), first)
     n_rows = code.min_signed(stop * TILE - before, given["n_rows"]) - first
@@ -119,7 +119,7 @@ def build_read(module: ir.Module) -> None:
 
 
 def _add_fill(module: ir.Module) -> None:
-    """Write `fill(read, descriptor, goal, n, offset)`: reads n bytes; returns how many it lacks."""
+    """Write `fill(read, descriptor, goal, n, offset)`: reads n bytes; returns the shortfall."""
     code, (read, descriptor, goal, n, offset) = internal(module, "fill", 5, I64)
     done = code.variable(code.number(0))
     with code.forever() as leave:

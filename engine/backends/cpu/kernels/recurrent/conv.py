@@ -1,8 +1,7 @@
-"""Causal convolution of each channel over the latest tokens, with activation and gates.
+"""Causal depthwise convolution over the latest tokens, with activation and gates.
 
-Sums go from the oldest token to the newest, so that the cuts of a pass do not change a bit.
-Channels are computed in groups of neighbours, whose filters and latest inputs lie in the stack by
-tap and by token.
+Sums go from the oldest token to the newest, so the bits do not depend on how a prompt is split.
+Adjacent channels form groups; the filters and latest inputs of a group are on the stack.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from engine.backends.cpu.kernels.running.thread_pool import add_run
 from engine.backends.cpu.kernels.small.activation import activated
 
 TAPS = (2, 3, 4)
-"""Numbers of taps that have kernels."""
+"""Supported numbers of taps."""
 
 NAMES = ("conv", "conv_silu")
 """Kernels: without activation, and with SiLU."""
@@ -50,14 +49,14 @@ GROUP = WIDTH * LANES
 """Number of channels of a group."""
 
 BLOCK = 16
-"""Number of tokens whose inputs are kept at a time."""
+"""Tokens per block: their inputs are on the stack."""
 
 AHEAD = 8
-"""Number of tokens by which inputs and results are prefetched: they are pages apart, which is too
-far for what processors prefetch by themselves."""
+"""Prefetch distance of inputs and results, in tokens: these are in different memory pages, where
+hardware prefetchers stop."""
 
 ROW = 4 * GROUP
-"""Bytes from token to token of the inputs that are kept, and from tap to tap of filters."""
+"""Bytes from token to token of the inputs, and from tap to tap of the filters, on the stack."""
 
 
 def build(module: ir.Module, n_tap: int) -> None:
@@ -88,9 +87,9 @@ def _emit_piece(code: Code, name: str, given: Named, index: Value) -> None:
 
 
 def _add_group(module: ir.Module, name: str, n_tap: int, *, is_whole: bool) -> None:
-    """Write `name_whole(*ARGUMENTS, channel, n)`: n channels from one on, whole vectors.
+    """Write `name_whole(*ARGUMENTS, channel, n)`, for n channels in whole vectors.
 
-    `name_partial` is for fewer channels than a vector has.
+    `name_partial` is for less than a vector.
     """
     part = f"{name}_{'whole' if is_whole else 'partial'}"
     code, (*values, channel, n) = internal(module, part, len(ARGUMENTS) + 2)
@@ -101,12 +100,7 @@ def _add_group(module: ir.Module, name: str, n_tap: int, *, is_whole: bool) -> N
 
 
 class _Group:
-    """The code of a group of channels.
-
-    Args:
-        channel: the first channel.
-        n: number of channels.
-    """
+    """Generates the code of a group of n channels."""
 
     def __init__(
         self, code: Code, given: Named, channel: Value, n: Value, n_tap: int, *, is_whole: bool
@@ -161,7 +155,7 @@ class _Group:
             self._code.store(held, self._inputs + row * ROW + at * 4)
 
     def _apart(self, address: Value, n: int, at: Value) -> list[Value]:
-        """Load n numbers of each of 16 channels; return one vector for each of the n."""
+        """Load n numbers of each of 16 channels; return n vectors."""
         code, address = self._code, address + (self._channel + at) * (4 * n)
         if self._is_whole:
             parts = [code.load(address + 4 * LANES * part, FLOATS) for part in range(n)]
@@ -175,7 +169,7 @@ class _Group:
         return [numbers.shuffle(range(row, LANES * n, n)) for row in range(n)]
 
     def _store_state(self, state: Value, at: Value) -> None:
-        """Store the latest inputs of 16 channels, those of a channel side by side."""
+        """Store the latest inputs of 16 channels, channel by channel."""
         code, n = self._code, self._n_tap - 1
         address = state + (self._channel + at) * (4 * n)
         rows = [code.load(self._inputs + row * ROW + at * 4, FLOATS) for row in range(n)]
@@ -215,5 +209,5 @@ class _Group:
 
 
 def _joined(parts: Sequence[Value]) -> Value:
-    """Return one vector of all elements of 1 to 4 vectors; of three, the last one twice."""
+    """Concatenate 1 to 4 vectors; of three, the last one twice."""
     return concatenated([*parts, parts[-1]] if len(parts) == 3 else parts)

@@ -1,8 +1,12 @@
-"""Gated delta net, one token after the other, whatever the number of tokens of a pass.
+"""Gated delta net, token by token.
 
-For each token `D = exp(g) S; S = D + k ⊗ β (v - Dᵀ k); o = Sᵀ q`. No column of a head's state S
-meets another one, so that threads share strips of columns.
-Neither the cuts of a pass nor the number of threads change a bit of the result.
+For each token `D = exp(g) S; S = D + k ⊗ β (v - Dᵀ k); o = Sᵀ q`. The columns of a head's state S
+are independent, so the work is split into strips of columns. The bits depend neither on how a
+prompt is split nor on the number of threads.
+
+A strip is copied to memory that stays in the core's cache and is visited once per token: the visit
+adds the token's write, reads the output, applies the next token's decay and reads the value of its
+key. Sums over the rows go from the first to the last.
 """
 
 from __future__ import annotations
@@ -53,7 +57,7 @@ n_value), contiguous. per_piece: number of strips of a piece. With a decay by ch
 n_head, n_key) and step_bias (n_head, n_key)."""
 
 BLOCK = LANES
-"""Number of tokens whose keys, queries and decays are prepared at a time."""
+"""Tokens per block: their keys, queries and decays are prepared at a time."""
 
 MAX_KEY = 1024
 """Largest number of elements of a key: a strip and the keys of a block must fit in the stack."""
@@ -63,7 +67,7 @@ def build(module: ir.Module, isa: Isa, *, by_channel: bool) -> None:
     """Write `delta_net(pool, *ARGUMENTS)`.
 
     Args:
-        by_channel: whether each channel of a key has a decay of its own.
+        by_channel: whether each channel of a key has a separate decay.
     """
     add_run(module)
     _add_normalise(module)
@@ -84,7 +88,7 @@ def _n_strips(code: Code, given: Named, columns: int) -> Value:
 
 
 class _Block(NamedTuple):
-    """Memory in the stack for the prepared tokens of a block; see `STRIP`."""
+    """Stack memory for the prepared tokens of a block; see `STRIP`."""
 
     keys: Value
     queries: Value
@@ -192,7 +196,7 @@ def _emit_decays(
 
 
 def _gather(code: Code, source: Value, stride: Value, n: Value, goal: Value) -> None:
-    """Copy n floats that lie `stride` bytes apart to one vector, with zeros behind them."""
+    """Copy n floats that are `stride` bytes apart to one vector, padded with zeros."""
     code.store(code.constant(FLOATS, 0.0), goal)
     with code.loop(code.number(0), n) as index:
         code.store(code.load(source + index * stride, F32), goal + index * 4)
@@ -201,7 +205,7 @@ def _gather(code: Code, source: Value, stride: Value, n: Value, goal: Value) -> 
 def _add_normalise(module: ir.Module) -> None:
     """Write `normalise_rows(x, stride, n_row, n, scale, eps, out, out_stride)`.
 
-    Each row becomes `x / max(|x|, eps) × scale`; zeros follow up to a multiple of 16 elements.
+    Each row becomes `x / max(|x|, eps) × scale`, padded with zeros to a multiple of 16 elements.
     """
     code, (x, stride, n_row, n, scale, eps, out, out_stride) = internal(module, "normalise_rows", 8)
     number, least = (bits.to(I32).bitcast(F32) for bits in (scale, eps))
@@ -234,30 +238,25 @@ STRIP = (
     "keys", "queries", "decays", "key_bytes", "betas", "n_token", "n_key", "v", "v_stride", "out",
     "out_stride", "state", "goal", "state_stride", "n_left", "held",
 )  # fmt: skip
-"""Arguments of the function. keys, queries: unit vectors of n_key F32, `key_bytes` from token to
-token. decays: a factor for each token or, by channel, as many as a key has, as far apart as keys.
-betas: a factor for each token. v and out: the strip's columns for the first token; state and goal:
-those of the first row before and behind the tokens. Strides are in bytes. n_left: number of columns
-up to the state's last one. held: memory for n_key rows of the strip."""
+"""Arguments of the strip functions. keys, queries: unit vectors of n_key F32, `key_bytes` from
+token to token. decays: a factor per token or, by channel, a vector like a key. betas: a factor per
+token. v and out: the strip's columns for the first token; state and goal: its columns of the first
+row, before and after the tokens. Strides are in bytes. n_left: number of columns from here to the
+end of the state. held: memory for n_key rows of the strip."""
 
 ROWS_AT_ONCE = 4
-"""Number of rows that the body of a loop visits."""
+"""Unrolling of the loop over rows."""
 
 Visit = Callable[[Value], None]
-"""Function that writes the visit of the row with some number."""
+"""Function that writes the visit of a row, given its index."""
 
 
 def columns_of(isa: Isa) -> int:
-    """Return the number of columns of a strip, all of whose sums fit in registers."""
+    """Return the number of columns of a strip, so that its sums fit in registers."""
     return (2 if isa.register_bytes == 4 * LANES else 1) * LANES
 
 
 def _add_strip(module: ir.Module, isa: Isa, *, by_channel: bool) -> None:
-    """Write `strip(*STRIP)`.
-
-    Args:
-        by_channel: whether each row decays by a factor of its own.
-    """
     columns = columns_of(isa)
     for is_whole in (True, False):
         code, values = internal(module, _part_name(is_whole=is_whole), len(STRIP))
@@ -276,12 +275,7 @@ def _part_name(*, is_whole: bool) -> str:
 
 
 class _Strip:
-    """The code of one strip.
-
-    Args:
-        values: values of `STRIP`.
-        is_whole: whether the state has all columns of the strip.
-    """
+    """Generates the code of a strip; `is_whole` if the state has all of its columns."""
 
     def __init__(
         self, code: Code, values: list[Value], columns: int, *, by_channel: bool, is_whole: bool
@@ -297,7 +291,7 @@ class _Strip:
         ]
         zero = code.constant(FLOATS, 0.0)
         self._factor = code.variable(zero)
-        self._seen, self._out, self._written = (
+        self._read, self._out, self._written = (
             [code.variable(zero) for _ in self._lanes] for _ in range(3)
         )
 
@@ -309,16 +303,16 @@ class _Strip:
         with code.loop(none, last) as token:
             self._set_written(token)
             self._set_factor(token + 1)
-            self._each_row(lambda row: self._go_on(row, token))
+            self._each_row(lambda row: self._step(row, token))
             self._store_out(token)
         self._set_written(last)
         self._each_row(lambda row: self._end(row, last))
         self._store_out(last)
 
     def _each_row(self, visit: Visit) -> None:
-        """Write a loop over the rows; clears the sums first."""
+        """Clear the sums, then loop over the rows."""
         code, n = self._code, self._given["n_key"]
-        for total in (*self._seen, *self._out):
+        for total in (*self._read, *self._out):
             total.set(code.constant(FLOATS, 0.0))
         whole = n - n % ROWS_AT_ONCE
         with code.loop(code.number(0), whole, ROWS_AT_ONCE) as row:
@@ -332,7 +326,7 @@ class _Strip:
         vectors = [lanes.load(state) for lanes in self._lanes]
         self._decay(row, self._code.number(0), vectors)
 
-    def _go_on(self, row: Value, token: Value) -> None:
+    def _step(self, row: Value, token: Value) -> None:
         self._decay(row, token + 1, self._write(row, token))
 
     def _end(self, row: Value, token: Value) -> None:
@@ -341,7 +335,7 @@ class _Strip:
             lanes.store(vector, goal)
 
     def _write(self, row: Value, token: Value) -> list[Value]:
-        """Return a row with what a token writes, and read the output from it."""
+        """Add a token's write to a row, and the row to the output; return the row."""
         code = self._code
         key, query = (self._number(name, row, token) for name in ("keys", "queries"))
         vectors = []
@@ -352,10 +346,10 @@ class _Strip:
         return vectors
 
     def _decay(self, row: Value, token: Value, vectors: Sequence[Value]) -> None:
-        """Keep a row, decayed for a token, and read what the token's key holds."""
+        """Store a row with a token's decay, and add it to the value of the token's key."""
         code, key = self._code, self._number("keys", row, token)
         factor = self._number("decays", row, token) if self._by_channel else self._factor.get()
-        for n, (vector, total) in enumerate(zip(vectors, self._seen, strict=True)):
+        for n, (vector, total) in enumerate(zip(vectors, self._read, strict=True)):
             decayed = vector * factor
             code.store(decayed, self._place(n, row))
             total.set(code.fma(key, decayed, total.get()))
@@ -376,11 +370,11 @@ class _Strip:
             self._factor.set(self._of_token("decays", token))
 
     def _set_written(self, token: Value) -> None:
-        """Set what a token writes: `β (v - what its key holds)`."""
+        """Set a token's write: `β (v - Dᵀ k)`."""
         v = self._given["v"] + token * self._given["v_stride"]
         self._prefetch(v, self._given["v_stride"])
         beta = self._of_token("betas", token)
-        for lanes, seen, written in zip(self._lanes, self._seen, self._written, strict=True):
+        for lanes, seen, written in zip(self._lanes, self._read, self._written, strict=True):
             written.set(beta * (lanes.load(v) - seen.get()))
 
     def _store_out(self, token: Value) -> None:
@@ -390,6 +384,6 @@ class _Strip:
             lanes.store(total.get(), out)
 
     def _prefetch(self, row: Value, stride: Value) -> None:
-        """Prefetch the strip's columns for the next token: another page of memory."""
+        """Prefetch the strip's columns of the next token, in another memory page."""
         for lanes in self._lanes:
             self._code.prefetch(row + stride + lanes.index * 4)

@@ -1,6 +1,6 @@
-"""Compiled kernels as Python functions, each compiled at its first use, once for all models.
+"""The product and packing kernels as Python functions, compiled at their first use.
 
-`type_number` is the number of a GGML type; `x_bytes` the number of bytes of a quantised activation
+`type_number` is the number of a GGML type, `x_bytes` the bytes of a quantised activation
 (`kernels.products.panels`).
 """
 
@@ -26,7 +26,7 @@ from engine.formats.quants.layout import LAYOUTS
 
 
 def callable_at(address: int, arguments: Iterable[str]) -> Kernel:
-    """Bind a kernel of a pool and these arguments; a call releases Python's lock."""
+    """Bind a kernel of a pool and these arguments; calls release the GIL."""
     return bind(address, 1 + len(tuple(arguments)), holds_gil=False)
 
 
@@ -64,7 +64,7 @@ def multiply(type_number: int, x_bytes: int) -> Kernel:
 
 
 def multiply_piece(type_number: int, x_bytes: int) -> int:
-    """Return the address of the function of one piece of `multiply`, for `multiply_all`."""
+    """Return the address of the piece function of `multiply`, for `multiply_all`."""
     return _product(type_number, x_bytes)["multiply_piece"]
 
 
@@ -81,7 +81,7 @@ def multiply_int16() -> Kernel:
 
 
 def multiply_int16_piece() -> int:
-    """Return the address of the function of one piece of `multiply_int16`."""
+    """Return the address of the piece function of `multiply_int16`."""
     return _int16_product()["multiply_piece"]
 
 

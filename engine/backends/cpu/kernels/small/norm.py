@@ -1,7 +1,7 @@
 """RMSNorm and LayerNorm: `y = x / sqrt(mean(x²) + eps) × weight + bias`; LayerNorm first centres x.
 
-Sums are made in four vectors, always in the same order. The norm of a sum reads it from the cache
-right after it is added up; its bits are those of the two operations one after the other.
+Sums are made in four vectors, always in the same order. `build_sums` fuses an addition to the
+residual stream with the next norm, with the same bits as the separate operations.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Routing of tokens to experts, and the weighted sum of the experts' results (`layers.moe`).
 
-Scores are compared as integer keys in the same order; the least key marks experts that were chosen
-already. So NaNs choose distinct experts too. Of equal scores, the first wins.
+Scores are compared as integer keys in the same order, with the lowest key for experts that are
+already chosen, so NaNs select distinct experts, too. Of equal scores, the first wins.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from engine.backends.cpu.kernels.language.values import (  # fmt: skip
 from engine.backends.cpu.kernels.running.thread_pool import add_run
 
 GATINGS = ("softmax", "sigmoid", "softmax_chosen")
-"""Functions that make scores of logits, see `layers.moe`; the last one is applied to the
-chosen experts' logits alone."""
+"""Functions from logits to scores, see `layers.moe`; `softmax_chosen` is applied to the logits of
+the chosen experts only."""
 
 ASSIGN = (
     "logits", "n_token", "n_expert", "n_used", "bias", "normalise", "scale", "smallest", "n_group",
     "n_group_used", "weights", "chosen", "table", "expert_of", "pair_of", "row_of", "n_found",
 )  # fmt: skip
-"""Arguments of the routing kernels. logits are F32, (n_token, n_expert); bias (n_expert,), or 0
-for none; `normalise` is 0 or 1; scale and smallest (the least sum that weights are divided by) are
-the bits of an F32. weights are F32, (n_token, n_used), in ascending order of experts, as `chosen`
-is. The next ones are as in `forward.expert_rows.Groups`; n_found is the address for the
-number of experts in use."""
+"""Arguments of the routing kernels. logits are F32, (n_token, n_expert); bias (n_expert,), or 0 for
+none; `normalise` is 0 or 1; scale and smallest (the least sum that weights are divided by) are the
+bits of an F32. weights are F32, (n_token, n_used), in ascending order of experts, like `chosen`.
+`table` to `row_of` are as in `forward.expert_rows.Groups`; n_found is the address of the number of
+experts in use."""
 
 SUM = ("y", "y_stride", "weights", "row_of", "n_token", "n_used", "n", "out")
 """Arguments of `sum_of_experts`. y is F32, (n_row, n) with a stride in bytes; weights (n_token,
@@ -55,10 +55,10 @@ n_used), or 0 for none; row_of holds the rows of y that are added up for each to
 (n_token, n)."""
 
 TAKEN, OUT_OF_REACH = -(1 << 31), 1 - (1 << 31)
-"""Keys of experts that were chosen and that must not be; below those of all numbers."""
+"""Keys of chosen and of excluded experts; lower than the keys of all numbers."""
 
 MAX_EXPERTS = 4096
-"""Largest number of experts; arrays of that length are kept on the stack."""
+"""Maximum number of experts; arrays of this length are on the stack."""
 
 
 def build(module: ir.Module) -> None:
@@ -79,7 +79,7 @@ def build(module: ir.Module) -> None:
 
 
 def _key(code: Code, x: Value) -> Value:
-    """Return integer keys in the order of the floats x, NaNs below or above all numbers by sign."""
+    """Return integer keys in the order of the floats x; NaNs are lowest or highest by sign."""
     kind = INTS if isinstance(x.kind, ir.VectorType) else I32
     bits = x.bitcast(kind)
     key = code.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
@@ -124,9 +124,9 @@ def _add_take_largest(module: ir.Module) -> None:
 
 
 def _add_best_groups(module: ir.Module) -> None:
-    """Write `best_groups(keys, n, n_group, n_used)`: puts experts of all other groups out of reach.
+    """Write `best_groups(keys, n, n_group, n_used)`: excludes the experts of all other groups.
 
-    A group's score is the sum of its two largest.
+    A group's score is the sum of its two highest.
     """
     code, (keys, n, n_group, n_used) = internal(module, "best_groups", 4)
     groups, size, none = _list(code, n_group), n // n_group, code.number(0)
@@ -153,7 +153,7 @@ def _add_best_groups(module: ir.Module) -> None:
 
 
 def _add_softmax(module: ir.Module) -> None:
-    """Write `apply_softmax(x, n, out)`: a softmax; out has room up to a multiple of 16."""
+    """Write `apply_softmax(x, n, out)`: a softmax; out is padded to a multiple of 16."""
     code, (x, n, out) = internal(module, "apply_softmax", 3)
     lowest = code.constant(FLOATS, float("-inf"))
     largest, total = code.variable(lowest), code.variable(code.constant(FLOATS, 0.0))
@@ -192,7 +192,7 @@ def _add_normalise(module: ir.Module) -> None:
 
 
 TOKEN = ("n_expert", "n_used", "bias", "normalise", "scale", "smallest", "n_group", "n_group_used")
-"""Arguments of `ASSIGN` that the function for one token takes."""
+"""The arguments of `ASSIGN` for one token."""
 
 
 def _add_token(module: ir.Module, gating: str) -> None:
@@ -230,9 +230,9 @@ def _add_token(module: ir.Module, gating: str) -> None:
 
 
 def _emit_keys(code: Code, given: Named, logits: Value, scores: Value, keys: Value) -> None:
-    """Write the keys that experts are chosen by: those of the scores with the bias.
+    """Write the keys for the choice of experts: of the biased scores.
 
-    Without bias and groups, those of the logits: different logits may have equal scores.
+    Without bias and groups, of the logits, since different logits may have equal scores.
     """
     bias = given["bias"]
     source = code.where(bias.equals(0) & given["n_group"].equals(1), logits, scores)
