@@ -1,7 +1,7 @@
-"""Executor of a model's ranks: one thread per rank, each with its device current.
+"""Executor of a model's ranks: one thread per rank, with its device as the current one.
 
-Ranks that exchange values in Python need a thread each. Work that only has to be started on
-devices, such as the replay of a captured token, is started by the calling thread, rank after rank.
+Ranks that exchange values in Python need a thread each. Work that is only launched on devices, such
+as the replay of a captured token, is launched by the calling thread, rank by rank.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from engine.backends.cpu.thread_comm import ThreadGroup
-from engine.errors import CommError, DeviceError, EngineError
+from engine.errors import CommError, DeviceError, EngineError, Sentence
 from engine.hardware.faults import explain_faults
 from engine.hardware.garbage import hold_garbage
 from engine.hardware.torch_devices import is_out_of_memory, release_cached_memory, stream_of_rank
@@ -25,17 +25,17 @@ from engine.parallel.rank_threads import RankThreads
 T = TypeVar("T")
 
 STALL_S = 5.0
-"""Seconds after which a device that still computes one token counts as hung."""
+"""Seconds for a token after which a device counts as hung."""
 
 BATCH_STALL_S = 300.0
-"""Seconds after which a device that still computes a batch of a prompt counts as hung."""
+"""Seconds for a batch of a prompt after which a device counts as hung."""
 
 POLL_S = 50e-6
-"""Seconds between two queries of a device; other threads run meanwhile."""
+"""Polling interval in seconds."""
 
 
 class RankOutOfMemory(DeviceError):
-    """Lack of memory on a rank's device, or on the host, for what the rank computes.
+    """Out of memory on a rank's device, or on the host for its computation.
 
     Attributes:
         rank: number of the rank.
@@ -43,23 +43,20 @@ class RankOutOfMemory(DeviceError):
 
     def __init__(self, rank: int, device: torch.device) -> None:
         super().__init__(
-            f"The memory of {device} (rank {rank}) is full.", "Choose a smaller context."
-        )
+            "The memory of {device} (rank {n}) is full.", "Choose a smaller context.",
+            device=str(device), n=rank,
+        )  # fmt: skip
         self.rank = rank
 
 
 class WorkMark(NamedTuple):
-    """A point in the work of all devices.
-
-    Attributes:
-        events: event at that point, by the rank of a GPU.
-    """
+    """A point in the work of all devices: an event for each rank with a GPU."""
 
     events: Mapping[int, torch.cuda.Event]
 
     @property
     def late(self) -> list[int]:
-        """Ranks whose devices have not passed it; all are asked, see `RankExecutor.wait`."""
+        """Ranks with devices that have not passed it; queries all, see `RankExecutor.wait`."""
         return [rank for rank, event in self.events.items() if not event.query()]  # type: ignore[no-untyped-call]
 
 
@@ -67,16 +64,16 @@ class RankExecutor:
     """Executor of a model's ranks: calls a function for each rank.
 
     Ranks that share a GPU have a CUDA stream each: a kernel that waits for another rank must not
-    keep that rank's kernels from starting. A rank that is alone on a GPU uses the current stream.
+    block that rank's kernels. A rank that is alone on a GPU uses the current stream.
 
     Args:
         devices: device of each rank, in rank order.
-        group: the group in which the ranks exchange values.
-        n_threads: number of CPU threads that torch may use for each rank.
+        group: communication group of the ranks.
+        n_threads: number of torch's CPU threads per rank.
 
     Attributes:
         devices: device of each rank, in rank order.
-        group: the group in which the ranks exchange values.
+        group: communication group of the ranks.
     """
 
     def __init__(
@@ -95,36 +92,35 @@ class RankExecutor:
 
     @property
     def ranks(self) -> range:
-        """Numbers of the ranks, in order."""
         return range(len(self.devices))
 
     @property
     def has_gpus(self) -> bool:
-        """Whether any rank computes on a GPU, later than the host starts its kernels."""
+        """Whether any rank uses a GPU, which computes asynchronously."""
         return any(device.type == "cuda" for device in self.devices)
 
     @property
     def lost(self) -> Collection[int]:
-        """Ranks whose thread does not return (see `RankThreads.lost`) or whose device hangs."""
+        """Ranks with a lost thread (see `RankThreads.lost`) or a hung device."""
         return {*self._threads.lost, *self._stalled}
 
     def run(
         self, fn: Callable[[int], T], *, is_watched: bool = False, is_awaited: bool = True
     ) -> list[T]:
-        """Call `fn` for all ranks at once; return the results in rank order.
+        """Call `fn` for all ranks in parallel; return the results in rank order.
 
-        Several ranks have a thread each, a single one uses the calling thread.
+        A single rank runs on the calling thread.
 
         Args:
-            is_watched: whether a rank that shows no sign of life for seconds counts as lost, see
+            is_watched: whether a rank without progress for seconds counts as lost, see
                 `engine.parallel.watchdog`; for functions in which ranks never idle for long.
             is_awaited: whether results are used on other streams than those of the ranks.
 
         Raises:
-            RankOutOfMemory: a rank's device has no memory left.
+            RankOutOfMemory: a rank's device is out of memory.
             DeviceStopped: a GPU is lost to this process.
             CommError: a rank is lost.
-            BaseException: the first failure of any rank, after all have ended.
+            BaseException: the first failure of any rank, after all ranks have ended.
         """
 
         def ranked(rank: int) -> T:
@@ -149,7 +145,7 @@ class RankExecutor:
             self.group.settle()
 
     def _alone(self, ranked: Callable[[int], T]) -> T:
-        """Call a function for the only rank on this thread, without the cost of a hand-over."""
+        """Call a function for a single rank on this thread, which avoids a thread switch."""
         try:
             return ranked(0)
         except BaseException:
@@ -157,11 +153,11 @@ class RankExecutor:
             raise
 
     def call_inline(self, fn: Callable[[int], T]) -> list[T]:
-        """Call `fn` for one rank after the other on the calling thread.
+        """Call `fn` rank by rank on the calling thread.
 
         For functions that neither exchange values with other ranks nor wait for kernels that are
-        yet to be started on another device. No garbage is collected meanwhile: freeing memory may
-        wait for all of a device, whose kernels may wait for a device that has not started yet.
+        not yet launched on another device. Garbage collection is off: freeing memory may
+        synchronise a device whose kernels wait for a device without any work yet.
         """
         found = []
         with torch.inference_mode(), hold_garbage():
@@ -186,13 +182,13 @@ class RankExecutor:
         return done
 
     def wait(self) -> None:
-        """Wait until all devices have finished the token that was started on them.
+        """Wait until all devices have finished the current token.
 
-        All are queried each time: one device may wait for kernels that Windows has batched for
-        another (see `is_idle`).
+        Queries all devices each time: one may wait for kernels that Windows has batched for another
+        (see `is_idle`).
 
         Raises:
-            CommError: a device does not finish; see `check`.
+            CommError: a device hangs, see `check`.
         """
         begun = time.perf_counter()
         while busy := [rank for rank in self.ranks if not self.is_idle(rank)]:
@@ -200,7 +196,7 @@ class RankExecutor:
             time.sleep(POLL_S)
 
     def mark(self) -> WorkMark:
-        """Return a mark behind all work that was started on the devices so far."""
+        """Return a mark after all work launched on the devices so far."""
         events: dict[int, torch.cuda.Event] = {}
         for rank, device in enumerate(self.devices):
             if device.type == "cuda":
@@ -213,7 +209,7 @@ class RankExecutor:
         """Wait until all devices have passed a mark.
 
         Raises:
-            CommError: a device does not within `BATCH_STALL_S`; see `check`.
+            CommError: a device takes longer than `BATCH_STALL_S`, see `check`.
         """
         begun = time.perf_counter()
         while late := mark.late:
@@ -221,32 +217,35 @@ class RankExecutor:
             time.sleep(POLL_S)
 
     def make_room(self) -> None:
-        """Free memory that torch has cached on GPUs; waits for the devices first."""
+        """Free the memory that torch has cached on GPUs, after waiting for the devices."""
         self.wait()
         if self.has_gpus:
             release_cached_memory([device for device in self.devices if device.type == "cuda"])
 
     def check(self, rank: int, begun: float, limit_s: float | None = None) -> None:
-        """Check how long a rank's device has been computing; a single rank has no limit.
+        """Check the time limit of a rank's device; a single rank has no limit.
 
         Args:
-            rank: number of the rank that is waited for.
-            begun: time when the work was started, in seconds of `time.perf_counter`.
-            limit_s: most seconds that it may take; None for those of a token, `STALL_S`.
+            begun: start time, in seconds of `time.perf_counter`.
+            limit_s: limit; None for `STALL_S`.
 
         Raises:
-            CommError: it takes longer; the rank counts as lost from now on.
+            CommError: the limit is exceeded; the rank counts as lost from now on.
         """
         limit_s = STALL_S if limit_s is None else limit_s
         if len(self.devices) > 1 and time.perf_counter() > begun + limit_s:
             self._stalled.add(rank)
             self.group.abort_for_good()
-            work = "a token" if limit_s == STALL_S else "a part of a prompt"
-            what = f"has not computed {work} within {limit_s:.0f} s"
+            if limit_s == STALL_S:
+                what = Sentence("has not computed a token within {limit:.0f} s", limit=limit_s)
+            else:
+                what = Sentence(
+                    "has not computed a part of a prompt within {limit:.0f} s", limit=limit_s
+                )
             raise CommError(rank, what, str(self.devices[rank]))
 
     def reset(self) -> None:
-        """Discard exchanges that were under way in the group, after something has failed."""
+        """Discard unfinished exchanges of the group after a failure."""
         self.group.abort()
         self.group.settle()
 
@@ -255,7 +254,6 @@ class RankExecutor:
         self._threads.close()
 
     def _on(self, rank: int) -> contextlib.AbstractContextManager[object]:
-        """Return a context in which torch's current device and stream are the rank's."""
         device, stream = self.devices[rank], self._streams[rank]
         if device.type != "cuda":
             return contextlib.nullcontext()
@@ -263,10 +261,9 @@ class RankExecutor:
 
 
 def _streams(devices: Sequence[torch.device]) -> list[torch.cuda.Stream | None]:
-    """Return the CUDA stream of each rank; None where the current one is used.
+    """Return the CUDA stream of each rank; None for the current stream.
 
-    All are created in a row: streams that follow on each other are least likely to share a
-    hardware queue.
+    Streams that are created in a row are least likely to share a hardware queue.
     """
     n_ranks = Counter(str(device) for device in devices)
     return [
@@ -277,10 +274,10 @@ def _streams(devices: Sequence[torch.device]) -> list[torch.cuda.Stream | None]:
 
 @contextlib.contextmanager
 def _in_stream(device: torch.device, stream: torch.cuda.Stream) -> Iterator[None]:
-    """Make a device and a stream of it current.
+    """Make a device and one of its streams current.
 
-    The device comes first: at the end of `torch.cuda.stream` torch makes the device from before
-    current, and if that were another GPU, it would take hundreds of MB there.
+    The device first: on exit from `torch.cuda.stream`, torch activates the previous device, and on
+    another GPU that would take hundreds of MB.
     """
     with torch.cuda.device(device), torch.cuda.stream(stream):
         yield

@@ -18,7 +18,7 @@ from engine.backends.cpu.kernels.products import (
 )
 from engine.backends.cpu.kernels.recurrent import conv, delta_net, state_space
 from engine.backends.cpu.kernels.running import fastcall, replay, thread_all_reduce, thread_pool
-from engine.backends.cpu.kernels.small import activation, elementwise, norm, rope, routing
+from engine.backends.cpu.kernels.small import activation, functions, norm, rope, routing
 from engine.formats.quants.layout import LAYOUTS
 from engine.load_params import kv_types
 
@@ -82,7 +82,7 @@ MODULES: Mapping[str, Writer] = {
     "together": lambda isa: fused_gemv.build,
     "replay": lambda isa: replay.build,
     "norm": lambda isa: norm.build,
-    "pairwise": lambda isa: elementwise.build,
+    "pairwise": lambda isa: functions.build_pairwise,
     "activation": lambda isa: activation.build,
     "rope": lambda isa: rope.build,
     "routing": lambda isa: routing.build,

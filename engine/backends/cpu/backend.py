@@ -1,4 +1,4 @@
-"""CPU backend: a pool of threads per rank, weights in planes, recorded and replayed tokens."""
+"""CPU backend: a thread pool per rank, weights in planes, recorded and replayed tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class CpuLoader(WeightLoader):
-    """Loader that packs quantised matrices into planes, with a rank's threads."""
+    """Loader that packs matrices with a rank's threads."""
 
     def __init__(
         self, file: GGUFFile, worker: Worker, report: Callable[[int], None], reader: FileReader
@@ -36,11 +36,10 @@ class CpuLoader(WeightLoader):
         self._packer = FilePacker(worker, report, reader)
 
     def matrix(self, slot: Slot, pieces: Sequence[Slices]) -> Weight:
-        """Load the rank's pieces of a matrix."""
         return load_for_kernels(self._file, slot, pieces, self._packer)
 
     def close(self) -> None:
-        """Give memory back that no matrix has got."""
+        """Return unused memory to the system."""
         self._packer.memory.close()
 
 
@@ -85,7 +84,6 @@ class CpuBackend(Backend):
             loader.close()
 
     def adopt(self, value: Weight | Tensor) -> Weight | Tensor:
-        """Return a weight on the same memory that this rank's threads multiply by."""
         if isinstance(value, PlaneWeight):
             return type(value)(
                 value.planes, value.type_number, value.n_rows, value.extent, self.worker
@@ -97,7 +95,6 @@ class CpuBackend(Backend):
         return value
 
     def _adopt_part(self, part: Weight) -> Weight:
-        """Adopt an interval of columns of a matrix."""
         adopted = self.adopt(part)
         assert not isinstance(adopted, Tensor)
         return adopted
@@ -106,7 +103,7 @@ class CpuBackend(Backend):
         """Return a recorder for one token.
 
         Args:
-            keeps: tensors that operations use beside those that a forward pass allocates.
+            keeps: tensors that operations use, apart from those that a forward pass allocates.
         """
         return Recorder(self.worker.pool, keeps)
 

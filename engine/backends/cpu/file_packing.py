@@ -1,4 +1,4 @@
-"""Packs rows of a file into planes by the threads of a rank, which read the file themselves."""
+"""Packs rows of a file into planes with the threads of a rank, which also read the file."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
     Bytes = NDArray[np.uint8]
 
 READ_BYTES = 256 << 10
-"""Bytes that a thread reads at a time: these and their planes fit in a core's cache."""
+"""Bytes per read of a thread: they and their planes fit in a core's cache."""
 
 MIN_JOB, MAX_JOB = 4 << 20, 256 << 20
-"""Fewest and most bytes between two reports of progress."""
+"""Minimum and maximum bytes between progress reports."""
 
 JOB_S = 0.02, 0.08
-"""Least and greatest seconds that a job shall take; the next is made longer or shorter."""
+"""Target seconds of a job, from and to; the next one is resized accordingly."""
 
 TURNS = 4
-"""Least number of turns of each thread, so that none waits long for the others at the end."""
+"""Minimum turns per thread, so that none waits long for the others at the end."""
 
 
 class FilePacker:
-    """Packer of one rank's rows; kept for a load, since it learns how fast the file is read.
+    """Packer of one rank's rows during a load; adapts its job size to the speed of the file.
 
     Attributes:
         worker: the rank's threads.
-        report: callback that gets the number of bytes packed; may raise to stop.
-        reader: reader of the file for what compiled code cannot read.
-        memory: memory of what is packed.
+        report: callback with the number of packed bytes; may raise to stop.
+        reader: reader of the file, where compiled code cannot read it.
+        memory: memory of the packed matrices.
     """
 
     def __init__(self, worker: Worker, report: Callable[[int], None], reader: FileReader) -> None:
@@ -72,7 +72,7 @@ class FilePacker:
             number: number of the GGML type.
             extent: columns of these bytes to pack.
             planes: planes of the matrix (n_tiles, tile_bytes).
-            goal_row: row of the matrix that the first becomes.
+            goal_row: row of the matrix for the first of them.
             counted: bytes of a row to report.
 
         Raises:
@@ -80,7 +80,7 @@ class FilePacker:
         """
         start = 0
         while start < len(rows):
-            # a job ends where a tile does, so that no two of them touch one
+            # jobs end at tile boundaries, so that no two write the same tile
             last_tile = (goal_row + start + self._job_bytes // rows.shape[1]) // TILE
             stop = min(len(rows), max((last_tile + 1) * TILE - goal_row, start + 1))
             with self._job((stop - start) * counted):
@@ -104,14 +104,12 @@ class FilePacker:
 
     @contextmanager
     def _job(self, counted: int) -> Iterator[None]:
-        """Time a job, which decides the size of the next, and report its bytes."""
         begun = time.perf_counter()
         yield
         self._adapt(time.perf_counter() - begun)
         self.report(counted)
 
     def _adapt(self, seconds: float) -> None:
-        """Choose the size of the next job from the time of the last."""
         if seconds < JOB_S[0]:
             self._job_bytes = min(MAX_JOB, 2 * self._job_bytes)
         elif seconds > JOB_S[1]:
@@ -122,14 +120,14 @@ class FilePacker:
     ) -> None:
         if number not in CODED and self._pack_file(rows, number, extent, planes, goal_row):
             return
-        # what lacks such a read, or fails, is read by Python, which says why
+        # otherwise, or after an error, Python reads, and reports the reason
         for start, chunk in self.reader.chunks(rows):
             pack_rows(chunk, number, extent, planes, goal_row + start, self.worker)
 
     def _pack_file(
         self, rows: TensorBytes, number: int, extent: Extent, planes: Tensor, goal_row: int
     ) -> bool:
-        """Pack rows by compiled code alone; return whether it could."""
+        """Pack rows with compiled code only; return False if that is not possible."""
         read = read_address()
         if not read:
             return False
@@ -153,7 +151,7 @@ class FilePacker:
         return not self._progress[1]
 
     def _read(self, rows: TensorBytes, goal: Tensor) -> bool:
-        """Read rows by compiled code; return whether it could."""
+        """Read rows with compiled code; return False if that is not possible."""
         read = read_address()
         if not read or not rows.is_contiguous:
             return False
@@ -168,7 +166,7 @@ class FilePacker:
 
 @cache
 def read_address() -> int:
-    """Return the address of the system's pread; 0 where there is none."""
+    """Return the address of the system's pread, or 0."""
     if sys.platform == "win32":
         return 0
     return ctypes.cast(ctypes.CDLL(None).pread, ctypes.c_void_p).value or 0
@@ -177,7 +175,7 @@ def read_address() -> int:
 def pack_rows(
     rows: Bytes, number: int, extent: Extent, target: Tensor, target_row: int, worker: Worker
 ) -> None:
-    """Pack whole rows of the file into the planes `target` of one matrix, from `target_row` on.
+    """Pack whole rows of a file into the planes `target` of one matrix, from `target_row` on.
 
     Args:
         number: number of the GGML type.
@@ -190,7 +188,7 @@ def pack_rows(
         coded = coded_rows(blocks, number)
         row_bytes = coded.shape[1]
         block_bytes = row_bytes * BLOCK // ((end - begin) * info.block_size)
-        # where the first block of the whole row would be: cuts of groups are counted from there
+        # address of the whole row's first block: group boundaries are relative to it
         address = coded.data_ptr() - begin * info.block_size // BLOCK * block_bytes
     worker.pool.wake()
     compiled.pack_rows(number)(

@@ -1,4 +1,4 @@
-"""Memory for weights in large pages, where the system has them; it is faster to fill and read."""
+"""Memory for weights in large pages, which are faster to fill and read, if the system has them."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ WORTHWHILE_BYTES = 2 * LARGE_PAGE
 """Smallest memory for which large pages are requested, in bytes."""
 
 MAX_LEFT_OVER = LARGE_PAGE // 4
-"""Most bytes of a tensor's last large page that nothing may be stored in; they take memory."""
+"""Maximum unused bytes in a tensor's last large page; they take memory."""
 
 MADV_HUGEPAGE = 14
-"""Advice for Linux's madvise(2); a system without large pages refuses it, which does no harm."""
+"""Advice for Linux's madvise(2); fails harmlessly on systems without large pages."""
 
 CHUNK_BYTES = 256 << 20
-"""Bytes of addresses that an arena asks for at a time; they take memory only once written to."""
+"""Address space that an arena reserves at a time; it takes memory only once written to."""
 
 ALIGNMENT = 128
-"""Alignment of an arena's tensors in bytes: whole cache lines."""
+"""Alignment of an arena's tensors, in bytes."""
 
 
 def weight_memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return an uninitialised tensor on the CPU, in large pages where that is worthwhile.
+    """Return an uninitialised tensor on the CPU, in large pages if it is large enough.
 
-    It begins with such a page; the last one is large if little of it is left over.
+    It starts at a large page; the last page is large only if most of it is used.
     """
     n_bytes = prod(shape) * dtype.itemsize
     if sys.platform != "linux" or n_bytes < WORTHWHILE_BYTES:
@@ -46,18 +46,16 @@ def weight_memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def _advise_large(address: int, n_bytes: int) -> None:
-    """Ask for large pages."""
     advise = ctypes.CDLL(None).madvise
     advise(ctypes.c_void_p(address), ctypes.c_size_t(n_bytes), MADV_HUGEPAGE)
 
 
 class WeightArena:
-    """Memory of a load's weights: one tensor behind the other, so that large pages hold them all.
+    """Memory of a load's weights: adjacent tensors, so that all are in large pages.
 
-    A system call for each small page takes most of the time of a load otherwise: matrices of some
-    MiB do not fill large pages, nor do the ends of larger ones. The memory of each tensor goes back
-    to the system when nobody uses it any more, whatever becomes of its neighbours; only the small
-    pages at its ends stay with these.
+    Otherwise page faults of small pages take most of a load: matrices of some MiB, and the ends of
+    larger ones, do not fill large pages. Each tensor's memory returns to the system once the tensor
+    is garbage, except for the small pages that it shares with its neighbours.
     """
 
     def __init__(self) -> None:
@@ -72,26 +70,22 @@ class WeightArena:
             self.close()
             try:
                 self._chunk = _Chunk(max(CHUNK_BYTES, n_bytes))
-            except OSError:  # no such addresses; torch says so in the words that all know
+            except OSError:  # out of address space; torch raises the usual error
                 return torch.empty(shape, dtype=dtype)
         return self._chunk.tensor(n_bytes).view(dtype).view(shape)
 
     def close(self) -> None:
-        """Give what is left of the last large page back; tensors stay."""
+        """Return the unused part of the last large page to the system; tensors stay."""
         if self._chunk is not None:
             self._chunk.give_back(self._chunk.taken, LARGE_PAGE)
             self._chunk = None
 
 
 class _Chunk:
-    """Neighbouring addresses, which the last tensor in them gives back.
-
-    Attributes:
-        taken: bytes of tensors and of the gaps between.
-    """
+    """A range of addresses, freed with its last tensor; `taken` bytes are in use."""
 
     def __init__(self, n_bytes: int) -> None:
-        # one more page of each kind: to begin with a large one, and for what follows the last byte
+        # two more large pages: for the alignment, and for the end of the last tensor
         self._map = mmap.mmap(-1, n_bytes + 2 * LARGE_PAGE, flags=mmap.MAP_PRIVATE)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._offset = -address % LARGE_PAGE
@@ -102,20 +96,18 @@ class _Chunk:
 
     @property
     def left(self) -> int:
-        """Bytes that no tensor has."""
         return self._n_bytes - self.taken
 
     def tensor(self, n_bytes: int) -> Tensor:
-        """Return bytes of a tensor, at most `left`."""
         begin = self.taken
         self.taken = begin + -(-n_bytes // ALIGNMENT) * ALIGNMENT
         memory = (ctypes.c_uint8 * n_bytes).from_address(self._begin + begin)
-        # the tensor's storage holds `memory`, whose end is the end of all views of the tensor
+        # the tensor's storage owns `memory`, so this runs once all views are garbage
         weakref.finalize(memory, self.give_back, begin, n_bytes).atexit = False
         return torch.frombuffer(memory, dtype=torch.uint8)
 
     def give_back(self, begin: int, n_bytes: int) -> None:
-        """Give the whole pages of an interval back to the system."""
+        """Return the whole pages of an interval to the system."""
         page = mmap.PAGESIZE
         first = -(-(self._offset + begin) // page) * page
         end = (self._offset + begin + n_bytes) // page * page

@@ -1,4 +1,4 @@
-"""Operations on CPUs: our own kernels where they exist and are faster than torch."""
+"""Operations on CPUs: our kernels where they exist and are faster than torch."""
 
 from __future__ import annotations
 
@@ -37,39 +37,38 @@ if TYPE_CHECKING:
         States,
     )
 
-ANGLES = 256
-"""Number of positions whose angles are computed at once."""
+BLOCK = 256
+"""Number of positions whose cosines and sines are computed at a time."""
 
 N_BLOCKS = 64
-"""Largest number of blocks of positions that are kept."""
+"""Maximum number of cached blocks."""
 
-Angles = tuple[Tensor, Tensor]
+CosSin = tuple[Tensor, Tensor]
 """Cosines and sines, each (T, 1, n_rot / 2)."""
 
 
-class RopeAngles:
-    """Cosines and sines of one rotation; for single tokens always in the same memory.
+class RopeCache:
+    """Cached cosines and sines of one rotation; for single tokens always in the same memory.
 
-    They are computed for a block of positions at once: torch's bits depend on how many numbers it
-    computes.
+    They are computed in blocks of positions, since torch's bits depend on the number of elements.
 
     Args:
         compute: function from positions (T,) to cosines and sines.
     """
 
-    def __init__(self, compute: Callable[[Tensor], Angles]) -> None:
+    def __init__(self, compute: Callable[[Tensor], CosSin]) -> None:
         self._compute = compute
-        self._blocks: dict[int, Angles] = {}
-        self._of_singles: dict[int, Angles] = {}
+        self._blocks: dict[int, CosSin] = {}
+        self._of_singles: dict[int, CosSin] = {}
 
     def move(self, positions: Sequence[int]) -> None:
-        """Write the angles of some single tokens to their memory, if it has been asked for."""
+        """Update the memory for this number of single tokens, if it is in use."""
         held = self._of_singles.get(len(positions))
         if held is not None:
             self._write(positions, held)
 
-    def of_singles(self, positions: Sequence[int]) -> Angles:
-        """Return the memory with the angles of the single tokens to which `move` went last."""
+    def of_singles(self, positions: Sequence[int]) -> CosSin:
+        """Return the memory for this number of single tokens, see `move`."""
         n = len(positions)
         if n not in self._of_singles:
             cos, sin = self._block(0)
@@ -77,36 +76,35 @@ class RopeAngles:
             self._write(positions, held)
         return self._of_singles[n]
 
-    def _write(self, positions: Sequence[int], goal: Angles) -> None:
+    def _write(self, positions: Sequence[int], goal: CosSin) -> None:
         for row, position in enumerate(positions):
-            number, index = divmod(position, ANGLES)
+            number, index = divmod(position, BLOCK)
             for held, block in zip(goal, self._block(number), strict=True):
                 held[row].copy_(block[index])
 
-    def at(self, positions: Sequence[int]) -> Angles:
-        """Return the angles of any positions, in memory of their own."""
-        numbers = dict.fromkeys(position // ANGLES for position in positions)
-        starts = {number: n * ANGLES for n, number in enumerate(numbers)}
-        rows = torch.tensor([starts[p // ANGLES] + p % ANGLES for p in positions])
+    def at(self, positions: Sequence[int]) -> CosSin:
+        """Return the cosines and sines of any positions, in new memory."""
+        numbers = dict.fromkeys(position // BLOCK for position in positions)
+        starts = {number: n * BLOCK for n, number in enumerate(numbers)}
+        rows = torch.tensor([starts[p // BLOCK] + p % BLOCK for p in positions])
         blocks = [self._block(number) for number in numbers]
         cos, sin = (torch.cat(parts).index_select(0, rows) for parts in zip(*blocks, strict=True))
         return cos, sin
 
-    def _block(self, number: int) -> Angles:
-        """Return cosines and sines of a block of positions, each (`ANGLES`, 1, n_rot / 2)."""
+    def _block(self, number: int) -> CosSin:
         if number not in self._blocks:
             if len(self._blocks) == N_BLOCKS:
                 del self._blocks[next(iter(self._blocks))]
-            positions = torch.arange(number * ANGLES, (number + 1) * ANGLES)
+            positions = torch.arange(number * BLOCK, (number + 1) * BLOCK)
             self._blocks[number] = self._compute(positions)
         return self._blocks[number]
 
 
 class CpuOps(Ops):
-    """Operations of one rank on the CPU; only the rank's thread may call them.
+    """Operations of one rank on the CPU, for the rank's thread only.
 
-    Results differ from the reference in the last bits. Tensors that no kernel accepts, such as
-    those of other types, go to the reference.
+    Results differ from the reference in the last bits. Unsupported tensors, e.g. of other types,
+    use the reference.
 
     Args:
         pool: threads of the rank.
@@ -118,7 +116,7 @@ class CpuOps(Ops):
         self._cache_ops = CacheOps(pool)
         self._joint: dict[tuple[LinearLayer, ...], tuple[JointProduct | None, bool]] = {}
         self._expert_ffns: dict[tuple[ExpertLayer, ...], ExpertFFN | None] = {}
-        self._angles: dict[tuple[int, int], RopeAngles] = {}
+        self._rope_caches: dict[tuple[int, int], RopeCache] = {}
         self._sectioned: set[tuple[int, int]] = set()
         self._singles: tuple[int, ...] = ()
         self._shifted: tuple[int, ...] = ()
@@ -134,8 +132,8 @@ class CpuOps(Ops):
         self._recurrent_ops.begin(batch)
         self._singles = tuple(p.n_past for p in batch.pieces) if batch.is_of_singles else ()
         self._shifted = tuple(p.n_past + p.shift for p in batch.pieces) if self._singles else ()
-        for key, angles in self._angles.items():
-            angles.move(self._shifted if key in self._sectioned else self._singles)
+        for key, rope_cache in self._rope_caches.items():
+            rope_cache.move(self._shifted if key in self._sectioned else self._singles)
 
     def linears(self, x: Tensor, *layers: LinearLayer) -> Sequence[Tensor]:
         joint, are_bare = self._joint_product(layers)
@@ -160,10 +158,7 @@ class CpuOps(Ops):
         return super().gated(act, *products) if y is None else y
 
     def _joint_product(self, layers: tuple[LinearLayer, ...]) -> tuple[JointProduct | None, bool]:
-        """Return the joint product of the layers' matrices, and whether none has bias or scale.
-
-        The product is None if the matrices cannot be joined. Both are kept for later calls.
-        """
+        """Return the layers' joint product, if any, and whether none has bias or scale; cached."""
         if layers not in self._joint:
             are_bare = all(layer.is_bare for layer in layers)
             self._joint[layers] = _join(layers), are_bare
@@ -239,7 +234,6 @@ class CpuOps(Ops):
         return super().experts(act, x, gate, up, down, groups, factors)
 
     def _expert_ffn(self, layers: tuple[ExpertLayer, ...]) -> ExpertFFN | None:
-        """Return the joint products of a layer's experts; None where they cannot be joined."""
         if layers not in self._expert_ffns:
             are_bare = all(layer.scale is None and layer.bias is None for layer in layers)
             found = ExpertFFN.of(*(layer.weight for layer in layers)) if are_bare else None
@@ -254,11 +248,11 @@ class CpuOps(Ops):
         self, params: RopeParams, factors: Tensor | None, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
         key = id(params), id(factors)
-        if key not in self._angles:
-            self._angles[key] = RopeAngles(partial(REFERENCE.rope_angles, params, factors))
+        if key not in self._rope_caches:
+            self._rope_caches[key] = RopeCache(partial(REFERENCE.rope_angles, params, factors))
             if params.sections:
                 self._sectioned.add(key)
-        found = self._angles[key]
+        found = self._rope_caches[key]
         if not self._singles:
             return found.at(positions.tolist())
         return found.of_singles(self._shifted if params.sections else self._singles)
@@ -325,17 +319,12 @@ class CpuOps(Ops):
 
 
 def _note_places(state: States) -> None:
-    """Refuse a replay: without a kernel, a recording would hold the places of this pass."""
+    """Refuse a replay: without a kernel, a recording would contain this pass's state slots."""
     if isinstance(state, PlacedStates):
         refuse_replay("no kernel finds such a state")
 
 
 def _join(layers: Sequence[LinearLayer]) -> JointProduct | None:
-    """Return the joint product of the layers' matrices.
-
-    Returns:
-        None unless all are in planes or words and can be joined.
-    """
     weights = [layer.weight for layer in layers]
     found = [weight for weight in weights if isinstance(weight, PlaneWeight)]
     return JointProduct(found) if len(found) == len(weights) and can_join(found) else None

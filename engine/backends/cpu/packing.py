@@ -1,4 +1,4 @@
-"""Packing of a file's matrices for the CPU's kernels, by the threads of the rank."""
+"""Loading of matrices in the form of the CPU kernels."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     Load = Callable[..., Weight]
 
 FINE = ("attn_v.weight",)
-"""Names within a layer of the matrices that multiply activations of two bytes in all models.
+"""Names within a layer of the matrices with activations of two bytes in all models.
 
-Rounding to one byte moves a model's probabilities most here for the time that it saves: values have
-2 to 8 % of the products, and 15 to 20 % of the divergence from the exact model."""
+One byte costs the most precision here for the time that it saves: attention values take 2 to 8 % of
+the products, and cause 15 to 20 % of the divergence from the exact model."""
 
 DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 
@@ -48,16 +48,16 @@ DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 def load_for_kernels(
     file: GGUFFile, slot: Slot, pieces: Sequence[Slices], packer: FilePacker
 ) -> Weight:
-    """Load the pieces of a matrix that a rank holds: as planes, as words or as in the file.
+    """Load a rank's pieces of a matrix: as planes, as int16 or as in the file.
 
     Args:
-        packer: reader and packer of the file, which reports progress.
+        packer: reader and packer of the file; reports progress.
     """
 
     def load(group: Sequence[Slices], dim: int) -> Weight:
         load_as: Load = _planes if slot.tensor.type.number in LAYOUTS else _plain
-        if _become_words(slot.tensor, group, dim, packer.worker):
-            load_as = _words
+        if _become_int16(slot.tensor, group, dim, packer.worker):
+            load_as = _int16
         return load_as(file, slot.tensor, group, dim, packer)
 
     return in_parts(slot, pieces, load)
@@ -66,7 +66,7 @@ def load_for_kernels(
 def in_parts(
     slot: Slot, pieces: Sequence[Slices], load: Callable[[Sequence[Slices], int], Weight]
 ) -> Weight:
-    """Load a matrix piece by piece; each interval of columns becomes a weight of its own.
+    """Load a matrix piece by piece; each interval of columns becomes a separate weight.
 
     Args:
         load: function that loads pieces joined along a dimension.
@@ -83,7 +83,6 @@ def in_parts(
 def _planes(
     file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int, packer: FilePacker
 ) -> PlaneWeight:
-    """Load pieces of a quantised matrix, joined along `dim`, as planes."""
     number = tensor.type.number
     extent = Extent.of(pieces[0][-1].start, pieces[0][-1].stop)
     *matrices, n_rows = joined_shape(pieces, dim)[:-1]
@@ -99,22 +98,21 @@ def _planes(
 
 
 def _name_in_layer(tensor: TensorInfo) -> str:
-    """Return a tensor's name without its layer; "" if it is not part of one."""
+    """Return a tensor's name within its layer; "" outside layers."""
     place = split_name(tensor.name)
     return place[1] if place else ""
 
 
-def _become_words(tensor: TensorInfo, pieces: Sequence[Slices], dim: int, worker: Worker) -> bool:
-    """Return whether pieces of a matrix are loaded as words: one matrix of whole blocks."""
+def _become_int16(tensor: TensorInfo, pieces: Sequence[Slices], dim: int, worker: Worker) -> bool:
+    """Return whether pieces are loaded as int16: a single matrix of whole blocks."""
     *matrices, n_rows, n_columns = joined_shape(pieces, dim)
     is_fit = not matrices and n_rows >= TILE and n_columns % BLOCK == 0
     return is_fit and tensor.type.number in pack.INT16_KINDS and worker.uses_int16
 
 
-def _words(
+def _int16(
     file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int, packer: FilePacker
 ) -> Int16Weight:
-    """Load pieces of an F16 or BF16 matrix, joined along `dim`, as words."""
     number, size, columns = tensor.type.number, tensor.type.type_size, pieces[0][-1]
     n_rows, n_columns = joined_shape(pieces, dim)
     extent = Extent.of(0, n_columns)
@@ -149,7 +147,7 @@ class _Packing:
             planes: planes of one matrix or several, of which each has `n_rows` rows.
         """
         if n_rows % TILE:
-            planes[..., -1, :] = 0  # rows of the last tile beyond the matrix
+            planes[..., -1, :] = 0  # padding rows of the last tile
         by_matrix = planes.view(-1, *planes.shape[-2:])
         n_done = [0] * len(by_matrix)  # rows of each matrix
         for first, stack in parts:
@@ -163,14 +161,12 @@ class _Packing:
                 n_done[index] += len(rows)
 
     def _rows(self, rows: TensorBytes, goal: Tensor, goal_row: int) -> None:
-        """Pack rows into the planes of one matrix, from a row on."""
         self.packer.pack(rows[:, self.columns], self.number, self.cut, goal, goal_row, self.counted)
 
 
 def _plain(
     file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int, packer: FilePacker
 ) -> PlainWeight:
-    """Load pieces of an unquantised matrix, joined along `dim`, as they are in the file."""
     dtype, columns = DTYPES[tensor.type.name], pieces[0][-1]
     data = packer.memory.tensor(joined_shape(pieces, dim), dtype)
     by_matrix = data.view(-1, *data.shape[-2:])
@@ -196,7 +192,7 @@ def joined_shape(pieces: Sequence[Slices], dim: int) -> tuple[int, ...]:
 def _matrices(
     file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int
 ) -> Iterator[tuple[int, TensorBytes]]:
-    """Yield each matrix of each piece as whole rows of the file, after its index when joined."""
+    """Yield the index in the joined matrices, and the whole rows, of each matrix of each piece."""
     for offset, matrices in stacks(file, tensor, pieces, dim):
         for index in range(len(matrices)):
             yield offset + index, matrices[index]
@@ -207,7 +203,7 @@ def stacks(
 ) -> Iterator[tuple[int, TensorBytes]]:
     """Yield the matrices of each piece as whole rows of the file, (n, n_rows, row_bytes).
 
-    Each comes after the index of its first matrix among those of the joined pieces.
+    Each is preceded by the index of its first matrix among the joined pieces.
     """
     raw, offset = file.raw(tensor), 0
     for piece in pieces:
@@ -218,9 +214,9 @@ def stacks(
 
 
 def _cut_columns(tensor: TensorInfo, extent: Extent) -> tuple[slice, Extent]:
-    """Return the bytes of a row to read for an extent, and where the extent is in them.
+    """Return the bytes of a row to read for an extent, and the extent relative to them.
 
-    They begin with the block that shares its factor with the extent's first.
+    They start at the super-block of the extent's first block.
     """
     info = tensor.type
     first = (extent.first - extent.skip) * BLOCK // info.block_size
@@ -229,6 +225,5 @@ def _cut_columns(tensor: TensorInfo, extent: Extent) -> tuple[slice, Extent]:
 
 
 def _read_bytes(tensor: TensorInfo, extent: Extent) -> int:
-    """Return the bytes of the file's blocks that cover a row of an extent."""
     first, last = file_blocks(tensor.type.block_size, extent)
     return (last - first) * tensor.type.type_size

@@ -1,4 +1,4 @@
-"""Unquantised matrices for the CPU's kernels: F16, BF16 or F32, as in the file."""
+"""Unquantised matrices (F16, BF16, F32) for the CPU kernels, as in the file."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ from engine.model.forward.expert_rows import Groups
 from engine.model.forward.operands import ALL
 
 PIECE_BYTES = 128 << 10
-"""Bytes of weights that a thread takes at a time for few tokens: enough to prefetch, few enough
-that all threads end at the same time."""
+"""Bytes of weights of a piece for few tokens: enough for prefetching, few enough for balance."""
 
 PIECE_OUTPUTS = 192
-"""Elements of results that a thread takes at a time for many tokens."""
+"""Result elements of a piece for many tokens."""
 
 PASS_BYTES = 192 << 10
-"""Bytes of activations per pass over a piece's weights; they stay in a core's cache."""
+"""Bytes of activations per pass over a piece's weights; they fit in a core's cache."""
 
 TOKEN_UNIT, OUTPUT_UNIT = 12, 48
-"""Numbers that tokens of a pass and elements of a piece are multiples of: whole tiles."""
+"""Units of the tokens of a pass and the elements of a piece: whole register tiles."""
 
 FEW_TOKENS = 8
-"""Largest number of tokens whose products take the time that reading the weights takes."""
+"""Up to this many tokens, products are limited by reading the weights."""
 
 BF16_BATCH = 17
-"""Smallest number of tokens that torch multiplies in BF16 where a load allows it."""
+"""Smallest number of tokens for torch's BF16 product, if fast prompts are on."""
 
 KINDS: Mapping[torch.dtype, str] = {
     torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32",
@@ -45,12 +44,12 @@ KINDS: Mapping[torch.dtype, str] = {
 def float_product(
     pool: ThreadPool, data: Tensor, x: Tensor, y: Tensor, *, transposed: bool = False
 ) -> None:
-    """Write to y the products of each head's rows with its matrix: `x Wᵀ`, or `x W` if transposed.
+    """Write the products of each head's rows with its matrix to y: `x Wᵀ`, or `x W` if transposed.
 
     Args:
-        data: a matrix for each head, (n_head, n_rows, n_columns), of a type of `KINDS`.
+        data: a matrix per head, (n_head, n_rows, n_columns), of a type of `KINDS`.
         x: rows, (T, n_head, n_in), F32.
-        y: results, (T, n_head, n_out), F32, the elements of a row side by side.
+        y: results, (T, n_head, n_out), F32, with contiguous rows.
     """
     n_tokens, n_heads, n_in = x.shape
     n_out = y.shape[2]
@@ -75,11 +74,11 @@ def float_product(
 def _piece_sizes(
     pool: ThreadPool, n_tokens: int, n_all: int, n_out: int, w_bytes: int, x_bytes: int
 ) -> tuple[int, int]:
-    """Return how many elements of results and how many tokens a thread takes at a time.
+    """Return the result elements and the tokens of a piece.
 
     Args:
-        n_all: number of elements of a token's results of all heads.
-        n_out: number of elements of one head.
+        n_all: number of a token's result elements of all heads.
+        n_out: number of result elements of one head.
         w_bytes: bytes of weights of an element.
         x_bytes: bytes of a token.
     """
@@ -115,7 +114,6 @@ class PlainWeight:
         return y
 
     def _bf16_product(self, x: Tensor) -> Tensor:
-        """Multiply with torch in BF16, converting the weights some rows at a time."""
         self.worker.pool.rest()
         if self.data.dtype == torch.bfloat16:
             return linear(x, self.data).float()

@@ -1,8 +1,8 @@
-"""Recording of one token's kernel calls and torch operations, and its replay without the layers.
+"""Records one token's kernel calls and torch operations, and replays them without the layers.
 
-Each token takes the same operations on the same memory; only the contents of the memory differ. So
-they are recorded once. Torch operations are seen through `__torch_dispatch__`; their results are
-kept alive, and a replayed operation writes its result to the same memory again.
+Each token runs the same operations on the same memory; only the contents differ. Torch operations
+are intercepted by `__torch_dispatch__`; their results are kept alive, and a replayed operation
+writes its result to the same memory again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from engine.model.forward.recording import recording_to, refuse_replay
 aten = torch.ops.aten
 
 PAIRWISE: Mapping[Any, str] = {aten.add.Tensor: "add", aten.mul.Tensor: "multiply"}
-"""Our kernels for torch operations; they give the same bits and are recorded as kernel calls."""
+"""Torch operations that our kernels replace, with the same bits, and record as kernel calls."""
 
 Step = Callable[[], Any]
 """Recorded torch operation, to be called again."""
@@ -41,10 +41,10 @@ Options = Mapping[str, Any]
 
 
 class Recorder(DispatchMode):
-    """Recorder of what one thread computes inside `record`.
+    """Recorder of one thread's operations inside `record`.
 
     Args:
-        keeps: memory that kernels use beside what is allocated during the recording.
+        keeps: memory that kernels use, apart from what is allocated during the recording.
     """
 
     def __init__(self, pool: ThreadPool, keeps: Sequence[Tensor]) -> None:
@@ -72,11 +72,11 @@ class Recorder(DispatchMode):
                 result = compute()
             finally:
                 self._pool.log_calls(0)
-                self.log.add_step = None  # else only the garbage collection frees a recorder
+                self.log.add_step = None  # breaks a reference cycle
         return None if result is None else result.clone()
 
     def run_live(self, last: Callable[[], Tensor | None]) -> Tensor | None:
-        """Run the last step of the token, which every replay calls instead of replaying it."""
+        """Run the last step of the token, which replays call again."""
         self._pool.log_calls(0)
         self._last = last
         with recording_to(None):
@@ -116,10 +116,10 @@ class Recorder(DispatchMode):
             self._n_added = self.log.n_used
 
     def recording(self, rank: int, keeps: Sequence[Tensor]) -> Recording | None:
-        """Return what was recorded; None if it cannot be replayed: `refusal` says why.
+        """Return the recording; None if it cannot be replayed, see `refusal`.
 
         Args:
-            keeps: memory that the replay needs beside what was allocated during the recording.
+            keeps: memory that the replay needs, apart from what was allocated during the recording.
         """
         self.log.check_room()
         if self.log.refusal:
@@ -135,10 +135,10 @@ class Recording:
     """Recording of one token; each run computes the next token with the same operations.
 
     Args:
-        steps: torch operations, and runs of kernel calls between them.
+        steps: torch operations, and replays of the kernel calls between them.
         last: last step, which is called live; it returns the token's logits.
         result: result of `last` when recorded.
-        kept: memory that the steps use.
+        kept: owners of the memory that the steps use.
     """
 
     def __init__(
@@ -152,10 +152,10 @@ class Recording:
         self._kept = kept
 
     def run(self) -> Tensor | None:
-        """Replay the token and return the last step's result, in memory of its own.
+        """Replay the token and return the last step's result, in new memory.
 
         Raises:
-            LeftAlone: another rank is gone.
+            LeftAlone: another rank has failed.
         """
         try:
             for step in self._steps:
@@ -167,7 +167,6 @@ class Recording:
 
 
 def _calls(replay: KernelReplay, start: int, stop: int) -> Step:
-    """Return a step that replays the kernel calls `start` to `stop`."""
     return lambda: replay.run(start, stop)
 
 

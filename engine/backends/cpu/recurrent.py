@@ -1,7 +1,7 @@
-"""Recurrent layers with the CPU's kernels, for torch tensors: token by token, in a fixed order.
+"""Recurrent layers with the CPU kernels, for torch tensors: token by token, in a fixed order.
 
-A row's result has the same bits in any pass. Methods return None for what the kernels do not
-accept: other tensors than F32, and states that are not placed. Rows of larger tensors are accepted.
+A row has the same bits in any pass. Methods return None for unsupported arguments: tensors other
+than F32, and states without slots. Tensors may be slices with strided rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.backends.cpu.kernels.language.isa import chosen, named
-from engine.backends.cpu.kernels.recurrent import conv, delta_net, delta_strip, state_space
+from engine.backends.cpu.kernels.recurrent import conv, delta_net, state_space
 from engine.backends.cpu.kernels.recurrent.state_rows import StateRows
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
@@ -30,15 +30,14 @@ if TYPE_CHECKING:
     from engine.model.forward.operands import Activation, DeltaInputs, ScanInputs, States
 
 PIECE = 1 << 15
-"""Least number of elements that a piece visits: the elements of its states, times the tokens."""
+"""Minimum work of a piece: elements of its states times tokens."""
 
 PER_THREAD = 4
-"""Number of pieces for each thread of a pool, at least, where there is enough to do."""
+"""Minimum pieces per thread, if there is enough work."""
 
 
 @cache
 def _delta_net(isa_name: str, *, by_channel: bool) -> BoundKernel:
-    """Compile the delta net with a decay for each head, or for each channel."""
     isa, name = named(isa_name), "delta-net-by-channel" if by_channel else "delta-net"
     build = partial(delta_net.build, isa=isa, by_channel=by_channel)
     found = jit.addresses_by_source(name, isa, [delta_net.NAME], build)
@@ -107,7 +106,7 @@ class RecurrentOps:
             return None
         out = torch.empty(n_token, n_head, n_value)
         kernel = _delta_net(self._isa.name, by_channel=x.step.dim() == 3)
-        columns = delta_strip.columns_of(self._isa)
+        columns = delta_net.columns_of(self._isa)
         n_strips = -(-n_value // columns)
         per_piece = self._per_piece(
             held.n_chain * n_head * n_strips, n_strips, held.most * n_key * columns
@@ -165,7 +164,7 @@ class RecurrentOps:
         return out
 
     def begin(self, batch: Batch) -> None:
-        """Write what the rows of a pass read and write, for recorded calls."""
+        """Write the state slots of a pass to the memory that recorded calls read."""
         self._batch, self._rows = batch, None
         rows = self._rows_of_singles.get(len(batch.pieces))
         if rows is not None and batch.is_of_singles:
@@ -173,7 +172,7 @@ class RecurrentOps:
             self._rows = rows
 
     def _found(self, state: States, n_row: int) -> _Held | None:
-        """Return where the states of so many rows lie; None if the kernels cannot use them."""
+        """Return the states of `n_row` rows; None if the kernels do not support them."""
         if not isinstance(state, PlacedStates) or not is_plain(state.held):
             return None
         rows, held = self._rows_of(state.batch), state.held
@@ -186,7 +185,7 @@ class RecurrentOps:
         )  # fmt: skip
 
     def _rows_of(self, batch: Batch) -> StateRows:
-        """Return the rows of a batch in memory, which stays the same for so many single tokens."""
+        """Return the rows of a batch; the memory is reused for equally many single tokens."""
         if batch is not self._batch:
             self.begin(batch)
         if self._rows is None:
@@ -198,11 +197,11 @@ class RecurrentOps:
         return self._rows
 
     def _per_piece(self, n_units: int, n_together: int, unit_size: int) -> int:
-        """Return how many units make a piece.
+        """Return the number of units of a piece.
 
         Args:
-            n_together: number of units that are prepared together, and best computed so.
-            unit_size: number of elements that a unit visits.
+            n_together: number of units with a common preparation.
+            unit_size: work of a unit, in elements.
         """
         n = max(1, PIECE // max(unit_size, 1))
         if n_units // n_together >= PER_THREAD * self._pool.n_threads:
@@ -210,24 +209,18 @@ class RecurrentOps:
         return n if n < n_together else n - n % n_together
 
     def _binding(self, kernel: BoundKernel, n_elements: int) -> Kernel:
-        """Return the binding for a call that visits so many elements; wake the pool if many."""
-        if n_elements <= SHORT_CALL:
-            return kernel.with_gil
-        self._pool.wake()
-        return kernel.without_gil
+        return kernel.chosen(self._pool, is_short=n_elements <= SHORT_CALL)
 
 
 class _Held(NamedTuple):
     """The states of a call.
 
     Attributes:
-        state: address of the first place.
-        stride: bytes from one place to the next one.
-        chains, goals: addresses, see `StateRows`.
-        n_chain: number of sequences.
-        most: largest number of tokens of a sequence.
-        n_element: number of elements of one state.
-        width: number of elements of its last dimension.
+        state: address of the first slot.
+        stride: bytes between slots.
+        chains, goals, n_chain, most: see `StateRows`.
+        n_element: number of elements of a state.
+        width: size of its last dimension.
     """
 
     state: int
@@ -253,7 +246,7 @@ def _is_map(key_of: Tensor | None) -> bool:
 
 
 def _rows(x: Tensor) -> tuple[int, int]:
-    """Return the address of the first token and the bytes from token to token."""
+    """Return the address of the first token and the bytes between tokens."""
     return x.data_ptr(), 4 * x.stride(0)
 
 

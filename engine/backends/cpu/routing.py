@@ -1,4 +1,4 @@
-"""Routing, the experts of prompts and their weighted sum with the CPU's kernels, for tensors."""
+"""Routing, fused expert FFNs of prompts, and sums of experts with the CPU kernels, for tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.backends.cpu.kernels.running import compiled, jit
 from engine.backends.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
 from engine.backends.cpu.kernels.running.result_memory import result
 from engine.backends.cpu.kernels.small import routing
-from engine.backends.cpu.kernels.small.small_ops import f32_bits
+from engine.backends.cpu.kernels.small.small_ops import f32_bits, is_plain
 from engine.backends.cpu.weights import PlaneWeight
 from engine.model.forward.batch import MAX_AT_ONCE
 from engine.model.forward.expert_rows import Groups
@@ -28,28 +28,19 @@ if TYPE_CHECKING:
     from engine.model.forward.operands import Routing, Weight
 
 SHORT = 8
-"""Largest number of tokens for which a kernel call keeps Python's lock (GIL)."""
-
+"""Calls with at most this many tokens keep the GIL."""
 
 MAX_ROWS = 64
-"""Largest number of rows of an expert that a thread takes at a time. What lies between their
-products is some 15 KB a row with 2048 and 768 columns, and fits in the second cache."""
+"""Maximum rows of an expert per piece. Their intermediate results, some 15 KB a row for 2048 and
+768 columns, fit in L2."""
 
 MIN_EXPERTS = 8
-"""Least number of experts for each thread for which threads take whole experts: fewer are shared
-out unevenly."""
+"""Minimum experts per thread for the fused FFN; fewer are distributed unevenly."""
 
 
 @cache
 def kernels(name: str) -> dict[str, BoundKernel]:
-    """Compile the routing kernels of an instruction set, once per process.
-
-    Args:
-        name: name of the instruction set.
-
-    Returns:
-        The kernels by name.
-    """
+    """Compile the routing kernels of an instruction set, given its name; return them by name."""
     isa = named(name)
     names = (*routing.GATINGS, "sum_of_experts")
     addresses = jit.addresses_by_source("routing", isa, names, routing.build)
@@ -58,12 +49,7 @@ def kernels(name: str) -> dict[str, BoundKernel]:
 
 
 class _OrderBuffers(NamedTuple):
-    """Memory to which a kernel writes the order of the rows, see `Groups`.
-
-    Attributes:
-        n_found: number of experts in use, int64 (1,).
-        addresses: addresses of the other three.
-    """
+    """Memory for the order of the rows, see `Groups`, and the number of experts in use."""
 
     pair_of: Tensor
     row_of: Tensor
@@ -72,7 +58,6 @@ class _OrderBuffers(NamedTuple):
 
     @classmethod
     def of(cls, n_token: int, n_used: int) -> _OrderBuffers:
-        """Allocate memory for the rows of `n_token` tokens with `n_used` experts each."""
         pair_of, row_of, n_found = (
             torch.empty(size, dtype=torch.int64)
             for size in ((n_token * n_used,), (n_token, n_used), (1,))
@@ -84,8 +69,8 @@ class _OrderBuffers(NamedTuple):
 class RoutingOps:
     """Routing operations of one pool of threads; see `Ops.assign` and `Ops.sum_of_experts`.
 
-    Scores are within rounding of the reference's; among experts with equal scores, those with lower
-    numbers are chosen. A method returns None for tensors that the kernels do not accept.
+    Scores are within rounding of the reference; of experts with equal scores, the lower numbers are
+    chosen. Methods return None for unsupported tensors.
     """
 
     def __init__(self, pool: ThreadPool, isa: Isa | None = None) -> None:
@@ -100,14 +85,14 @@ class RoutingOps:
         n_token, n_expert = logits.shape
         if n_expert > routing.MAX_EXPERTS or not n_token:
             return None
-        if not _is_plain(logits) or (bias is not None and not _is_plain(bias)):
+        if not is_plain(logits) or (bias is not None and not is_plain(bias)):
             return None
         n_used = rule.n_used
         weights = torch.empty(n_token, n_used)
         chosen = torch.empty(n_token * n_used, dtype=torch.int64)
         order = self._order_buffers(n_token, n_used)
         expert_of = chosen if n_token == 1 else torch.empty_like(chosen)
-        is_whole = n_token <= MAX_AT_ONCE  # so that a recording does not depend on the choice
+        is_whole = n_token <= MAX_AT_ONCE  # so that recordings do not depend on the choice
         shape = min(n_expert, chosen.shape[0]), 3
         table = (torch.zeros if is_whole else torch.empty)(shape, dtype=torch.int64)
         self._kernel(rule.gating, n_token)(
@@ -121,10 +106,7 @@ class RoutingOps:
         return weights, Groups(table, expert_of, order.pair_of, order.row_of)
 
     def _order_buffers(self, n_token: int, n_used: int) -> _OrderBuffers:
-        """Return memory for the order of the rows.
-
-        It is shared between calls with one token, whose rows always have the same order.
-        """
+        """Return memory for the order of the rows; calls with one token share it."""
         if n_token > 1:
             return _OrderBuffers.of(n_token, n_used)
         if n_used not in self._for_one_token:
@@ -132,8 +114,8 @@ class RoutingOps:
         return self._for_one_token[n_used]
 
     def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor | None:
-        """Add up each token's rows of y (n_row, n), times weights (T, n_used) if any, to (T, n)."""
-        if not _is_plain(y):
+        """Return the sum of each token's rows of y (n_row, n), times weights (T, n_used) if any."""
+        if not is_plain(y):
             return None
         n_token, n_used = groups.row_of.shape
         out = torch.empty(n_token, y.shape[1])
@@ -145,17 +127,7 @@ class RoutingOps:
         return out
 
     def _kernel(self, name: str, n_token: int) -> Kernel:
-        """Return a kernel for `n_token` tokens; wake the pool if the kernel releases the GIL."""
-        kernel = self._kernels[name]
-        if n_token <= SHORT:
-            return kernel.with_gil
-        self._pool.wake()
-        return kernel.without_gil
-
-
-def _is_plain(x: Tensor) -> bool:
-    """Return whether the kernels can read a tensor: F32 on the CPU, contiguous."""
-    return x.is_cpu and x.dtype == torch.float32 and x.is_contiguous()
+        return self._kernels[name].chosen(self._pool, is_short=n_token <= SHORT)
 
 
 class ExpertFFN:
@@ -176,9 +148,9 @@ class ExpertFFN:
 
     @classmethod
     def of(cls, *weights: Weight | None) -> ExpertFFN | None:
-        """Return the FFNs of gate, up and down; None where these are not in planes.
+        """Return the FFNs of gate, up and down, or None.
 
-        Also where gate and up do not read the same columns, or down has no whole blocks of them.
+        They must be in planes, gate and up have the same columns, and down whole blocks of columns.
         """
         planes = [weight for weight in weights if isinstance(weight, PlaneWeight)]
         if len(planes) < len(weights):
@@ -193,8 +165,8 @@ class ExpertFFN:
         return cls(gate, up, down) if can else None
 
     def is_fast(self, groups: Groups) -> bool:
-        """Return whether this is faster than one product after the other, for so many rows."""
-        is_long = groups.row_of.shape[0] > MAX_AT_ONCE  # no recording holds its memory
+        """Return whether this is faster than separate products."""
+        is_long = groups.row_of.shape[0] > MAX_AT_ONCE  # recordings would not keep its memory
         return is_long and len(groups.table) >= MIN_EXPERTS * self._worker.n_threads
 
     def __call__(self, x: Tensor, groups: Groups, activation: int, limit: int) -> Tensor:

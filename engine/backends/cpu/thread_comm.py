@@ -1,7 +1,7 @@
 """Collectives between ranks that are threads.
 
-Every member of a group makes the same calls in the same order. Each member adds up partial sums in
-rank order, so all of them get the same bits.
+All members of a group make the same calls in the same order. Each member adds up partial sums in
+rank order, so all get the same bits.
 """
 
 from __future__ import annotations
@@ -33,19 +33,18 @@ if TYPE_CHECKING:
     from engine.model.forward.communicator import Communicator, FusedAllReduce, Group
 
 SPIN_TURNS = 30_000
-"""Number of times a waiting rank polls the others before it sleeps; takes about a millisecond."""
+"""Spins of a waiting rank before it sleeps: about a millisecond."""
 
 MAX_ADDED = 1 << 17
-"""Largest number of elements that each rank sums with one native thread; torch uses several."""
+"""Up to this many elements, each rank adds natively with one thread; torch uses several."""
 
 
 class Slice(NamedTuple):
     """A rank's part of a gathered tensor.
 
     Attributes:
-        value: the part; None on a rank that has none.
-        alike: tensor that has the same bits on all ranks of one kind, for comparison; None on a
-            rank that is not compared.
+        value: the part, or None.
+        alike: tensor to compare, with equal bits on all ranks of the same kind, or None.
     """
 
     value: Tensor | None
@@ -53,16 +52,16 @@ class Slice(NamedTuple):
 
 
 Shown = Tensor | Slice | None
-"""A rank's value for an exchange; None if it has none."""
+"""A rank's value for an exchange, or None."""
 
 
 class Barrier:
-    """Exchange of values among the members of one group; members that wait sleep.
+    """Exchange of values among the members of one group; waiting members sleep.
 
     A member's seat is its index in the group. Two sets of slots alternate: while a slow member
     still reads one set, a fast one can write only the other, because every round needs all members.
 
-    Members wait without a limit; the watchdog (`engine.parallel.watchdog`) aborts the exchange.
+    There is no timeout; the watchdog (`engine.parallel.watchdog`) aborts the exchange.
 
     Args:
         size: number of members.
@@ -116,11 +115,11 @@ class Barrier:
         refuse_replay("ranks exchange values in Python")
 
     def waited_s(self, seat: int) -> float:
-        """Return the seconds that a member has waited here, without replayed exchanges."""
+        """Return a member's waiting time in seconds, without replayed exchanges."""
         return self._slept_s[seat]
 
     def abort(self) -> None:
-        """Wake all waiting members with an error; no later exchange succeeds."""
+        """Wake all waiting members with an error; later exchanges fail, too."""
         with self._condition:
             self._break()
 
@@ -130,21 +129,19 @@ class Barrier:
             slots[:] = [None] * len(slots)
 
     def missing(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the seats of the members that wait now, and of those they wait for."""
+        """Return the seats of waiting members, and of the members that they wait for."""
         rounds = [self._round(seat) for seat in range(len(self._rounds))]
         last = max(rounds)
         absent = [seat for seat, number in enumerate(rounds) if number < last]
         return [seat for seat in range(len(rounds)) if absent and seat not in absent], absent
 
     def _enter(self, seat: int, x: Shown) -> tuple[int, list[Shown]]:
-        """Put a member's value into the slots of its next round; return the round and the slots."""
         number = self._next_round(seat)
         slots = self.slots[number & 1]
         slots[seat] = x
         return number, slots
 
     def _next_round(self, seat: int) -> int:
-        """Return the number of the round that a member enters now."""
         self._rounds[seat] += 1
         return self._rounds[seat]
 
@@ -153,7 +150,6 @@ class Barrier:
 
     @contextmanager
     def _sleeping(self, seat: int) -> Iterator[None]:
-        """Hold the condition's lock and count the time as waiting."""
         begun = time.perf_counter()
         try:
             with self._condition:
@@ -162,11 +158,7 @@ class Barrier:
             self._slept_s[seat] += time.perf_counter() - begun
 
     def _sleep_until(self, is_complete: Callable[[], bool]) -> None:
-        """Wait until a round is complete; the caller holds the condition's lock.
-
-        Raises:
-            threading.BrokenBarrierError: the exchange was aborted.
-        """
+        """Wait until a round is complete; the caller holds the condition's lock."""
         while not (complete := is_complete()) and not self._is_broken:
             self._condition.wait()
         if not complete and not is_complete():
@@ -209,13 +201,10 @@ class SpinningBarrier(Barrier):
         return self._board.round(seat)
 
     def _finish(self, seat: int, shown: tuple[int, int, int]) -> int:
-        """Wait until a member's round is complete, wake sleeping members, return the result word.
+        """Wait until a member's round is complete, wake sleeping members, return the result bits.
 
         Args:
             shown: address of the value, its number of elements, address of the sum; 0 for none.
-
-        Raises:
-            threading.BrokenBarrierError: the exchange was aborted.
         """
         board = self._board
         found = board.result(seat)
@@ -231,11 +220,7 @@ class SpinningBarrier(Barrier):
         return found
 
     def _finish_again(self, seat: int, shown: tuple[int, int, int]) -> None:
-        """Finish a replayed all-reduce, whose sum must be there in the end.
-
-        Raises:
-            threading.BrokenBarrierError: the exchange was aborted, or nothing was added up.
-        """
+        """Finish a replayed all-reduce; raise BrokenBarrierError if there is no sum."""
         self._counter.count += 1
         if not self._finish(seat, shown) & ADDED:
             raise threading.BrokenBarrierError
@@ -249,7 +234,6 @@ class SpinningBarrier(Barrier):
         return torch.empty_like(x)
 
     def _sleep(self, seat: int, number: int) -> None:
-        """Sleep until a round is complete, counted among the sleeping members meanwhile."""
         board = self._board
         with self._sleeping(seat):
             board.count_asleep(seat, number, 1)
@@ -267,10 +251,10 @@ class ThreadGroup(RankGroup):
     """Shared state of the communicators of one model.
 
     Args:
-        spins: whether waiting ranks spin for a while before they sleep; needs the CPU's kernels.
+        spins: whether waiting ranks spin before they sleep; needs the CPU kernels.
 
     Attributes:
-        notes: sentences for the user about the routes between devices.
+        notes: sentences for the user about the connections between devices.
         collectives, abroad: see `RankGroup`.
     """
 
@@ -284,11 +268,11 @@ class ThreadGroup(RankGroup):
         self.notes: tuple[str, ...] = ()
 
     def barrier(self, group: Group) -> Barrier:
-        """Return the barrier in which the members of a group exchange values."""
+        """Return a group's barrier."""
         return self._barriers.get(group) or self._new_barrier(group)
 
     def _new_barrier(self, group: Group) -> Barrier:
-        """Return a group's barrier, made now unless another thread has just made it."""
+        """Create a group's barrier, unless another thread has just done so."""
         with self._lock:
             barrier = self._barriers.get(group)
             if barrier is None:
@@ -303,7 +287,7 @@ class ThreadGroup(RankGroup):
         return ThreadCommunicator(self, rank, device)
 
     def waiting(self) -> Mapping[int, Sequence[int]]:
-        """Return the ranks that wait now, each with the ranks it waits for."""
+        """Return the waiting ranks, each with the ranks that it waits for."""
         found: dict[int, Sequence[int]] = {}
         for group, barrier in list(self._barriers.items()):
             waiting, missing = barrier.missing()
@@ -311,28 +295,28 @@ class ThreadGroup(RankGroup):
         return found
 
     def waited_s(self, rank: int) -> float:
-        """Return the seconds that a rank has waited for others, without replayed exchanges."""
+        """Return a rank's waiting time in seconds, without replayed exchanges."""
         barriers = list(self._barriers.items())
         return sum(m.waited_s(group.index(rank)) for group, m in barriers if rank in group)
 
     def abort(self) -> None:
-        """Wake all waiting ranks with an error; called when one of them has failed."""
+        """Wake all waiting ranks with an error, after one has failed."""
         with self._lock:
             self._is_aborted = True
             for barrier in self._barriers.values():
                 barrier.abort()
 
     def abort_for_good(self) -> None:
-        """Abort for good: a lost rank may return at any time, and must not wait then."""
+        """Abort permanently: a lost rank may return at any time, and must not wait then."""
         self._is_aborted_for_good = True
         self.abort()
 
     def close(self) -> None:
-        """Free all barriers, once no rank uses them any more; safe to call twice."""
+        """Free all barriers, once no rank uses them; safe to call twice."""
         self._barriers.clear()
 
     def settle(self) -> None:
-        """Drop exchanged values and undo an abort; no rank may be inside a collective."""
+        """Drop exchanged values and reset an abort; no rank may be in a collective."""
         with self._lock:
             if self._is_aborted_for_good:
                 return
@@ -344,12 +328,12 @@ class ThreadGroup(RankGroup):
 
 
 class ThreadCommunicator:
-    """Communicator of a rank that is a thread; reads the other ranks' tensors in place.
+    """Communicator of a rank that is a thread; reads other ranks' tensors in place.
 
     Args:
         shared: group of the ranks.
         rank: number of the rank.
-        device: device of the rank, to which results are copied.
+        device: device of the rank, for the results.
     """
 
     def __init__(self, shared: ThreadGroup, rank: int, device: torch.device) -> None:
@@ -368,15 +352,12 @@ class ThreadCommunicator:
     ) -> Tensor:
         self._shared.collectives.count += 1
         if len(group) == 1:
-            assert x is not None, "a group of one has nobody else to give a value"
+            assert x is not None, "a group of one needs a value"
             return x
         return self._noted(x, group, lambda: self._sum(x, group))
 
     def _noted(self, x: Tensor | None, group: Group, compute: Callable[[], Tensor]) -> Tensor:
-        """Return the result of `compute`; if a token is recorded, record it as an all-reduce.
-
-        What `compute` itself does is not recorded.
-        """
+        """Return the result of `compute`; in a recording, record it as one all-reduce."""
         log = current_log()
         if log is None:
             return compute()
@@ -385,7 +366,7 @@ class ThreadCommunicator:
         if total.numel() <= MAX_ADDED and all(t is None or is_plain(t) for t in (x, total)):
             self._shared.barrier(group).note(log, group.index(self.rank), x, total)
         else:
-            refuse_replay("ranks exchange what no kernel adds up")
+            refuse_replay("ranks exchange values that no kernel adds up")
         return total
 
     def _sum(self, x: Tensor | None, group: Group) -> Tensor:
@@ -396,7 +377,7 @@ class ThreadCommunicator:
         assert values, "no rank of the group had a value"
         check_fit(values, self._shared.device)
         if is_added:
-            assert out is not None, "nothing is added without a place for it"
+            assert out is not None, "the sum needs memory"
             return out
         first, *others = (self._copier.to_device(value) for value in values.values())
         return sum(others, start=first)
@@ -413,7 +394,6 @@ class ThreadCommunicator:
         return self._join(shown, group) if self.rank == group[0] else None
 
     def _join(self, shown: Sequence[Shown], group: Group) -> Tensor | None:
-        """Return the slices of all members joined along the last dimension, after checking them."""
         slices = [s for s in shown if isinstance(s, Slice)]
         if alike := _present([s.alike for s in slices], group):
             check_alike(alike, self._shared.device)
@@ -432,23 +412,17 @@ class ThreadCommunicator:
         )
 
     def _sent(self, x: Tensor | None, source: int, group: Group) -> Tensor:
-        """Return the value of rank `source` on this rank's device."""
         value = x if len(group) == 1 else self._shown(x, group)[group.index(source)]
         assert isinstance(value, Tensor), "the source must have a value"
         return self._copier.to_device(value)
 
     def _shown(self, x: Shown, group: Group) -> Sequence[Shown]:
-        """Exchange x; return the values of all members, in group order."""
         return self._exchange(self._shared.barrier(group), x, group)[0]
 
     def _exchange(
         self, barrier: Barrier, x: Shown, group: Group, out: Tensor | None = None
     ) -> tuple[Sequence[Shown], bool]:
-        """Exchange x in a barrier once it is computed, see `Barrier.exchange`.
-
-        Raises:
-            LeftAlone: the exchange was aborted.
-        """
+        """Exchange x, once it is computed, see `Barrier.exchange`."""
         value = x.value if isinstance(x, Slice) else x
         if value is not None and value.is_cuda:  # peers read it from other streams
             torch.cuda.current_stream(value.device).synchronize()
@@ -459,5 +433,5 @@ class ThreadCommunicator:
 
 
 def _present(shown: Sequence[Shown], group: Group) -> dict[int, Tensor]:
-    """Return the values of those members that have one, by rank."""
+    """Return the members' tensors by rank."""
     return {rank: x for rank, x in zip(group, shown, strict=True) if isinstance(x, Tensor)}

@@ -1,4 +1,4 @@
-"""Quantised matrices in the planes of the CPU's kernels, and matrices of several parts."""
+"""Matrices in the planes of the CPU kernels or as int16, and matrices of several parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from engine.backends.cpu.kernels.language.isa import chosen
 from engine.backends.cpu.kernels.products.gemm import MAX_TILES, MIN_PANELS
 from engine.backends.cpu.kernels.products.int16_panels import BALANCE
 from engine.backends.cpu.kernels.products.panels import quantised_bytes
-from engine.backends.cpu.kernels.products.strassen import MAX_PAIRS, MAX_QUADS, PAIR, QUAD, fits
 from engine.backends.cpu.kernels.running import compiled
 from engine.backends.cpu.kernels.running.fastcall import Kernel
 from engine.backends.cpu.kernels.running.result_memory import result
@@ -38,10 +37,10 @@ from engine.model.forward.expert_rows import Groups
 from engine.model.forward.operands import ALL, Weight
 
 PASS_BYTES = 4 << 20
-"""Bytes of quantised activations per pass over the weights; they stay in the cores' last cache."""
+"""Bytes of quantised activations per pass over the weights; they fit in the last-level cache."""
 
 PIECE_TILES = 2 * MAX_TILES
-"""Number of tiles that a thread takes at a time for many tokens."""
+"""Tiles of a piece for many tokens."""
 
 
 class PlaneWeight:
@@ -54,10 +53,10 @@ class PlaneWeight:
         extent: columns of each matrix.
 
     Attributes:
-        n_tiles_per_piece: number of tiles that a thread takes at a time for few tokens.
-        n_tiles_for_many: the same for many, which are multiplied by several tiles at a time.
-        many_tokens: smallest number of tokens that are many.
-        n_tokens_per_pass: largest number of tokens that one pass over the weights multiplies.
+        n_tiles_per_piece: tiles of a piece for few tokens.
+        n_tiles_for_many: tiles of a piece for many tokens.
+        many_tokens: smallest number of tokens that counts as many.
+        n_tokens_per_pass: maximum tokens of a pass over the weights.
     """
 
     def __init__(
@@ -86,12 +85,12 @@ class PlaneWeight:
 
     @property
     def rows(self) -> PackedRows:
-        """Activations in the form that this matrix multiplies."""
+        """Memory for activations in this matrix's format."""
         return self.worker.rows
 
     @property
     def task(self) -> int:
-        """Address of the function of one piece of the product, for `multiply_all`."""
+        """Address of the product's piece function, for `multiply_all`."""
         return compiled.multiply_piece(self.type_number, self.x_bytes)
 
     @property
@@ -112,7 +111,6 @@ class PlaneWeight:
         return self._own_product(x)
 
     def _own_product(self, x: Tensor) -> Tensor:
-        """Multiply with the kernels of this package."""
         n_tokens, worker = x.shape[0], self.worker
         if n_tokens < self.many_tokens:
             return self._gemv.joined(x)
@@ -126,12 +124,11 @@ class PlaneWeight:
 
     @cached_property
     def _gemv(self) -> JointProduct:
-        """Product with this matrix alone, for a small batch."""
         return JointProduct([self])
 
     @property
     def n_pieces(self) -> int:
-        """Number of work items of a GEMV over this matrix."""
+        """Number of pieces of a GEMV."""
         return -(-n_tiles(self.n_rows) // self.n_tiles_per_piece)
 
     def arguments(self, panels: int, n_tokens: int, out: int, out_stride: int) -> tuple[int, ...]:
@@ -140,7 +137,7 @@ class PlaneWeight:
         Args:
             panels: address of the quantised activations.
             out: address of the result.
-            out_stride: bytes from one token's result to the next one's.
+            out_stride: bytes between the results of tokens.
         """
         return (
             *self._planes, panels, n_tokens, out, out_stride, self.n_rows, n_tiles(self.n_rows),
@@ -148,12 +145,10 @@ class PlaneWeight:
         )  # fmt: skip
 
     def _piece(self, n_tokens: int) -> int:
-        """Return the number of tiles that a thread multiplies by so many tokens at a time."""
         is_many = n_tokens >= self.many_tokens
         return self.n_tiles_for_many if is_many else self.n_tiles_per_piece
 
     def _bf16_product(self, x: Tensor) -> Tensor:
-        """Multiply with torch's BF16 GEMM, for large batches; convert some rows at a time."""
         extent, worker = self.extent, self.worker
         x_bf16, y = worker.bf16(x, extent), torch.empty(x.shape[0], self.n_rows)
         n_columns = extent.n_blocks * BLOCK
@@ -202,7 +197,7 @@ class PlaneWeight:
 
     @property
     def expert_product(self) -> tuple[int, ...]:
-        """The entry of its products in `engine.backends.cpu.kernels.products.experts`."""
+        """Its entry `PRODUCT` of `kernels.products.experts`."""
         address, *others = self._planes
         sizes = self.n_rows, n_tiles(self.n_rows)
         return self.task, address, self.planes.stride(0), *others, *sizes
@@ -213,7 +208,6 @@ class PlaneWeight:
 
     @cached_property
     def _group_arguments(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Constant arguments of the grouped GEMM: the planes, and the sizes from `out_stride`."""
         address, *others = self._planes
         sizes = 4 * self.n_rows, self.n_rows, n_tiles(self.n_rows)
         return (address, self.planes.stride(0), *others), sizes
@@ -234,10 +228,7 @@ class PlaneWeight:
 
 
 class FineWeight(PlaneWeight):
-    """A quantised matrix in planes that multiplies activations of two bytes where others have one.
-
-    See `engine.backends.cpu.packing.FINE` for those which do.
-    """
+    """A quantised matrix in planes with activations of two bytes, see `cpu.packing.FINE`."""
 
     @property
     def x_bytes(self) -> int:
@@ -251,15 +242,13 @@ class FineWeight(PlaneWeight):
 class JointProduct:
     """Products of several matrices with the same small batch, as one kernel call.
 
-    For large batches the time between calls does not matter. The result for one token lies in the
-    same memory each time and is valid until the next call with one token.
+    The result for one token is always in the same memory, valid until the next such call.
 
     Args:
-        weights: matrices of one rank that have the same columns and multiply activations in one
-            form or two, see `can_join`.
+        weights: matrices of one rank, see `can_join`.
 
     Attributes:
-        n_tokens: largest number of tokens of a call.
+        n_tokens: maximum tokens of a call.
     """
 
     def __init__(self, weights: Sequence[PlaneWeight]) -> None:
@@ -269,7 +258,7 @@ class JointProduct:
         self._forms = list(dict.fromkeys(weight.rows for weight in weights))
         self._rows = [weight.n_rows for weight in weights]
         self._width = sum(self._rows)
-        self._planes = [weight.planes for weight in weights]  # kept: the arguments point to them
+        self._planes = [weight.planes for weight in weights]  # the arguments point to them
         self._arguments = [array("q", weight.arguments(0, 0, 0, 0)) for weight in weights]
         self._table = array("q")
         for weight, arguments in zip(weights, self._arguments, strict=True):
@@ -288,18 +277,16 @@ class JointProduct:
 
     @cached_property
     def _one_token_products(self) -> tuple[Tensor, Sequence[Tensor]]:
-        """Memory for the products with one token, and a view of it for each matrix."""
         y = torch.empty(1, self._width)
         return y, y.split_with_sizes(self._rows, 1)
 
     def joined(self, x: Tensor) -> Tensor:
-        """Return the products side by side, (T, rows of all matrices), in memory of their own."""
+        """Return the products side by side, (T, rows of all matrices), in new memory."""
         y = torch.empty(x.shape[0], self._width)
         self._compute(x, y)
         return y
 
     def _compute(self, x: Tensor, y: Tensor) -> None:
-        """Write the products with x side by side to y."""
         worker, activations = self._worker, self._activations(x)
         worker.pool.wake()
         self._multiply(
@@ -312,7 +299,7 @@ class JointProduct:
         if len(self._forms) == 1:
             return *first, 0, 0
         quantise, *rows, panels = self._forms[1].activations(x, self._extent)
-        if not first[0]:  # packed already, so that only the other form reads x
+        if not first[0]:  # already packed: only the other form reads x
             first = 0, *rows, first[-1]
         return *first, quantise, panels
 
@@ -339,16 +326,13 @@ class JointProduct:
 
 
 def can_join(weights: Sequence[PlaneWeight]) -> bool:
-    """Return whether matrices have a joint product.
-
-    They must have the same columns, and activations in at most two forms.
-    """
+    """Return whether matrices have the same columns and at most two activation formats."""
     extents = {weight.extent for weight in weights}
     return len(extents) == 1 and len({weight.rows for weight in weights}) <= 2
 
 
 class JoinedColumns:
-    """A matrix whose columns on this rank are several intervals of the file's, one weight for each.
+    """A matrix of several intervals of the file's columns, each a separate weight.
 
     Args:
         widths: number of columns of each part.
@@ -377,21 +361,13 @@ class JoinedColumns:
         return self._summed(x, lambda part, piece: part.per_head(piece, rows))
 
     def _summed(self, x: Tensor, product: Callable[[Weight, Tensor], Tensor]) -> Tensor:
-        """Return the sum of each part's product with its columns of x."""
         return reduce(
             torch.add, map(product, self.parts, torch.split(x, list(self.widths), dim=-1))
         )
 
 
-MIN_TOKENS = 32
-"""Smallest number of tokens for which Strassen's algorithm is faster."""
-
-
 class Int16Weight(PlaneWeight):
-    """An F16 or BF16 matrix in tiles of int16.
-
-    Its columns are whole blocks, and `planes` has `word_tile_bytes` for each tile.
-    """
+    """An F16 or BF16 matrix as int16: whole blocks, `word_tile_bytes` for each tile in `planes`."""
 
     @property
     def rows(self) -> PackedRows:
@@ -410,51 +386,12 @@ class Int16Weight(PlaneWeight):
         return INT16_PANEL_BYTES
 
     def matmul(self, x: Tensor) -> Tensor:
-        if x.shape[0] < MIN_TOKENS or self._n_quad == 0:
-            return self._own_product(x)
-        return self._by_strassen(x)
-
-    @cached_property
-    def _n_quad(self) -> int:
-        """Number of whole quads, see `kernels.products.strassen`; 0 where these do not fit."""
-        return self.n_rows // (QUAD * TILE) if fits(self.extent.n_blocks) else 0
-
-    def _by_strassen(self, x: Tensor) -> Tensor:
-        """Multiply quads and pairs by Strassen's algorithm, the rest as usual: the same bits."""
-        n_tokens, pool, extent, per_pair = len(x), self.worker.pool, self.extent, _pair_tokens()
-        n_quad, n_pair = self._n_quad, n_tokens // per_pair
-        y, combined = result(n_tokens, self.n_rows), self.worker.pairs.panels(x, extent)
-        out, stride = y.data_ptr(), 4 * self.n_rows
-        planes, tile_bytes, n_blocks, skip = self._planes
-        n_pass = -(-n_pair // MAX_PAIRS)
-        pool.wake()
-        compiled.multiply_by_strassen()(
-            pool.address, planes, tile_bytes, n_blocks, combined, n_pair, out, stride, n_quad,
-            max(1, min(MAX_QUADS, n_quad // (2 * pool.n_threads))), -(-n_pair // n_pass),
-        )  # fmt: skip
-        n_done, n_row = n_pair * per_pair, n_quad * QUAD * TILE
-        if n_row < self.n_rows:
-            left, behind = self.n_rows - n_row, planes + n_quad * QUAD * tile_bytes
-            panels = self.rows.panels(x, extent)
-            pool.wake()
-            self._multiply(
-                pool.address, behind, tile_bytes, n_blocks, skip, panels, n_done, out + 4 * n_row,
-                stride, left, n_tiles(left), 1, self.n_tokens_per_pass,
-            )  # fmt: skip
-        if n_done < n_tokens:
-            panels = self.rows.panels(x[n_done:], extent)
-            pool.wake()
-            self._multiply(
-                pool.address,
-                *self.arguments(panels, n_tokens - n_done, out + n_done * stride, stride),
-            )
-        return y
+        return self._own_product(x)
 
     def lookup(self, ids: Tensor) -> Tensor:
         return gathered_rows(ids, self.n_rows, self._rows_at)
 
     def _rows_at(self, ids: Tensor) -> Tensor:
-        """Return rows that the matrix has, in F32."""
         numbers = self.planes.view(torch.int32).flatten()
         begin = (ids // TILE * self.planes.stride(0) // 4 + ids % TILE)[:, None]
         factors, words = self._places
@@ -464,17 +401,10 @@ class Int16Weight(PlaneWeight):
 
     @cached_property
     def _places(self) -> tuple[Tensor, Tensor]:
-        """Places of each pair of columns of a tile's first row: of its factor and its words.
-
-        They are counted in four bytes from the beginning of the tile.
-        """
+        """Offsets of each pair of columns' factor and numbers in a tile's first row, in i32."""
         pairs = torch.arange(self.extent.n_blocks * BLOCK // 2)
         group = pairs // (SUPER * BLOCK // 2)
         group_bytes = word_tile_bytes(SUPER)
         inside = pairs % (SUPER * BLOCK // 2) * (INT16_BLOCK_BYTES // (BLOCK // 2))
         begin = group * group_bytes
         return begin // 4, (begin + INT16_FACTOR_BYTES + inside) // 4
-
-
-def _pair_tokens() -> int:
-    return PAIR * chosen().tile_tokens

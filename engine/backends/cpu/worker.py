@@ -1,4 +1,4 @@
-"""Threads of a rank on the CPU, and their memory for activations."""
+"""A rank's threads on the CPU, and their memory for activations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch.nn.functional import linear
 
 from engine.backends.cpu.kernels.language.isa import chosen
 from engine.backends.cpu.kernels.products.panels import ARGUMENTS, quantised_bytes
-from engine.backends.cpu.kernels.products.strassen import PAIR_BLOCK_BYTES
 from engine.backends.cpu.kernels.running import compiled
 from engine.backends.cpu.kernels.running.fastcall import Kernel
 from engine.backends.cpu.kernels.running.result_memory import GrowingMemory, free_results
@@ -33,19 +32,15 @@ from engine.model.forward.batch import BF16_BATCH
 from engine.model.forward.expert_rows import Groups
 
 N_TOKENS, N_COLUMNS, N_TILE = 256, 2048, 64
-"""Size of the measured product: tokens, columns of the matrix, tiles of its rows."""
+"""Size of the measured product: tokens, columns, tiles of rows."""
 
 N_TRIES = 3
-"""Number of runs, of which the fastest counts."""
+"""Number of runs; the fastest counts."""
 
 
 @cache
 def bf16_from(n_threads: int) -> float:
-    """Return the smallest number of tokens for which BF16 is faster, conversion included.
-
-    Returns:
-        Infinity if BF16 is never faster.
-    """
+    """Return the number of tokens from which BF16 is faster, including conversion; or infinity."""
     int8_s, bf16_s, convert_s = _times(n_threads)
     gain_s = (int8_s - bf16_s) / N_TOKENS
     return max(BF16_BATCH, ceil(convert_s / gain_s)) if gain_s > 0 else inf
@@ -53,7 +48,7 @@ def bf16_from(n_threads: int) -> float:
 
 @cache
 def is_bf16_fast(n_threads: int) -> bool:
-    """Return whether torch multiplies BF16 faster than our kernels multiply F16 and BF16."""
+    """Return whether torch's BF16 product is faster than our kernels for F16 and BF16."""
     x, w = torch.ones(N_TOKENS, N_COLUMNS), torch.ones(N_TILE * TILE, N_COLUMNS)
     x_bf16, w_bf16 = x.bfloat16(), w.bfloat16()
     bf16_s = _best(lambda: linear(x_bf16, w_bf16))
@@ -62,7 +57,6 @@ def is_bf16_fast(n_threads: int) -> bool:
 
 
 def _int16_s(n_threads: int) -> float:
-    """Return the seconds of a product of int16."""
     n_blocks, y = N_COLUMNS // BLOCK, torch.empty(N_TOKENS, N_TILE * TILE)
     planes = torch.zeros(N_TILE, word_tile_bytes(n_blocks), dtype=torch.uint8)
     panels = torch.zeros(N_TOKENS * n_blocks * INT16_PANEL_BYTES, dtype=torch.uint8)
@@ -82,7 +76,7 @@ def _int16_s(n_threads: int) -> float:
 
 
 def _times(n_threads: int) -> tuple[float, float, float]:
-    """Return the seconds of an INT8 product, of a BF16 one, and of the conversion to BF16."""
+    """Return the seconds of an INT8 product, a BF16 product, and the conversion to BF16."""
     number, extent = int(Kind.Q4_K), Extent.of(0, N_COLUMNS)
     tile_bytes = extent.tile_bytes(LAYOUTS[number])
     planes = torch.zeros(N_TILE * tile_bytes, dtype=torch.uint8)
@@ -115,7 +109,6 @@ def _times(n_threads: int) -> tuple[float, float, float]:
 
 
 def _best(run: Callable[[], object]) -> float:
-    """Return the seconds of the fastest of some runs, after a warm-up run."""
     run()
     times = []
     for _ in range(N_TRIES):
@@ -129,18 +122,16 @@ class Worker:
     """Threads of one rank, and their memory for activations and scratch.
 
     Args:
-        x_bytes: bytes of a quantised activation; two where a small error can have large
-            consequences, see `engine.backends.cpu.kernels.products.panels`.
+        x_bytes: bytes of a quantised activation, see `cpu.kernels.products.panels`.
         fast_prompts: whether many tokens are multiplied in BF16 where that is faster; their bits
-            then depend on how many there are.
+            then depend on the number of tokens.
 
     Attributes:
         pool: the rank's threads.
-        rows: activations for products with most quantised matrices.
-        fine: those of two bytes, for matrices that need them where `x_bytes` is 1.
-        int16: those for products with F16 and BF16 matrices as int16.
-        pairs: those for `engine.backends.cpu.kernels.products.strassen`.
-        tokens: those for `engine.backends.cpu.kernels.products.experts`.
+        rows: activations for most quantised matrices.
+        fine: activations of two bytes, for matrices that need them if `x_bytes` is 1.
+        int16: activations for F16 and BF16 matrices as int16.
+        tokens: activations for the fused FFNs of `cpu.kernels.products.experts`.
     """
 
     def __init__(self, n_threads: int, x_bytes: int = 1, *, fast_prompts: bool = False) -> None:
@@ -149,11 +140,10 @@ class Worker:
         self.rows = PanelRows(self.pool, x_bytes)
         self.fine = PanelRows(self.pool, 2)
         self.int16 = PackedRows(self.pool, compiled.quantise_int16_address, INT16_PANEL_BYTES)
-        self.pairs = PackedRows(self.pool, compiled.combine_address, PAIR_BLOCK_BYTES)
         self.tokens = PackedRows(
             self.pool, partial(compiled.pack_each_address, x_bytes), panel_block_bytes(x_bytes)
         )
-        self._all_rows = self.rows, self.fine, self.int16, self.pairs, self.tokens
+        self._all_rows = self.rows, self.fine, self.int16, self.tokens
         self._may_use_bf16 = fast_prompts and x_bytes == 1
         self._bytes = GrowingMemory(lambda n: weight_memory((n,), torch.uint8))
         self._bf16_numbers = GrowingMemory(lambda n: torch.empty(n, dtype=torch.bfloat16))
@@ -163,12 +153,12 @@ class Worker:
         self._bf16 = torch.empty(0, 0, dtype=torch.bfloat16)
 
     def prepare(self) -> None:
-        """Measure now which GEMM is faster for prompts."""
+        """Measure which GEMM is faster for prompts."""
         _ = self.bf16_from, self.is_bf16_fast
 
     @cached_property
     def bf16_from(self) -> float:
-        """Smallest number of tokens for which quantised products use torch's BF16 GEMM."""
+        """Number of tokens from which quantised products use torch's BF16 GEMM."""
         return bf16_from(self.n_threads) if self._may_use_bf16 else inf
 
     @cached_property
@@ -178,9 +168,9 @@ class Worker:
 
     @cached_property
     def uses_int16(self) -> bool:
-        """Whether F16 and BF16 matrices become int16, see `cpu.kernels.products.int16_panels`.
+        """Whether F16 and BF16 matrices are packed as int16, see `kernels.products.int16_panels`.
 
-        Routers are too sensitive to rounded activations.
+        Not in MoE models (two bytes): routers are too sensitive to rounded activations.
         """
         return self.x_bytes == 1 and chosen().has_word_dots and not self.is_bf16_fast
 
@@ -214,7 +204,7 @@ class Worker:
         return self._bf16
 
     def forget(self) -> None:
-        """Release the last activations."""
+        """Drop the references to the last activations."""
         for rows in self._all_rows:
             rows.forget()
         self._last_bf16 = None
@@ -236,18 +226,17 @@ class Worker:
 
 
 class PackedRows:
-    """Memory for activations in the form that products read, and which were packed last.
+    """Memory for packed activations, which caches the last ones.
 
-    Several matrices often multiply the same activations (queries, keys and values; gate and up), so
-    those that were packed last are kept. They belong to one tensor object, which no layer changes
-    once it has been multiplied.
+    Several matrices often multiply the same activations (query, key and value; gate and up). The
+    cache key is the tensor object, which no layer changes once it has been multiplied.
 
     Args:
-        find_address: returns the address of the kernel that packs them.
-        block_bytes: bytes of 32 packed activations, with what belongs to them.
+        find_address: returns the address of the packing kernel.
+        block_bytes: bytes of 32 packed activations.
 
     Attributes:
-        memory: what kernels read.
+        memory: the packed activations.
     """
 
     def __init__(self, pool: ThreadPool, find_address: Callable[[], int], block_bytes: int) -> None:
@@ -272,21 +261,20 @@ class PackedRows:
     def activations(self, x: Tensor, extent: Extent) -> tuple[int, ...]:
         """Return the arguments of `multiply_all` for x (T, columns of the extent), F32.
 
-        The caller must run that kernel: it packs x, which counts as packed from now on.
+        The caller must run that kernel, which packs x.
 
         Returns:
-            Its arguments from `quantise` to `panels`.
+            The arguments from `quantise` to `panels`.
         """
         n_tokens, blocks = x.shape[0], (extent.n_blocks, extent.skip)
         if self._holds(x, extent):
             return 0, 0, 0, n_tokens, *blocks, self._panels
-        self._rows = rows = whole_blocks(x, extent)  # kept until the kernel has read it
+        self._rows = rows = whole_blocks(x, extent)  # keeps it alive until the kernel has read it
         self._remember(x, extent)
         panels = self._reserve(n_tokens, extent)
         return self._address, rows.data_ptr(), 4 * rows.stride(0), n_tokens, *blocks, panels
 
     def _holds(self, x: Tensor, extent: Extent, groups: Groups | None = None) -> bool:
-        """Return whether the panels hold x, for experts in the order of `groups`."""
         last = self._last_extent
         is_last = x is self._last and groups is self._last_groups
         return is_last and _blocks(extent) == _blocks(last)
@@ -313,7 +301,6 @@ class PackedRows:
         return address
 
     def _reserve(self, n_rows: int, extent: Extent) -> int:
-        """Return the address of memory for the panels of `n_rows` rows; allocate it if needed."""
         n_bytes = n_rows * extent.n_blocks * self._block_bytes
         if self._n_bytes < n_bytes:
             self.memory = weight_memory((n_bytes,), torch.uint8)
@@ -321,7 +308,7 @@ class PackedRows:
         return self._panels
 
     def forget(self) -> None:
-        """Release the last activations."""
+        """Drop the references to the last activations."""
         self._last = self._rows = self._last_groups = None
 
     def release(self) -> None:
@@ -344,7 +331,7 @@ class PanelRows(PackedRows):
         self._x_bytes = x_bytes
 
     def shared_panels(self, x: Tensor, extent: Extent) -> int:
-        """Quantise one token, of which all rows of x (n_row, columns) are views.
+        """Quantise one token; all rows of x (n_row, columns) are views of it.
 
         Returns:
             Address of the token's panels, valid until the next call.
@@ -356,7 +343,7 @@ class PanelRows(PackedRows):
         return address
 
     def group_panels(self, x: Tensor, extent: Extent, groups: Groups) -> int:
-        """Quantise the rows of experts x, each expert's rows by themselves.
+        """Quantise the experts' rows x, in separate panels for each expert.
 
         Args:
             x: rows, (n_row, columns), or tokens, (n_token, columns), see `Weight.grouped`.

@@ -1,4 +1,4 @@
 """Reference arithmetic in torch, behind the interfaces of `engine.model.forward`.
 
-Imports neither `layers` at run time nor the kernels of `cpu` and `gpu`.
+At run time, imports neither `layers` nor the kernels of `cpu` and `gpu`.
 """

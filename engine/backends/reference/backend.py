@@ -1,4 +1,4 @@
-"""Backend of a rank in plain torch, the base of those with kernels."""
+"""Backend of a rank in plain torch, the base of the backends with kernels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Compilation:
-    """Compilation of kernels that runs while weights are loaded; here there are none to compile."""
+    """Compilation of kernels while weights are loaded; the base has no kernels."""
 
     def wait(self, is_cancelled: IsCancelled) -> None:
         """Wait until all kernels are compiled.
@@ -41,12 +41,12 @@ class Compilation:
 
 
 class WeightLoader:
-    """Loader of weights from a file to a rank's device, in the form that its backend reads.
+    """Loader of weights from a file to a rank's device, in the backend's format.
 
-    This one copies bytes of the file; it makes no matrices for kernels.
+    The base copies bytes of the file; it has no matrices for kernels.
 
     Args:
-        report: callback that gets the number of bytes read from the file; may raise to stop.
+        report: callback with the number of bytes read; may raise to stop.
         reader: reader of the file.
     """
 
@@ -59,20 +59,20 @@ class WeightLoader:
         return copied(raw, self.report, self.reader)
 
     def matrix(self, slot: Slot, pieces: Sequence[Slices]) -> Weight:
-        """Load the parts of a matrix that the rank holds, in the form that kernels read."""
-        raise AssertionError(f"{slot.tensor.name} is for kernels, and there are none")
+        """Load the rank's parts of a matrix in the format of the kernels."""
+        raise AssertionError(f"there are no kernels for {slot.tensor.name}")
 
 
 class Backend:
-    """Kernels, working memory and weight format of one rank: here plain torch, without kernels.
+    """Kernels, working memory and weight format of one rank; the base is plain torch.
 
     `CpuBackend` and `GpuBackend` override it; `engine.runtime.loader` decides which a rank gets.
 
     Attributes:
-        records: whether tokens are recorded on the rank's own thread, see `cpu.recorder`.
+        records: whether tokens are recorded on the rank's thread, see `cpu.recorder`.
         captures: whether tokens are captured on the device, by all ranks together, see `capture`.
-        has_arenas: whether matrices with the same `engine.planning.footprint.arena_key` may lie in
-            one piece of memory, which is free only once all of them are.
+        has_arenas: whether matrices with the same `engine.planning.footprint.arena_key` may share
+            a block of memory, which is freed with the last of them.
     """
 
     records = captures = has_arenas = False
@@ -84,17 +84,17 @@ class Backend:
 
     @property
     def compiles(self) -> bool:
-        """Whether kernels are compiled at their first start."""
+        """Whether kernels are compiled at their first launch."""
         return False
 
     @property
     def memory(self) -> Sequence[Tensor]:
-        """Tensors that kernels use beside those that a forward pass allocates, as of now."""
+        """Tensors that kernels currently use, apart from those that a forward pass allocates."""
         return ()
 
     @property
     def kernel_s(self) -> float | None:
-        """Seconds spent in kernels so far; None where nothing measures it."""
+        """Seconds spent in kernels so far, or None."""
         return None
 
     @property
@@ -103,17 +103,17 @@ class Backend:
         return 0.0
 
     def make_ops(self) -> Ops:
-        """Return new operations, without any cached activations."""
+        """Return new operations, without cached activations."""
         return REFERENCE
 
     @contextmanager
     def loader(
         self, file: GGUFFile, slots: Sequence[Slot], rank: int, report: Callable[[int], None]
     ) -> Iterator[WeightLoader]:
-        """Return the loader of a rank's parts of `slots`; at its exit all loads are complete.
+        """Return the loader of a rank's parts of `slots`; on exit all loads are complete.
 
         Args:
-            report: called with the number of file bytes that were just read; may raise to stop.
+            report: callback with the number of bytes read; may raise to stop.
         """
         with FileReader() as reader:
             yield WeightLoader(report, reader)
@@ -122,33 +122,33 @@ class Backend:
         self, declare: Callable[[], Declaration], rank: int, params: LoadParams,
         row_counts: Sequence[int], note: Callable[[str], None],
     ) -> Compilation:  # fmt: skip
-        """Begin to compile the kernels that forward passes will start.
+        """Start compiling the kernels that forward passes will launch.
 
         Args:
-            declare: returns another declaration of the model, with modules that nobody else uses.
+            declare: returns a separate declaration of the model, with new modules.
             rank: number of the rank.
             params: parameters of the load.
             row_counts: numbers of rows of the passes.
-            note: called with the progress as a sentence; with "" at the end.
+            note: callback with the progress as a sentence, and "" at the end.
         """
         return Compilation()
 
     def check(self, file: GGUFFile, slots: Sequence[Slot], cache: Cache) -> None:
-        """Compare the kernels of the passes that `compile_ahead` knows of with torch, once.
+        """Compare the kernels of the passes of `compile_ahead` with torch, once.
 
-        Kernels whose results differ are replaced, which is reported.
+        Replaces and reports kernels with wrong results.
 
         Args:
             file: file of the model.
             slots: tensors of the model, and the attributes that hold the rank's parts of them.
-            cache: cache of the rank, without any tokens.
+            cache: the rank's empty KV cache.
 
         Raises:
-            EngineError: no kernel computes the right results.
+            EngineError: no kernel computes correct results.
         """
 
     def adopt(self, value: Weight | Tensor) -> Weight | Tensor:
-        """Return another rank's weight on the same device in this backend's form."""
+        """Return another rank's weight on the same device as a weight of this backend."""
         return value
 
     def captured_collectives(self, comm: Communicator) -> Communicator:
@@ -164,13 +164,13 @@ class Backend:
         raise AssertionError("only GPUs capture")
 
     def prepare(self) -> None:
-        """Take the measurements for which the first prompt would otherwise wait."""
+        """Run the measurements that would otherwise delay the first prompt."""
 
     def rest(self) -> None:
-        """Send threads that wait for work to sleep: another model needs the cores."""
+        """Stop threads from spinning: another model needs the cores."""
 
     def forget(self) -> None:
-        """Drop cached forms of the last activations."""
+        """Drop cached activations."""
 
     def release(self) -> None:
         """Free working memory."""

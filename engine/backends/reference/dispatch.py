@@ -1,4 +1,4 @@
-"""Torch operations as recordings and captures see them: which can be replayed, and how."""
+"""Replay of torch operations in recordings and captures: which can be replayed, and how."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ UNFIT = {
     torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape,
     torch.Tag.nondeterministic_seeded,
 }  # fmt: skip
-"""Tags of operations that cannot be replayed: they depend on the numbers, or are random."""
+"""Tags of operations that cannot be replayed: they depend on the data, or are random."""
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Mode that sees the torch operations of one thread, without torch's compiler."""
+    """Dispatch mode of one thread, without torch's compiler."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: skipping torch's compiler would import it, and Triton, for seconds."""
+        """Return False: skipping torch's compiler would import it and Triton, for seconds."""
         return False
 
 
 class ReplayedOp:
-    """Recorded torch operation; a call repeats it and writes the result to the same memory."""
+    """Recorded torch operation; a call repeats it and writes to the same memory."""
 
     def __init__(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
@@ -56,9 +56,9 @@ def is_allocation(func: Any) -> bool:
 
 
 def is_view(result: Any, args: Sequence[Any]) -> bool:
-    """Return whether an operation's results lie in the memory of its arguments.
+    """Return whether an operation's results share memory with its arguments.
 
-    Their addresses tell: some operations return views only where they can.
+    Compares addresses, since some operations return views only if possible.
     """
     memory = {x.untyped_storage().data_ptr() for x in tensors_of(list(args))}
     results = tensors_of(result)
@@ -66,13 +66,13 @@ def is_view(result: Any, args: Sequence[Any]) -> bool:
 
 
 def is_fit(func: Any, args: Sequence[Any], result: Any) -> bool:
-    """Return whether an operation can be replayed with other numbers.
+    """Return whether an operation can be replayed with other data.
 
-    Its shapes must not depend on the numbers, and it must not return any of them to Python.
+    Its shapes must not depend on the data, and it must return none of it to Python.
     """
     if not tensors_of(result):
         return False
-    if func is aten.index.Tensor:  # the shape depends on the numbers of a boolean mask
+    if func is aten.index.Tensor:  # the shape depends on a boolean mask's data
         return all(x is None or x.dtype is not torch.bool for x in args[1])
     tags: list[Any] = func.tags
     return UNFIT.isdisjoint(tags)

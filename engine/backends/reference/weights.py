@@ -1,7 +1,7 @@
 """Reference implementations of `Weight`: dequantised matrices, and matrices packed as in the file.
 
-Both have the same values: a packed matrix is dequantised, exactly, each time it is used. That is
-slow, and is chosen only where the dequantised matrices would not fit.
+Both have the same values: a packed matrix is dequantised, exactly, on each use. That is slow, and
+used only if dequantised matrices would not fit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engine.model.forward.expert_rows import Groups
 from engine.model.forward.operands import ALL
 
 CHUNK_ELEMENTS = 1 << 22
-"""Elements of a packed matrix that are dequantised at a time, into memory that is reused."""
+"""Elements of a packed matrix that are dequantised at a time, into reused memory."""
 
 _scratch = threading.local()
 
@@ -66,8 +66,8 @@ class PackedWeight:
     Args:
         raw: whole blocks, uint8 (n_out, row_bytes) or (n, n_out, row_bytes).
         type_number: number of the GGML type.
-        columns: elements of a dequantised row that belong to this rank, as an interval or one by
-            one; a cut may lie inside a block.
+        columns: the rank's elements of a dequantised row, as a slice or as indices; a boundary may
+            be inside a block.
     """
 
     def __init__(self, raw: Tensor, type_number: int, columns: slice | Tensor) -> None:
@@ -92,7 +92,6 @@ class PackedWeight:
         return y
 
     def _product(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Return the products of x (T, n_in) and dequantised rows (n, n_in), (T, n)."""
         return linear(x, rows)
 
     def lookup(self, ids: Tensor) -> Tensor:
@@ -119,7 +118,7 @@ class PackedWeight:
 def _scratch_rows(n_rows: int, n_columns: int, device: torch.device) -> Tensor:
     """Return this thread's F32 scratch memory as (n_rows, n_columns).
 
-    It is reused, since faulting in new pages costs more than dequantising into them.
+    It is reused, since page faults of new memory cost more than dequantising.
     """
     buffer = getattr(_scratch, "buffer", None)
     needed = n_rows * n_columns
@@ -131,7 +130,7 @@ def _scratch_rows(n_rows: int, n_columns: int, device: torch.device) -> Tensor:
 
 
 def release_scratch() -> None:
-    """Free the working memory of this thread."""
+    """Free the scratch memory of this thread."""
     _scratch.buffer = None
 
 
@@ -149,19 +148,19 @@ def gathered_rows(ids: Tensor, n_rows: int, rows_of: Callable[[Tensor], Tensor])
 Bytes = NDArray[np.uint8]
 
 CHUNK_BYTES = 4 << 20
-"""Bytes of a chunk; cancelling and progress take effect between chunks."""
+"""Bytes of a chunk; loads can be cancelled, and progress reported, between chunks."""
 
 SHARE_BYTES = 1 << 20
-"""Least bytes of a chunk for each thread that reads it; fewer take longer to hand over."""
+"""Minimum bytes of a chunk per reading thread; fewer are not worth a thread switch."""
 
 N_READERS = 4
-"""Number of threads that read: one alone does not keep up with fast drives and many cores."""
+"""Number of reading threads; one cannot keep up with fast drives and many cores."""
 
 
 class FileReader:
-    """Reader of chunks of a file; while one is used, threads read the next.
+    """Reader of chunks of a file; threads read the next chunk while one is in use.
 
-    Use as a context manager: its end waits for the threads. They begin when they are needed.
+    A context manager: its exit waits for the threads, which start on demand.
     """
 
     def __init__(self) -> None:
@@ -179,8 +178,8 @@ class FileReader:
         """Read some rows of a matrix at a time.
 
         Yields:
-            The number of the first row, and the rows (n, row_bytes), which the next chunk but one
-            overwrites.
+            The number of the first row, and the rows (n, row_bytes), which are overwritten by the
+            chunk after the next.
         """
         starts, step = _steps(matrix)
         reads: list[Callable[[], Bytes]] = []
@@ -193,7 +192,6 @@ class FileReader:
             yield starts[-1], read()
 
     def _buffer(self, index: int, rows: TensorBytes) -> Bytes:
-        """Return memory for a chunk."""
         if len(self._buffers[index]) < rows.nbytes:
             self._buffers[index] = np.empty(rows.nbytes, np.uint8)
         return self._buffers[index][: rows.nbytes].reshape(rows.shape)
@@ -203,9 +201,9 @@ class FileReader:
         self._begin(rows, goal)()
 
     def _begin(self, rows: TensorBytes, goal: Bytes) -> Callable[[], Bytes]:
-        """Begin to read rows; return a function that waits for them.
+        """Start reading rows; return a function that waits for them.
 
-        What is small is read at once, by this thread.
+        Small reads are done immediately by this thread.
         """
         n_share = min(self._n_threads, rows.nbytes // SHARE_BYTES)
         work: list[Future[None]] = []
@@ -226,10 +224,10 @@ class FileReader:
 
 
 def copied(raw: TensorBytes, report: Callable[[int], None], reader: FileReader) -> Tensor:
-    """Copy bytes (…, row_bytes) of the file into memory of their own.
+    """Copy bytes (…, row_bytes) of the file to new memory.
 
     Args:
-        report: callback that gets the number of bytes read; may raise to stop.
+        report: callback with the number of bytes read; may raise to stop.
     """
     stack = raw.stack()
     out = torch.empty(stack.shape, dtype=torch.uint8)
@@ -244,7 +242,7 @@ def copy_rows(
     """Read a matrix into an array of the same shape, some rows at a time.
 
     Args:
-        report: callback that gets the number of bytes read; may raise to stop.
+        report: callback with the number of bytes read; may raise to stop.
     """
     starts, step = _steps(matrix)
     for start in starts:
@@ -254,11 +252,10 @@ def copy_rows(
 
 
 def chunks(raw: TensorBytes, report: Callable[[int], None]) -> Iterator[tuple[slice, Tensor]]:
-    """Copy some rows at a time; yield their interval among all rows, and the copy.
+    """Copy some rows at a time; yield their slice of all rows, and the copy.
 
     Args:
-        report: callback that gets the number of bytes of each chunk before it is yielded; may raise
-            to stop.
+        report: callback with the bytes of each chunk, before it is yielded; may raise to stop.
     """
     stack, done = raw.stack(), 0
     for index in range(len(stack)):
@@ -271,6 +268,6 @@ def chunks(raw: TensorBytes, report: Callable[[int], None]) -> Iterator[tuple[sl
 
 
 def _steps(matrix: TensorBytes) -> tuple[range, int]:
-    """Return the first rows of a matrix's chunks, and the number of rows of each."""
+    """Return the first rows of a matrix's chunks, and the rows per chunk."""
     step = max(1, CHUNK_BYTES // max(1, matrix.shape[-1]))
     return range(0, len(matrix), step), step

@@ -1,4 +1,4 @@
-"""Products with quantised matrices of activations of any size, against float64."""
+"""Products of quantised matrices and activations of any magnitude, against float64."""
 
 from collections.abc import Iterator
 
@@ -22,11 +22,11 @@ N_TOKENS = 25
 """Panels of all sizes."""
 
 MAX_ERROR = {PlaneWeight: 1e-4, FineWeight: 1e-7}
-"""Largest NMSE of products with activations in one byte and in two."""
+"""Maximum NMSE of products with activations of one and of two bytes."""
 
 
 QUICK = (Kind.Q8_0, Kind.Q4_1, Kind.Q2_K, Kind.Q4_K, Kind.Q6_K, Kind.MXFP4, Kind.IQ2_XS)
-"""A type for each way in which scales are stored."""
+"""A type for each scale format."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def name(number: int) -> str:
 
 
 def activations(size: float) -> Tensor:
-    """Return random tokens whose largest numbers have this size."""
+    """Return random tokens with this largest magnitude."""
     x = torch.randn(N_TOKENS, N_COLUMNS, generator=torch.Generator().manual_seed(1))
     x = (x / x.abs().max() * size).float()
     x[1] = 0.1 * x[1].abs()  # some types have weights of one sign
@@ -49,7 +49,7 @@ def activations(size: float) -> Tensor:
 
 
 def packed(number: int, worker: Worker) -> tuple[Tensor, Tensor]:
-    """Return a random matrix: its planes, and its numbers."""
+    """Return the planes and the numbers of a random matrix."""
     raw = random_tensor(number, (N_ROWS, N_COLUMNS), 0.02, np.random.default_rng(0))
     raw = raw.reshape(N_ROWS, -1)
     tile_bytes = LAYOUTS[number].tile_bytes(WHOLE.n_blocks, WHOLE.skip)
@@ -60,8 +60,10 @@ def packed(number: int, worker: Worker) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("form", MAX_ERROR)
 @pytest.mark.parametrize("number", swept(LAYOUTS, quick=QUICK), ids=name)
-def test_what_is_a_number_is_found(worker: Worker, number: int, form: type[PlaneWeight]) -> None:
-    """No sum is infinite on the way, and none is lost where numbers are small."""
+def test_finite_results_do_not_overflow(
+    worker: Worker, number: int, form: type[PlaneWeight]
+) -> None:
+    """Sums neither overflow nor underflow on the way."""
     planes, w = packed(number, worker)
     weight = form(planes, number, N_ROWS, WHOLE, worker)
     for size in (1e-25, 1.0, 1e33, 1e36, 3e38):

@@ -1,4 +1,4 @@
-"""FFNs of experts in one piece have the bits of one product after the other."""
+"""Fused expert FFNs have the same bits as separate products."""
 
 from collections.abc import Iterator
 
@@ -44,7 +44,7 @@ def experts(kind: Kind, n_rows: int, n_columns: int, worker: Worker) -> ExpertLi
 
 
 def groups_of(n_token: int, n_used: int) -> Groups:
-    """Return the rows of random experts, of which the first is liked by most tokens."""
+    """Return the rows of random experts; most tokens choose the first."""
     torch.manual_seed(n_token)
     liked = torch.tensor([2.0, *[0.0] * (N_EXPERT - 1)])
     scores = torch.randn(n_token, N_EXPERT) + liked
@@ -53,7 +53,7 @@ def groups_of(n_token: int, n_used: int) -> Groups:
 
 @pytest.mark.parametrize("n_used", [1, 6])
 @pytest.mark.parametrize("act", [Activation("silu"), Activation("oai", 7.0)], ids=str)
-def test_the_bits_are_those_of_one_product_after_the_other(
+def test_fused_ffns_have_the_bits_of_separate_products(
     worker: Worker, act: Activation, n_used: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     n_token, ops = 301, CpuOps(worker.pool)
@@ -72,7 +72,7 @@ def test_the_bits_are_those_of_one_product_after_the_other(
     assert torch.equal(found, ops.experts(act, x, gate, up, down, groups))
 
 
-def test_what_cannot_be_joined(worker: Worker) -> None:
+def test_unsupported_experts_are_not_fused(worker: Worker) -> None:
     gate, up, down, other = (
         experts(Kind.Q4_0, *shape, worker).weight
         for shape in [(N_FF, N_EMBD)] * 2 + [(N_EMBD, N_FF), (32, N_EMBD)]

@@ -1,4 +1,4 @@
-"""Planes packed straight from a file equal those packed from memory, in jobs of any size."""
+"""Packing straight from a file gives the same planes as from memory, in jobs of any size."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.helpers.kernels import random_rows
 
 N_COLUMNS = 1024
 FILLED = 0xA5
-"""Value of the planes' bytes before, which rows of other pieces must keep."""
+"""Initial value of the planes' bytes, which rows of other pieces must keep."""
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +39,14 @@ def reader() -> Iterator[FileReader]:
 
 @pytest.fixture(autouse=True)
 def small_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a few rows make a read, a job and a long row, as megabytes do else."""
+    """Reduce the sizes of reads, jobs and long rows to a few rows."""
     monkeypatch.setattr(file_packing, "READ_BYTES", 20_000)
     monkeypatch.setattr(file_packing, "MIN_JOB", 50_000)
     monkeypatch.setattr(file_packing, "JOB_S", (1.0, 2.0))
 
 
 def written(path: Path, rows: np.ndarray) -> TensorBytes:
-    """Return rows as a tensor of a file, somewhere behind its begin."""
+    """Return rows as a tensor of a file, at some offset."""
     path.write_bytes(b"GGUF!" + rows.tobytes())
     return TensorBytes.of(OpenPart(path), 5, rows.shape)
 
@@ -115,7 +115,7 @@ def test_systems_without_pread_have_the_same_planes(
     assert torch.equal(*found)
 
 
-def test_a_file_that_becomes_shorter_is_a_sentence(
+def test_a_truncated_file_is_an_error(
     workers: dict[int, Worker], reader: FileReader, tmp_path: Path
 ) -> None:
     raw, extent = random_rows(Kind.Q4_K, 371, N_COLUMNS), Extent.of(0, N_COLUMNS)

@@ -1,4 +1,4 @@
-"""Tests of joint products: they have the bits of each matrix multiplied alone."""
+"""Joint products have the same bits as separate products."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +32,7 @@ def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
 
 
 class Matrix:
-    """Random matrix in planes, in a linear layer."""
+    """A random matrix in planes, in a linear layer."""
 
     def __init__(
         self, kind: Kind, n_rows: int, worker: Worker, seed: int = 0, *,
@@ -78,7 +78,7 @@ def test_products_of_several_types(worker: Worker, n_tokens: int) -> None:
 
 @pytest.mark.parametrize("n_tokens", [1, 3, 20])
 def test_values_have_finer_activations_in_the_same_product(n_tokens: int) -> None:
-    """Queries and keys multiply one byte and values two, whichever was packed before."""
+    """One byte for queries and keys, two for values, whichever was packed first."""
     worker = Worker(2)
     value = Matrix(Kind.Q6_K, 40, worker, 3, made=FineWeight)
     matrices = [Matrix(Kind.Q4_K, 96, worker, 1), Matrix(Kind.Q4_K, 32, worker, 2), value]
@@ -97,7 +97,7 @@ def test_values_have_finer_activations_in_the_same_product(n_tokens: int) -> Non
 
 @pytest.mark.parametrize("n_expert", [0, 4])
 def test_which_matrices_have_finer_activations(tmp_path: Path, n_expert: int) -> None:
-    """Values only, on any split; models with routers have two bytes in all products."""
+    """Only values, on any split; MoE models have two bytes in all products."""
     path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0", n_expert=n_expert)
     with load_model(path, devices=["cpu"]) as model:
         for devices in (["cpu"], ["cpu", "cpu"], ["cpu"]):
@@ -109,7 +109,7 @@ def test_which_matrices_have_finer_activations(tmp_path: Path, n_expert: int) ->
                     assert weight.x_bytes == 1 + is_fine, slot.tensor.name
 
 
-def test_activations_of_other_blocks_are_quantised_anew(worker: Worker) -> None:
+def test_activations_for_other_blocks_are_quantised_again(worker: Worker) -> None:
     x = numbers(1)[:, :256]
     whole = Matrix(Kind.Q8_0, 32, worker)
     weight = whole.linear.weight
@@ -125,7 +125,7 @@ def test_activations_of_other_blocks_are_quantised_anew(worker: Worker) -> None:
 
 @pytest.mark.parametrize("n_tokens", [1, 3, 20])
 @pytest.mark.parametrize("act", [Activation("silu"), Activation("oai", 0.5)], ids=str)
-def test_an_activation_between_two(worker: Worker, act: Activation, n_tokens: int) -> None:
+def test_gated_products(worker: Worker, act: Activation, n_tokens: int) -> None:
     gate, up = Matrix(Kind.Q4_K, 200, worker, 1), Matrix(Kind.Q6_K, 200, worker, 2)
     ops, x = CpuOps(worker.pool), numbers(n_tokens)
     y = ops.gated_linears(act, x, gate.linear, up.linear)

@@ -1,4 +1,4 @@
-"""Weights lie one behind the other in an arena, and each gives its memory back by itself."""
+"""Weights are adjacent in an arena; each returns its memory separately."""
 
 import gc
 import sys
@@ -39,7 +39,7 @@ def test_neighbours_share_large_pages_and_keep_their_own_bytes() -> None:
 
 
 @only_linux
-def test_a_tensor_gives_its_memory_back_while_its_neighbours_stay() -> None:
+def test_a_tensor_returns_its_memory_while_its_neighbours_stay() -> None:
     arena, n_bytes = WeightArena(), 32 << 20
     before = resident_bytes()
     tensors = [arena.tensor((n_bytes,), torch.uint8).fill_(n) for n in range(3)]
@@ -56,7 +56,7 @@ def test_a_tensor_gives_its_memory_back_while_its_neighbours_stay() -> None:
 
 
 @only_linux
-def test_a_tensor_larger_than_a_chunk_has_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_larger_than_a_chunk_gets_its_own_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_pages, "CHUNK_BYTES", 1 << 20)
     arena = WeightArena()
     first = arena.tensor((1 << 10,), torch.uint8).fill_(1)
@@ -68,11 +68,11 @@ def test_a_tensor_larger_than_a_chunk_has_one_of_its_own(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("shape", [(0,), (4, 0)])
-def test_nothing_takes_no_memory(shape: tuple[int, ...]) -> None:
+def test_empty_tensors(shape: tuple[int, ...]) -> None:
     assert WeightArena().tensor(shape, torch.float32).shape == shape
 
 
-def test_other_systems_have_plain_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_systems_use_torchs_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "win32")
     arena = WeightArena()
     assert (arena.tensor((5, 3), torch.float16).fill_(2) == 2).all()

@@ -1,4 +1,4 @@
-"""Tests of the CPU's operations against the reference, with and without kernels of our own."""
+"""CPU operations against the reference, with and without kernels."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def numbers(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tenso
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_small_operations(fast: CpuOps, dtype: torch.dtype) -> None:
-    """Compare with the reference, which computes F64: kernels are for F32."""
+    """The kernels' F32 and the fallback's F64 against the reference."""
     x, y, w = (numbers(n, *s, dtype=dtype) for n, s in enumerate([(5, 3, 64), (5, 3, 64), (64,)]))
     cos, sin = numbers(3, 5, 1, 32, dtype=dtype), numbers(4, 5, 1, 32, dtype=dtype)
     silu = Activation("silu")
@@ -57,8 +57,8 @@ def test_experts(fast: CpuOps, dtype: torch.dtype) -> None:
     torch.testing.assert_close(*results, rtol=2e-6, atol=2e-6)
 
 
-def test_angles_of_any_position(fast: CpuOps) -> None:
-    """Check angles across blocks of positions, and for rotations of their own."""
+def test_cos_sin_of_any_position(fast: CpuOps) -> None:
+    """Across blocks of positions, for several rotations."""
     plain, other = RopeParams(64, "norm", 1e4), RopeParams(64, "norm", 1e6)
     for params, factors in ((plain, None), (other, None), (plain, numbers(1, 32).abs() + 1)):
         for first in (0, 1, 255, 256, 100_000):
@@ -87,7 +87,7 @@ def test_attention(fast: CpuOps, kv_type: str, n_tokens: int) -> None:
     torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=2e-6)
 
 
-def test_what_kernels_do_not_serve_is_written_as_well(fast: CpuOps) -> None:
+def test_unsupported_caches_are_written_by_torch(fast: CpuOps) -> None:
     state = KVState(Ranges(((0, 1),), 1), Ranges(((0, 1),), 1), 8, 8)
     cache = LayerCache(state, 0, 4, "f32", torch.device("cpu"))
     k = numbers(1, 2, 1, 8, dtype=torch.float64)
@@ -102,7 +102,7 @@ def test_what_kernels_do_not_serve_is_written_as_well(fast: CpuOps) -> None:
 )
 @pytest.mark.parametrize("n_past", [0, 23])
 def test_attention_of_a_prompt(fast: CpuOps, scores: Scores, n_past: int) -> None:
-    """Check any mask, and scores that torch's kernel cannot compute."""
+    """Any mask, and scores that torch's kernel does not support."""
     state = KVState(Ranges(((0, 6),), 6), Ranges(((0, 3),), 3), 32, 32)
     cache = LayerCache(state, 0, 60, "f16", torch.device("cpu"))
     cache.write(numbers(1, 60, 3, 32), numbers(2, 60, 3, 32), Batch.of_one(0, 60, 0))

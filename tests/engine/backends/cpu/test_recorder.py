@@ -1,4 +1,4 @@
-"""Tests of recordings: replayed with other numbers, they return what computing would return."""
+"""Replays of recordings with other data give the same results as computing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -76,7 +76,7 @@ def repeatable(recorder: Recorder) -> Recording:
 
 
 @pytest.mark.parametrize("name", REPEATABLE)
-def test_other_numbers_give_other_results(name: str) -> None:
+def test_replays_read_new_data(name: str) -> None:
     compute = REPEATABLE[name]
     x = torch.randn(1, 8)
     STATE.zero_()
@@ -94,7 +94,7 @@ def test_other_numbers_give_other_results(name: str) -> None:
     assert len({y.data_ptr() for y in found}) == len(found), "no result is overwritten"
 
 
-def test_memory_is_kept_as_long_as_it_is_used() -> None:
+def test_a_recording_keeps_its_memory() -> None:
     x = torch.randn(1, 4096)
 
     def compute(x: Tensor) -> Tensor:
@@ -134,13 +134,13 @@ UNREPEATABLE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", UNREPEATABLE)
-def test_what_depends_on_numbers_is_refused(name: str) -> None:
+def test_data_dependent_operations_are_refused(name: str) -> None:
     recorder, _ = recorded(UNREPEATABLE[name], torch.randn(1, 8))
     assert recorder.recording(0, ()) is None
     assert recorder.log.refusal
 
 
-def test_nothing_may_follow_the_last_step() -> None:
+def test_operations_after_the_last_step_are_refused() -> None:
     recorder = Recorder(TEAM, ())
     x = torch.randn(1, 8)
     recorder.record(lambda: recorder.run_live(lambda: x * 2).exp())  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Recurrent layers by kernels: near the reference in F64, the same bits in any pieces."""
+"""Kernels of recurrent layers: close to the F64 reference, the same bits in any split."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from tests.helpers.tiers import paired
 
 EXACT = Ops()
 TEAMS: list[ThreadPool] = []
-"""A pool of one thread and one of three, while tests of this file run."""
+"""Pools of one and of three threads, for the tests of this file."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -62,7 +62,7 @@ class Layer:
         return self.run(ops, self.inputs, state), state
 
     def cut(self, ops: Any, *bounds: int) -> tuple[Tensor, Tensor]:
-        """Return outputs and state of a pass that is cut at some tokens."""
+        """Return outputs and state of a pass that is split at some tokens."""
         state = self.state.clone()
         parts = [
             self.run(ops, [x[a:b] for x in self.inputs], state)
@@ -84,12 +84,12 @@ def like(x: Tensor | None, inputs: list[Tensor]) -> Any:
 
 
 def columns(n_token: int, *widths: int) -> list[Tensor]:
-    """Return inputs side by side in one matrix, with unused columns around."""
+    """Return inputs side by side in one matrix, between unused columns."""
     return list(torch.randn(n_token, sum(widths) + 5)[:, 2:-3].split(list(widths), 1))
 
 
 def steps(shape: tuple[int, ...]) -> Tensor:
-    """Return steps before the softplus; some forget everything, some nothing."""
+    """Return steps before the softplus, from total decay to none."""
     kind = torch.randint(0, 8, shape)
     return torch.where(kind == 0, 3e4, torch.where(kind == 1, -200.0, torch.randn(shape)))
 
@@ -196,7 +196,7 @@ def assert_near(found: Tensor, expected: Tensor) -> None:
 
 @every_layer
 @isas_and_sizes
-def test_results_are_those_of_the_recurrence(make: Make, isa: Any, sizes: Any) -> None:
+def test_results_match_the_recurrence(make: Make, isa: Any, sizes: Any) -> None:
     torch.manual_seed(1)
     for n_token in (1, 2, 37):
         layer = make(n_token, sizes)
@@ -208,7 +208,7 @@ def test_results_are_those_of_the_recurrence(make: Make, isa: Any, sizes: Any) -
 
 @every_layer
 @isas_and_sizes
-def test_any_cut_and_any_team_gives_the_same_bits(make: Make, isa: Any, sizes: Any) -> None:
+def test_bits_do_not_depend_on_splits_and_threads(make: Make, isa: Any, sizes: Any) -> None:
     torch.manual_seed(2)
     layer = make(70, sizes)
     one, three = (RecurrentOps(pool, isa) for pool in TEAMS)
@@ -261,7 +261,7 @@ def test_a_token_of_each_sequence_has_the_bits_it_has_alone(
 
 
 def chained(*chains: Sequence[int]) -> Batch:
-    """Return the single tokens of chains, each of the places that its rows read and write."""
+    """Return the single tokens of chains, given the slots that their rows read and write."""
     return Batch(
         tuple(
             Piece(3 + row, 1, (), slot, source=source if row else None)
@@ -274,10 +274,10 @@ def chained(*chains: Sequence[int]) -> Batch:
 
 @every_layer
 @isas_and_sizes
-def test_each_guess_leaves_its_state_in_a_place_of_its_own(
+def test_each_draft_token_stores_its_state_in_a_separate_slot(
     make: Make, isa: Any, sizes: Any
 ) -> None:
-    """Chains of four rows, three and one: the next token of a sequence, and guesses behind it."""
+    """Chains of four, three and one rows: the next token of a sequence and its draft tokens."""
     torch.manual_seed(8)
     layer = make(8, sizes)
     states = torch.randn(9, *layer.state.shape)
@@ -319,8 +319,8 @@ def test_only_the_state_is_written(make: Make, isa: Any) -> None:
 
 
 @every_layer
-def test_large_layers_are_shared_by_the_threads(make: Make) -> None:
-    """Check many pieces of work, of whole heads and of parts of them."""
+def test_large_layers_are_split_among_threads(make: Make) -> None:
+    """Many pieces, of whole heads and of parts."""
     torch.manual_seed(4)
     for sizes in ((1, 128, 160), (8, 128, 128)):
         layer = make(24, sizes)
@@ -329,7 +329,7 @@ def test_large_layers_are_shared_by_the_threads(make: Make) -> None:
 
 
 @every_layer
-def test_a_recorded_token_is_replayed_with_other_numbers(make: Make) -> None:
+def test_a_recorded_token_is_replayed_with_other_data(make: Make) -> None:
     torch.manual_seed(5)
     layer, ops = make(6, (2, 24, 40)), CpuOps(TEAMS[1])
     token, state = [x[:1].clone() for x in layer.inputs], layer.state.clone()
@@ -354,7 +354,7 @@ def test_a_recorded_token_is_replayed_with_other_numbers(make: Make) -> None:
     assert torch.equal(state, last)
 
 
-def test_what_kernels_cannot_read_is_left_to_the_reference() -> None:
+def test_unsupported_tensors_use_the_reference() -> None:
     torch.manual_seed(6)
     kernels, ops = RecurrentOps(TEAMS[0]), CpuOps(TEAMS[0])
     cases = [(make(5, (2, 3, 4)), torch.float64) for make in LAYERS]

@@ -1,4 +1,4 @@
-"""Tests of the routing kernels against the reference, on every supported instruction set."""
+"""Routing kernels against the reference, on every supported instruction set."""
 
 import pytest
 import torch
@@ -21,14 +21,14 @@ def ops(request: pytest.FixtureRequest) -> RoutingOps:
 
 
 def some_logits(n_token: int, n_expert: int) -> Tensor:
-    """Return logits that differ for all experts of a token."""
+    """Return logits that are distinct for all experts of a token."""
     torch.manual_seed(n_expert)
     order = torch.rand(n_token, n_expert).argsort()
     return torch.linspace(-3, 3, n_expert)[order] * torch.linspace(0.5, 1, n_token)[:, None]
 
 
 def check(ops: RoutingOps, rule: Routing, logits: Tensor, bias: Tensor | None) -> None:
-    """Compare choice and order with the reference's exactly, weights within rounding."""
+    """Compare choice and order exactly, weights within rounding."""
     found = ops.assign(rule, logits, bias)
     assert found is not None
     weights, groups = REFERENCE.assign(rule, logits, bias)
@@ -58,14 +58,14 @@ RULES = [
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("n_token", [1, 2, 33, 700])
-def test_the_reference_chooses_alike(
+def test_choices_match_the_reference(
     ops: RoutingOps, rule: Routing, has_bias: bool, n_token: int
 ) -> None:
     bias = torch.linspace(-0.4, 0.6, rule.n_expert).exp() if has_bias else None
     check(ops, rule, some_logits(n_token, rule.n_expert), bias)
 
 
-def test_what_sigmoid_makes_equal_is_told_apart(ops: RoutingOps) -> None:
+def test_logits_with_equal_scores_are_distinguished(ops: RoutingOps) -> None:
     logits = torch.tensor([[20.0, 30.0, 25.0], [-1.0, 18.0, 19.0]])
     check(ops, Routing(3, 1, "sigmoid", normalise=False), logits, None)
 
@@ -76,9 +76,7 @@ def test_tiny_sums_do_not_divide(ops: RoutingOps) -> None:
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 0.0])
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_experts_differ_whatever_the_logits_are(
-    ops: RoutingOps, rule: Routing, number: float
-) -> None:
+def test_experts_are_distinct_for_any_logits(ops: RoutingOps, rule: Routing, number: float) -> None:
     logits = some_logits(9, rule.n_expert)
     logits[1:, ::2] = number
     logits[5] = number
@@ -107,7 +105,7 @@ def test_sums_have_the_bits_of_the_reference(
     assert torch.equal(found, REFERENCE.sum_of_experts(y, given, groups))
 
 
-def test_other_tensors_are_left_to_the_reference(ops: RoutingOps) -> None:
+def test_unsupported_tensors_use_the_reference(ops: RoutingOps) -> None:
     rule, logits = Routing(8, 2), some_logits(4, 16)
     assert ops.assign(rule, logits[:, ::2], None) is None
     assert ops.assign(rule, logits[:, :8].double(), None) is None

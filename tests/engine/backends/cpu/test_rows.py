@@ -1,4 +1,4 @@
-"""Rows have the same bits whatever other rows are in the call: products and small operations."""
+"""Rows have the same bits in any batch: products and small operations."""
 
 from collections.abc import Callable, Iterator
 from math import inf
@@ -25,12 +25,12 @@ from tests.helpers.planes import TYPES
 ISAS = supported()
 
 LENGTHS = (1, 2, 7, 8, 9, 16, 17, 31, 33, 64)
-"""Numbers of rows of a call, beside all at once."""
+"""Numbers of rows of a call, compared with all rows together."""
 
 N_ROWS = 257
 
 N_COLUMNS, N_OUT = 512, 75
-"""Sizes of a matrix; neither whole tiles nor whole vectors of rows."""
+"""Matrix shape: neither whole tiles nor whole vectors."""
 
 TYPICAL = (Kind.Q4_K, Kind.Q6_K, Kind.IQ4_NL)
 
@@ -43,7 +43,7 @@ TYPICAL = (Kind.Q4_K, Kind.Q6_K, Kind.IQ4_NL)
     ],
 )
 def isa(request: pytest.FixtureRequest) -> Iterator[Isa]:
-    """Compile kernels for one kind of processor."""
+    """Compile kernels for one instruction set."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TANDEM_CPU", request.param.name)
         _forget_kernels()
@@ -70,7 +70,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def check(function: Callable[..., Tensor], *rows: Tensor) -> None:
-    """Compare the results of all rows at once with those of fewer at a time."""
+    """Compare the results of all rows together and of fewer at a time."""
     whole = function(*rows).clone()
     assert whole.isfinite().all()
     for n in LENGTHS:
@@ -108,7 +108,7 @@ def test_products_of_activations_of_two_bytes(isa: Isa, kind: Kind) -> None:
         worker.close()
 
 
-def test_more_rows_than_wait_for_their_sums_at_a_time(isa: Isa, worker: Worker) -> None:
+def test_more_rows_than_fit_on_the_stack(isa: Isa, worker: Worker) -> None:
     n_rows = MAX_PANELS * isa.tile_tokens + 20
     check(in_planes(Kind.Q6_K, worker).matmul, numbers(n_rows, N_COLUMNS))
 
@@ -127,8 +127,8 @@ def test_products_of_heads(worker: Worker, dtype: torch.dtype | None, transposed
     check(lambda rows: weight.per_head(rows, slice(5, 45), transposed=transposed), x)
 
 
-def test_products_that_are_made_at_once(worker: Worker) -> None:
-    """Rows of several matrices, gated ones, and sums over intervals of columns."""
+def test_joint_products(worker: Worker) -> None:
+    """Joint, gated, and summed over intervals of columns."""
     weights = [in_planes(Kind.Q4_K, worker, seed=1), in_planes(Kind.Q6_K, worker, seed=2)]
     joint = JointProduct(weights)
     x = numbers(joint.n_tokens, N_COLUMNS)
@@ -174,14 +174,14 @@ def test_norms(worker: Worker) -> None:
         check(lambda rows: ops.l2_norm(rows, 1e-6), x)
 
 
-def test_a_gate_of_each_row(worker: Worker) -> None:
+def test_row_gates(worker: Worker) -> None:
     ops, door = CpuOps(worker.pool), numbers(N_COLUMNS - 3)
     x, y, other = (numbers(N_ROWS, n, seed=n) for n in (N_COLUMNS - 3, 21, 22))
     check(lambda *rows: ops.opened(rows[0], door, rows[1], rows[2][:, :21]), x, y, other)
 
 
 @pytest.mark.parametrize("style", ["norm", "neox"])
-def test_rotations(worker: Worker, style: str) -> None:
+def test_rope(worker: Worker, style: str) -> None:
     ops, x = CpuOps(worker.pool), numbers(N_ROWS, 3, 50)
     params, positions = RopeParams(42, style, 1e4), torch.arange(200, 200 + N_ROWS)  # type: ignore[arg-type]
 
@@ -193,13 +193,13 @@ def test_rotations(worker: Worker, style: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [*TYPICAL, None], ids=str)
-def test_rows_that_are_looked_up(worker: Worker, kind: Kind | None) -> None:
+def test_lookup(worker: Worker, kind: Kind | None) -> None:
     weight: Weight = plain(torch.bfloat16, worker) if kind is None else in_planes(kind, worker)
     check(weight.lookup, torch.arange(N_ROWS) % N_OUT)
 
 
-def test_bf16_is_for_loads_that_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without routers, and from the number of rows on from which it was measured to be faster."""
+def test_bf16_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In models without routers, from the number of rows on where it was measured to be faster."""
     monkeypatch.setattr(gemm_choice, "bf16_from", lambda n_threads: 4)
     monkeypatch.setattr(gemm_choice, "is_bf16_fast", lambda n_threads: True)
     x, products = numbers(20, N_COLUMNS), []

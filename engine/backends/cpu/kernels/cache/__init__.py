@@ -1,5 +1,5 @@
-"""Kernels of the KV cache: writes to it, and attention over its pages.
+"""Kernels of the KV cache: writes, and attention over its pages.
 
-`cache_codec` knows the types of the cache, `attention` is the kernel, which `attention_page`
-computes a page at a time; `cache_ops` has both for torch tensors.
+`cache_codec` has the cache types and the writes, `attention` and `attention_page` are the attention
+kernel, `cache_ops` binds both to torch tensors.
 """

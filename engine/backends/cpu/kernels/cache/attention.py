@@ -1,18 +1,18 @@
 """Softmax attention of rows of several sequences over pages of the KV cache.
 
-A query head's result is `Σ_s exp(x_s) v_s / Σ_s exp(x_s)` with scores `x_s = scale × q·k_s`,
-further `softcap × tanh(x / softcap)`, plus `slope × (s - position of the query)`; a sink is a score
-without a value. A row (a token) sees the positions from its first visible one to its own. Each page
-goes through BLOCK positions at a time, at multiples of BLOCK, and keeps for each head the largest
-score m, `Σ exp(x - m)` and `Σ exp(x - m) v` (online softmax, arXiv 2205.14135); then the pages of a
-head are merged in order. So the bits of a row depend neither on other rows nor on the threads.
+A query head's result is `Σ_s exp(x_s) v_s / Σ_s exp(x_s)` with scores `x_s = scale × q·k_s`, then
+`softcap × tanh(x / softcap)`, plus `slope × (s - position of the query)`; a sink is a score
+without a value. A row (a token) attends to the positions from its first visible one to its own. A
+page is processed BLOCK positions at a time, at multiples of BLOCK, with a running maximum m,
+`Σ exp(x - m)` and `Σ exp(x - m) v` per head (online softmax, arXiv 2205.14135); then the pages of a
+head are merged in order. So a row's bits depend neither on other rows nor on the threads.
 
-The work is shared out by tiles: rows of one sequence, and query heads of one key-value head. Where
-there is memory for the results of all pages of all rows, each page of a tile is a piece of the
-work, and the pages are merged at the end; otherwise a piece goes through all pages of a tile. In a
-tile with few rows, each block is read as it is (`attention_tile`), with many, it is decoded into
-scratch (`attention_rows`); both give the same bits. Where keys are blocks of integers and the
-processor multiplies words, so are queries (`attention_words`).
+The work is split into tiles: rows of one sequence and query heads of one key-value head. If the
+results of all pages of all rows fit in memory, a work item is one page of a tile, and the pages are
+merged at the end; otherwise it is all pages of a tile. With few rows, a tile reads blocks in place
+(`attention_tile`); with many, it decodes them into scratch memory (`attention_rows`). Both give the
+same bits. Where keys are blocks of integers and the processor multiplies int16, queries are
+quantised too (`attention_words`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,15 @@ from engine.backends.cpu.kernels.cache.attention_tile import add_parts
 from engine.backends.cpu.kernels.cache.attention_words import UNIT_BYTES, in_words
 from engine.backends.cpu.kernels.language.isa import Isa
 from engine.backends.cpu.kernels.language.loops import Named, ceil_div, share
-from engine.backends.cpu.kernels.language.values import I1, I64, VOID, Code, Value, function
+from engine.backends.cpu.kernels.language.values import (
+    I1,
+    I64,
+    VOID,
+    Code,
+    Value,
+    function,
+    internal,
+)
 from engine.backends.cpu.kernels.running.thread_pool import add_run
 from engine.load_params import KVTypes
 from engine.model.forward.pages import PAGE
@@ -37,52 +45,45 @@ LAYER = (
     "k", "k_stride", "k_head_stride", "v", "v_stride", "v_head_stride", "head_dim_k", "head_dim_v",
     "n_heads", "groups", "n_groups",
 )  # fmt: skip
-"""64-bit integers that describe a layer's cache and its query heads. k and v are the cache's rows
-of each slot, `k_stride` bytes apart, with `k_head_stride` bytes from head to head. groups:
-(n_groups, 3) 64-bit integers: a key-value head, the first query head that uses it, and the number
-of these."""
+"""A layer's cache and query heads, 64-bit integers. k and v are the rows of the slots, `k_stride`
+bytes apart, with `k_head_stride` bytes between heads. groups: (n_groups, 3) 64-bit integers: a
+key-value head, its first query head, and the number of its query heads."""
 
 ROWS = ("positions", "firsts", "tables", "n_rows", "n_first")
-"""64-bit integers that describe the rows of a pass: for each row its position, the first one that
-it sees, and the address of its sequence's table of pages. The first `n_first` rows are neighbouring
-tokens of one sequence, the others single tokens."""
+"""The rows of a pass, 64-bit integers: each row's position, its first visible position, and the
+address of its sequence's page table. The first `n_first` rows are consecutive tokens of one
+sequence, the others single tokens."""
 
 ARGUMENTS = (
     "layer", "rows", "q", "scale", "softcap", "sinks", "slopes", "tile_rows", "tile_heads",
     "is_direct", "n_threads", "scratch_bytes", "n_results", "work", "out",
 )  # fmt: skip
 """Arguments of the kernel. layer, rows: addresses of `LAYER` and `ROWS`. q is (n_rows, n_heads,
-head_dim_k) F32, out (n_rows, n_heads, head_dim_v) F32. scale and softcap are the bits of F32; sinks
-and slopes are (n_heads,) F32, or 0. tile_rows, tile_heads: largest numbers of rows of a tile, and
-of its rows times heads. is_direct: whether blocks are read as they are; tiles have one row then,
-and groups DIRECT_HEADS at most. work: `scratch_bytes` of memory for each of `n_threads`, then
-memory for `n_results` results of `result_bytes`."""
+head_dim_k) F32, out (n_rows, n_heads, head_dim_v) F32. scale and softcap are F32 bits; sinks and
+slopes are (n_heads,) F32, or 0. tile_rows, tile_heads: maximum rows of a tile, and rows times
+heads. is_direct: whether blocks are read in place; tiles then have one row, and groups at most
+DIRECT_HEADS. work: `scratch_bytes` for each of `n_threads`, then `n_results` results of
+`result_bytes`."""
 
 INNER = (
     *LAYER, *ROWS, *ARGUMENTS[2:], "n_prompt_tiles", "n_tiles", "result_bytes", "n_items",
     "is_whole", "next",
 )  # fmt: skip
-"""What pieces are given. n_prompt_tiles: number of tiles of the first rows. result_bytes: size of a
-result. n_items: number of items of work; is_whole: whether an item is all pages of a tile, or one.
-next: number of items that threads have taken."""
+"""Arguments of the pieces. n_prompt_tiles: tiles of the first rows. result_bytes: size of a result.
+n_items: work items; is_whole: whether an item is all pages of a tile, or one. next: items that
+threads have taken."""
 
 TILE_WORDS = 4
 
 FEW_PAGES = 2
-"""Largest number of pages of a tile whose results a thread keeps until all are there."""
+"""Up to this many pages of a tile are merged only once all are computed."""
 
 MERGED_ALONE = 128
-"""Largest number of results that the calling thread merges alone."""
+"""Up to this many results are merged by the calling thread alone."""
 
 
 class _TilePages(NamedTuple):
-    """The pages of a tile.
-
-    Attributes:
-        row, n_rows: the tile's first row, and number of rows.
-        head, n: its first query head, and number of these.
-        first, stop: the first page that any row sees, and the one after the last.
-    """
+    """A tile's rows and query heads, and the pages from `first` to `stop` that its rows see."""
 
     row: Value
     n_rows: Value
@@ -137,13 +138,10 @@ def build(module: ir.Module, isa: Isa, types: KVTypes) -> None:
 
 
 def _add_tile_at(module: ir.Module) -> None:
-    """Write `tile_at(place, tile, words)`: stores TILE_WORDS numbers about a tile.
-
-    They are its first row, its number of rows, the first page that any of them sees, and the page
-    after the last of these.
+    """Write `tile_at(place, tile, words)`: stores a tile's first row, number of rows, first visible
+    page and the page after its last one.
     """
-    code, (place, tile, words) = function(module, "tile_at", 3)
-    code.builder.function.linkage = "internal"
+    code, (place, tile, words) = internal(module, "tile_at", 3)
     given = named(code, place, INNER)
     per_tile, n_first = given["tile_rows"], given["n_first"]
     is_prompt = tile < given["n_prompt_tiles"]
@@ -158,15 +156,14 @@ def _add_tile_at(module: ir.Module) -> None:
 
 
 def _tile_at(code: Code, place: Value, tile: Value, words: Value) -> list[Value]:
-    """Write the call of `tile_at` and return the numbers; `words` is memory for them."""
     code.call("tile_at", VOID, place, tile, words)
     return code.load_array(words, TILE_WORDS)
 
 
 def _add_attend_piece(module: ir.Module) -> None:
-    """Write `attend_piece(place, index)`: does items of work until all are taken.
+    """Write `attend_piece(place, index)`: processes work items until all are taken.
 
-    The threads, one for each piece, so have scratch memory of their own.
+    There is one piece per thread, so each thread has its own scratch memory.
     """
     code, (place, index) = function(module, "attend_piece", 2)
     given = named(code, place, INNER)
@@ -186,8 +183,7 @@ def _add_attend_piece(module: ir.Module) -> None:
 
 def _add_part(module: ir.Module, *, has_words: bool) -> None:
     """Write `attend_part(place, item, scratch)`: one page of a tile, for `merge_piece`."""
-    code, (place, item, scratch) = function(module, "attend_part", 3)
-    code.builder.function.linkage = "internal"
+    code, (place, item, scratch) = internal(module, "attend_part", 3)
     given = named(code, place, INNER)
     words = code.stack_buffer(I64, TILE_WORDS)
     zero = code.number(0)
@@ -238,11 +234,7 @@ def _add_merge_piece(module: ir.Module) -> None:
 def _merge_rows(
     code: Code, given: Named, pages: _TilePages, results: Value, page_bytes: Value
 ) -> None:
-    """Write the merge of all pages of a tile's rows and heads.
-
-    Args:
-        results: address of the results of the first page; others follow `page_bytes` apart.
-    """
+    """Write the merge of a tile's pages, whose results are `page_bytes` apart from `results` on."""
     row_bytes, n, zero = given["result_bytes"], pages.n, code.number(0)
     with code.loop(zero, pages.n_rows) as number, code.loop(zero, n) as one:
         row, head = pages.row + number, pages.head + one
@@ -255,7 +247,7 @@ def _merge_rows(
 
 
 def _pages(code: Code, given: Named, row: Value) -> tuple[Value, Value]:
-    """Return the first page that a row sees, and the one after the last."""
+    """Return a row's first visible page and the page after its last one."""
     first, position = (code.load(given[name] + row * 8, I64) for name in ("firsts", "positions"))
     return first // PAGE, position // PAGE + 1
 
@@ -265,12 +257,8 @@ def _out(given: Named, row: Value, head: Value) -> Value:
 
 
 def _add_whole(module: ir.Module, *, has_words: bool) -> None:
-    """Write `attend_whole(place, item, scratch)`: all pages of a tile.
-
-    The last tiles, which see most, come first.
-    """
-    code, (place, item, scratch) = function(module, "attend_whole", 3)
-    code.builder.function.linkage = "internal"
+    """Write `attend_whole(place, item, scratch)`: all pages of a tile, the longest tiles first."""
+    code, (place, item, scratch) = internal(module, "attend_whole", 3)
     given = named(code, place, INNER)
     n_groups, words = given["n_groups"], code.stack_buffer(I64, TILE_WORDS)
     tile = given["n_tiles"] - 1 - item // n_groups
@@ -301,7 +289,6 @@ def _add_whole(module: ir.Module, *, has_words: bool) -> None:
 
 
 def _begin_rows(code: Code, given: Named, pages: _TilePages, room: Scratch) -> None:
-    """Write the states of a tile's rows before their first page."""
     row_bytes, zero = given["result_bytes"], code.number(0)
     with code.loop(zero, pages.n_rows) as row, code.loop(zero, pages.n) as one:
         state = room.rows + (row * pages.n + one + 1) * row_bytes - STATE_BYTES
@@ -311,7 +298,6 @@ def _begin_rows(code: Code, given: Named, pages: _TilePages, room: Scratch) -> N
 def _add_page_of_rows(
     code: Code, given: Named, pages: _TilePages, room: Scratch, page: Value
 ) -> None:
-    """Add the results of a page to those of the rows that see it."""
     row_bytes, n = given["result_bytes"], pages.n
     offset = row_bytes - STATE_BYTES
     with code.loop(code.number(0), pages.n_rows) as row:
@@ -324,7 +310,6 @@ def _add_page_of_rows(
 
 
 def _end_rows(code: Code, given: Named, pages: _TilePages, room: Scratch) -> None:
-    """Write the results of a tile's rows, all pages added up."""
     row_bytes, zero = given["result_bytes"], code.number(0)
     with code.loop(zero, pages.n_rows) as row, code.loop(zero, pages.n) as one:
         result = room.rows + (row * pages.n + one) * row_bytes

@@ -1,4 +1,4 @@
-"""Attention of a tile of rows over one page of the cache.
+"""Attention of one tile over one page of the cache.
 
 A tile is some rows of one sequence and the query heads of one group, which share a key-value head.
 """
@@ -30,7 +30,7 @@ from engine.backends.cpu.kernels.language.values import (
     VOID,
     Code,
     Value,
-    function,
+    internal,
 )
 from engine.load_params import KVTypes
 from engine.model.forward.pages import PAGE
@@ -38,27 +38,27 @@ from engine.model.forward.state import ATTENTION_BLOCK as BLOCK
 from engine.model.forward.state import ATTENTION_HEADS as GROUP_HEADS
 
 SCORE_ROWS = GROUP_HEADS
-"""Number of rows times heads for which a thread has memory for scores."""
+"""Capacity of a thread's score buffer, in rows times heads."""
 
 DIRECT_HEADS = 8
-"""Largest number of query heads of a group whose blocks are read as they are."""
+"""Largest number of query heads of a group that reads blocks in place."""
 
 ROWS_AHEAD = 4
-"""How many rows ahead queries are prefetched: those of a group lie apart, in pages of their own."""
+"""How many rows ahead queries are prefetched: a group's queries lie in different memory pages."""
 
 
 def padded_bytes(head_dim: int) -> int:
-    """Return the bytes of a head as whole vectors of F32 numbers."""
+    """Return the bytes of a head, padded to whole F32 vectors."""
     return -(-head_dim // LANES) * UNIT_BYTES
 
 
 def result_bytes(head_dim_v: int) -> int:
-    """Return the size of a row's result for one head, of one page or of several."""
+    """Return the size of a row's result for one head."""
     return padded_bytes(head_dim_v) + STATE_BYTES
 
 
 def scratch_bytes(tile_heads: int, head_dim_k: int, head_dim_v: int) -> int:
-    """Return the scratch memory of a thread; see `Scratch`."""
+    """Return the bytes of a thread's `Scratch`."""
     per_head = padded_bytes(head_dim_k) + 2 * result_bytes(head_dim_v)
     block = BLOCK * (padded_bytes(head_dim_k) + padded_bytes(head_dim_v))
     return tile_heads * per_head + SCORE_ROWS * SCORE_BYTES + block
@@ -68,11 +68,11 @@ class Scratch(NamedTuple):
     """Addresses in a thread's scratch memory.
 
     Attributes:
-        queries: queries of a tile, in whole vectors.
-        scores: scores of some rows with the positions of a block, which become weights.
+        queries: a tile's queries, padded to whole vectors.
+        scores: scores of some rows for a block; they become weights.
         keys, values: a block's keys and values as F32.
-        page: results of a tile for a page.
-        rows: results of a tile for the pages so far, or for a second page.
+        page: a tile's results for a page.
+        rows: a tile's results for the pages so far, or for a second page.
     """
 
     queries: Value
@@ -84,7 +84,6 @@ class Scratch(NamedTuple):
 
     @classmethod
     def at(cls, address: Value, given: Named) -> Scratch:
-        """Lay out the scratch memory at an address."""
         n, k_bytes = given["tile_heads"], n_units(given["head_dim_k"]) * UNIT_BYTES
         scores = address + n * k_bytes
         keys = scores + SCORE_ROWS * SCORE_BYTES
@@ -99,12 +98,7 @@ def n_units(head_dim: Value) -> Value:
 
 
 class Tile(NamedTuple):
-    """A tile, as arguments of the functions below.
-
-    Attributes:
-        group: address of the group in `groups`.
-        row, n_rows: index of the first row, and the number of rows.
-    """
+    """A tile: the address of its group in `groups`, its first row and number of rows."""
 
     group: Value
     row: Value
@@ -117,10 +111,10 @@ class Tile(NamedTuple):
 
 
 def add_pages(module: ir.Module, isa: Isa, types: KVTypes, inner: Sequence[str]) -> None:
-    """Write `load_queries` and `attend_page`: see the functions.
+    """Write `load_queries` and `attend_page`.
 
     Args:
-        inner: names of the 64-bit integers at the address `place` that both take first.
+        inner: names of the 64-bit integers at the address `place`, their first argument.
     """
     has_words = in_words(isa, types.k)
     if has_words:
@@ -128,8 +122,7 @@ def add_pages(module: ir.Module, isa: Isa, types: KVTypes, inner: Sequence[str])
     _add_load_queries(module, inner, has_words=has_words)
     _add_direct_page(module, inner, has_words=has_words)
     _add_row_page(module, isa, inner)
-    code, arguments = function(module, "attend_page", 7)
-    code.builder.function.linkage = "internal"
+    code, arguments = internal(module, "attend_page", 7)
     is_direct = code.load(arguments[0] + 8 * inner.index("is_direct"), I64)
     with code.if_else(is_direct.differs(0)) as (direct, others):
         with direct:
@@ -140,18 +133,13 @@ def add_pages(module: ir.Module, isa: Isa, types: KVTypes, inner: Sequence[str])
 
 
 def named(code: Code, place: Value, inner: Sequence[str]) -> Named:
-    """Load the integers at an address, by their names."""
+    """Load the named integers at an address."""
     return dict(zip(inner, code.load_array(place, len(inner)), strict=True))
 
 
 def _add_load_queries(module: ir.Module, inner: Sequence[str], *, has_words: bool) -> None:
-    """Write `load_queries(place, group, row, n_rows, scratch)`: copies a tile's queries.
-
-    Args:
-        has_words: whether they are converted by `query_words`.
-    """
-    code, (place, *parts, scratch) = function(module, "load_queries", 5)
-    code.builder.function.linkage = "internal"
+    """Write `load_queries(place, group, row, n_rows, scratch)`: loads a tile's queries."""
+    code, (place, *parts, scratch) = internal(module, "load_queries", 5)
     given, tile = named(code, place, inner), Tile(*parts)
     _, head, n = tile.heads(code)
     dim = given["head_dim_k"]
@@ -170,12 +158,10 @@ def _add_load_queries(module: ir.Module, inner: Sequence[str], *, has_words: boo
 
 
 def _copied(code: Code, source: Value, goal: Value, lanes: SimdLanes) -> None:
-    """Copy a vector, or the part that is left, padded by zeros."""
     code.store(lanes.load(source), goal + lanes.index * 4)
 
 
 def _cells(given: Named, code: Code, kv: Value, row: Value, page: Value) -> tuple[Value, Value]:
-    """Return the addresses of a page's keys and values of one key-value head."""
     table = code.load(given["tables"] + row * 8, I64)
     slot = code.load(table + page * 8, I64) * PAGE
     k = given["k"] + kv * given["k_head_stride"] + slot * given["k_stride"]
@@ -183,7 +169,7 @@ def _cells(given: Named, code: Code, kv: Value, row: Value, page: Value) -> tupl
 
 
 def _seen(given: Named, code: Code, row: Value, last: Value, page: Value) -> tuple[Value, Value]:
-    """Return the interval of a page's positions that any of the rows `row` to `last` sees."""
+    """Return the positions of a page, from and to, that any of the rows `row` to `last` sees."""
     zero, start = code.number(0), page * PAGE
     first = code.load(given["firsts"] + row * 8, I64) - start
     stop = code.load(given["positions"] + last * 8, I64) + 1 - start
@@ -191,18 +177,16 @@ def _seen(given: Named, code: Code, row: Value, last: Value, page: Value) -> tup
 
 
 def _slopes(given: Named, code: Code, head: Value) -> Value:
-    """Return the address of the slopes from a query head on; 0 if there are none."""
     slopes = given["slopes"]
     return code.where(slopes.differs(0), slopes + head * 4, slopes)
 
 
 def _add_direct_page(module: ir.Module, inner: Sequence[str], *, has_words: bool) -> None:
-    """Write `direct_page(place, group, row, n_rows, page, goal, scratch)`, for a single row.
+    """Write `direct_page(place, group, row, n_rows, page, goal, scratch)`: `row_page` for one row.
 
-    See `_add_row_page`; queries lie in the scratch memory only if they are converted.
+    Queries are in scratch memory only if they are converted.
     """
-    code, (place, *parts, page, goal, scratch) = function(module, "direct_page", 7)
-    code.builder.function.linkage = "internal"
+    code, (place, *parts, page, goal, scratch) = internal(module, "direct_page", 7)
     given, tile = named(code, place, inner), Tile(*parts)
     kv, head, n = tile.heads(code)
     k, v = _cells(given, code, kv, tile.row, page)
@@ -248,7 +232,7 @@ def _add_direct_page(module: ir.Module, inner: Sequence[str], *, has_words: bool
 
 
 def _next_page(given: Named, code: Code, page: Value, position: Value) -> Value:
-    """Return the page that the thread probably reads next of a row; `page` itself at the end."""
+    """Return the page that the thread will probably read next; `page` itself at the end."""
     step = code.where(given["is_whole"].equals(0), given["n_threads"], code.number(1))
     return code.where(page + step <= position // PAGE, page + step, page)
 
@@ -256,13 +240,11 @@ def _next_page(given: Named, code: Code, page: Value, position: Value) -> Value:
 def _add_row_page(module: ir.Module, isa: Isa, inner: Sequence[str]) -> None:
     """Write `row_page(place, group, row, n_rows, page, goal, scratch)`.
 
-    Computes attention of a tile over a page. The results, `result_bytes` apart at `goal`, are the
-    rows' one after the other, each with those of all heads of the group; those of rows that do not
-    see the page mean nothing. The queries lie in the scratch memory already.
+    Computes a tile's attention over a page. The results at `goal`, `result_bytes` apart, are in the
+    order (row, head); undefined for rows that do not see the page. Queries are in scratch memory.
     """
     _add_block(module, isa, inner)
-    code, (place, *parts, page, goal, scratch) = function(module, "row_page", 7)
-    code.builder.function.linkage = "internal"
+    code, (place, *parts, page, goal, scratch) = internal(module, "row_page", 7)
     given, tile = named(code, place, inner), Tile(*parts)
     kv, _, n = tile.heads(code)
     k, v = _cells(given, code, kv, tile.row, page)
@@ -296,21 +278,21 @@ def _add_row_page(module: ir.Module, isa: Isa, inner: Sequence[str]) -> None:
 
 
 def _n_rows_at_once(code: Code, n: Value) -> Value:
-    """Return the number of rows whose scores with a block are computed before their weights."""
+    """Return the number of rows for which the scores of a block are computed at a time."""
     some = code.number(SCORE_ROWS // 2) // n
     return code.where(some > 1, some, code.number(1))
 
 
 class _Rows(NamedTuple):
-    """The rows of a tile that a block is added to at once.
+    """The rows of a tile that process a block together.
 
     Attributes:
         block: first position of the block.
-        firsts: address of the first position that each row sees.
+        firsts: address of the rows' first visible positions.
         position: position of the first row.
-        head, n: the first query head of each row, and how many there are.
-        begin, stop: range of the rows that see some of the block.
-        begin_whole, stop_whole: range of those among them that see all of it.
+        head, n: first query head and number of heads of each row.
+        begin, stop: range of the rows that see part of the block.
+        begin_whole, stop_whole: range of the rows that see all of it.
     """
 
     block: Value
@@ -324,7 +306,7 @@ class _Rows(NamedTuple):
     stop_whole: Value
 
     def span(self, code: Code, row: Value) -> tuple[Value, Value]:
-        """Return the interval of the block's positions that a row sees."""
+        """Return the positions of the block, from and to, that a row sees."""
         low = code.load(self.firsts + row * 8, I64) - self.block
         seen = code.min_signed(self.position + row + 1 - self.block, code.number(BLOCK))
         return code.where(low < 0, code.number(0), low), seen
@@ -333,11 +315,10 @@ class _Rows(NamedTuple):
 def _add_block(module: ir.Module, isa: Isa, inner: Sequence[str]) -> None:
     """Write `attend_block(place, group, row, n_rows, first, block, high, goal, scratch)`.
 
-    Adds the block of positions from `block` on, as far as decoded, to the tile's results at `goal`,
-    for `_n_rows_at_once` of its rows, of which the first is row `first`.
+    Adds the decoded positions from `block` on to the results at `goal`, for `_n_rows_at_once` of
+    the tile's rows, from row `first` on.
     """
-    code, (place, *parts, first, block, high, goal, scratch) = function(module, "attend_block", 9)
-    code.builder.function.linkage = "internal"
+    code, (place, *parts, first, block, high, goal, scratch) = internal(module, "attend_block", 9)
     given, whole = named(code, place, inner), Tile(*parts)
     _, head, n = whole.heads(code)
     k_units = n_units(given["head_dim_k"])
@@ -360,7 +341,6 @@ def _add_block(module: ir.Module, isa: Isa, inner: Sequence[str]) -> None:
 
 
 def _weigh(code: Code, given: Named, rows: _Rows, scores: Value, goal: Value) -> None:
-    """Turn the scores of some rows into weights, and update the states of their results."""
     n, row_bytes, slopes = rows.n, given["result_bytes"], _slopes(given, code, rows.head)
     factor = code.call(
         "cap", I64, rows.begin * n, rows.stop * n, scores, given["scale"], given["softcap"]

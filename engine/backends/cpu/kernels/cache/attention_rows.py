@@ -1,9 +1,9 @@
-"""Attention of many query heads over a block: keys and values are decoded once, into scratch.
+"""Attention of many query heads over a block: keys and values are decoded once, to scratch memory.
 
-The rows of a tile are the query heads of several tokens of one sequence that share a key-value
-head, those of a token side by side. Keys are decoded transposed, so that a vector has the scores of
-16 positions. Their sums over the head are made in the very order of `attention_tile`: a sum for
-each of 16 lanes of the head, then the sum of these, by halves.
+A tile's rows are the query heads of several tokens of one sequence that share a key-value head, the
+heads of a token side by side. Keys are decoded transposed, so that a vector holds the scores of 16
+positions. Sums over the head are made in the order of `attention_tile`: one for each of 16 lanes of
+the head, then their sum by halves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from engine.backends.cpu.kernels.cache.attention_words import (
     add_key_words,
     add_word_scores,
     in_words,
-    transposed,
 )
 from engine.backends.cpu.kernels.cache.cache_codec import CODECS, CacheCodec, PlainCodec
 from engine.backends.cpu.kernels.language.isa import Isa
@@ -31,22 +30,25 @@ from engine.backends.cpu.kernels.language.values import (
     VOID,
     Code,
     Value,
-    function,
+    internal,
+    transposed,
 )
 from engine.load_params import KVTypes
 from engine.model.forward.state import ATTENTION_BLOCK as BLOCK
 
+SCORE_ROWS = 4
+"""Number of rows of a register tile of scores."""
+
 KNOWN_UNITS = 4, 8
-"""Numbers of vectors of a head for which scores have functions of their own: loops of so few turns
-take 1.13 times as long as no loops."""
+"""Vectors per head with unrolled loops; such short loops take 1.13 times as long."""
 
 
 def add_row_parts(module: ir.Module, isa: Isa, types: KVTypes) -> None:
-    """Write `decode_keys`, `decode_values`, `row_scores` and `plain_sum`: see the functions."""
+    """Write `decode_keys`, `decode_values`, `row_scores` and `plain_sum`."""
     known: tuple[int, ...] = ()
     if in_words(isa, types.k):
         add_key_words(module, isa, types.k)
-        add_word_scores(module, isa, score_rows())
+        add_word_scores(module, isa, SCORE_ROWS)
         n_vectors = BLOCK // LANES
     else:
         _add_transpose(module, isa, types.k)
@@ -61,11 +63,6 @@ def add_row_parts(module: ir.Module, isa: Isa, types: KVTypes) -> None:
     _add_plain_sum(module, isa)
 
 
-def score_rows() -> int:
-    """Return the number of rows whose scores are summed up at once."""
-    return 4
-
-
 def _n_lanes(isa: Isa) -> int:
     return 2 if isa.tile_tokens >= 8 else 1
 
@@ -77,12 +74,11 @@ def _n_vectors(isa: Isa) -> int:
 def _add_transpose(module: ir.Module, isa: Isa, type_k: str) -> None:
     """Write `transpose(k, stride, last, head_dim, ahead, goal)`: decodes 16 keys, transposed.
 
-    Element 16 j + l of the keys becomes a vector: number l × (head_dim / 16) + j behind `goal`, if
-    `_n_vectors` lie between two of them. Keys after the `last` are not read. As many bytes at
-    `ahead` are prefetched.
+    Element 16 j + l of the keys becomes vector l × (head_dim / 16) + j at `goal`, with a stride of
+    `_n_vectors` vectors. Keys after the `last` are not read. As many bytes at `ahead` are
+    prefetched.
     """
-    code, (k, stride, last, dim, ahead, goal) = function(module, "transpose", 6)
-    code.builder.function.linkage = "internal"
+    code, (k, stride, last, dim, ahead, goal) = internal(module, "transpose", 6)
     codec = CODECS[type_k](code, isa)
     rows = [k + code.min_signed(code.number(n), last) * stride for n in range(LANES)]
     step = UNIT_BYTES * _n_vectors(isa)
@@ -110,12 +106,10 @@ def _add_transpose(module: ir.Module, isa: Isa, type_k: str) -> None:
 def _add_decode_keys(module: ir.Module, n_vectors: int) -> None:
     """Write `decode_keys(k, stride, start, stop, head_dim, ahead, goal)`.
 
-    Decodes at least the keys at start … stop - 1 of a block, for `row_scores`, so that as many
-    vectors of positions as `tile_scores` takes at once lie together. Others are prefetched as by
-    `scores`.
+    Decodes at least the keys at start … stop - 1 of a block in the layout of `tile_scores`, and
+    prefetches as `scores` does.
     """
-    code, (k, stride, start, stop, dim, ahead, goal) = function(module, "decode_keys", 7)
-    code.builder.function.linkage = "internal"
+    code, (k, stride, start, stop, dim, ahead, goal) = internal(module, "decode_keys", 7)
     n = n_vectors * LANES
     part_bytes = (dim + (LANES - 1)) // LANES * (LANES * 4 * n)
     with code.loop(start - start % LANES, stop, LANES) as near:
@@ -128,10 +122,9 @@ def _add_decode_keys(module: ir.Module, n_vectors: int) -> None:
 def _add_decode_values(module: ir.Module, isa: Isa, type_v: str) -> None:
     """Write `decode_values(v, stride, start, stop, head_dim, goal)`.
 
-    Decodes values start … stop - 1 of a block, in rows of whole vectors, padded by zeros.
+    Decodes values start … stop - 1 of a block into rows of whole vectors, padded with zeros.
     """
-    code, (v, stride, start, stop, dim, goal) = function(module, "decode_values", 6)
-    code.builder.function.linkage = "internal"
+    code, (v, stride, start, stop, dim, goal) = internal(module, "decode_values", 6)
     codec: CacheCodec = CODECS[type_v](code, isa)
     row_bytes = (dim + (LANES - 1)) // LANES * UNIT_BYTES
     n_units = dim // codec.width
@@ -148,26 +141,23 @@ def _add_decode_values(module: ir.Module, isa: Isa, type_v: str) -> None:
 
 
 def _add_tile_scores(module: ir.Module, isa: Isa, known: int) -> None:
-    """Write `tile_scores(q, n_units, k, out)`: q·k of `score_rows` and `_n_vectors` of positions.
+    """Write `tile_scores(q, n_units, k, out)`: q·k of some rows and positions.
 
-    The rows of q have `n_units` vectors, and k is laid out by `transpose`. The sums over four lanes
-    each are kept on the stack.
+    q has `SCORE_ROWS` rows of `n_units` vectors; k is laid out by `transpose`.
 
     Args:
-        known: number of vectors that the function is for, at the end of its name; 0 for any.
+        known: number of vectors that the function is specialised for; 0 for any.
     """
     name = f"tile_scores_{known}" if known else "tile_scores"
-    code, (q, n_units, k, out) = function(module, name, 4)
+    code, (q, n_units, k, out) = internal(module, name, 4)
     if known:
         n_units = code.number(known)
-    code.builder.function.linkage = "internal"
-    n_vectors, n_rows = _n_vectors(isa), score_rows()
+    n_vectors, n_rows = _n_vectors(isa), SCORE_ROWS
     q_rows = [q + n_units * (UNIT_BYTES * row) for row in range(n_rows)]
     tile_bytes = n_rows * n_vectors * UNIT_BYTES
     quarters = code.stack_buffer(F32, 4 * tile_bytes // 4)
 
     def of_lanes(lanes: Sequence[Value]) -> list[list[Value]]:
-        """Return the sums of some lanes: a list for each, of all rows and vectors."""
         zero = code.constant(FLOATS, 0.0)
         sums = [[[code.variable(zero) for _ in range(n_vectors)] for _ in q_rows] for _ in lanes]
         starts = [k + n_units * lane * (UNIT_BYTES * n_vectors) for lane in lanes]
@@ -189,7 +179,6 @@ def _add_tile_scores(module: ir.Module, isa: Isa, known: int) -> None:
         return [[total.get() for totals in rows for total in totals] for rows in sums]
 
     def of_pair(lane: Value) -> list[Value]:
-        """Return the sums of a lane and of that which is 8 on."""
         pair = lane, lane + 8
         found = of_lanes(pair) if _n_lanes(isa) == 2 else [of_lanes([one])[0] for one in pair]
         return [a + b for a, b in zip(*found, strict=True)]
@@ -212,14 +201,13 @@ def _add_row_scores(module: ir.Module, n_vectors: int, known: Sequence[int]) -> 
     """Write `row_scores(q, n_units, first, last, k, stop, out)`.
 
     Computes q·k for the rows first … last - 1 and at least the positions of a block before `stop`.
-    Scores of `score_rows` others may be overwritten; there is memory for so many rows.
+    May overwrite the scores of up to `SCORE_ROWS` other rows.
 
     Args:
-        known: numbers of vectors that `tile_scores` has functions for.
+        known: numbers of vectors that `tile_scores` is specialised for.
     """
-    code, (q, n_units, first, last, k, stop, out) = function(module, "row_scores", 7)
-    code.builder.function.linkage = "internal"
-    step, n_rows = n_vectors * LANES, score_rows()
+    code, (q, n_units, first, last, k, stop, out) = internal(module, "row_scores", 7)
+    step, n_rows = n_vectors * LANES, SCORE_ROWS
     end = last - n_rows  # where the last tile begins, unless there are fewer rows
 
     def compute(name: str) -> None:
@@ -249,13 +237,11 @@ def _add_plain_sum(module: ir.Module, isa: Isa) -> None:
     """Write `plain_sum(first, last, weights, start, stop, v, n_units, column, …)`.
 
     The last arguments are `width, goal, row_bytes`. Adds, for the rows first … last - 1, weights ×
-    `width` elements from byte `column` on of the values start … stop - 1 of a block. `v` are rows
-    of `n_units` vectors; the sums at `goal` are rows `row_bytes` apart, each with its state behind
-    as many vectors.
+    `width` elements from byte `column` on of the values start … stop - 1 of a block. `v` has rows
+    of `n_units` vectors; the sums at `goal` are `row_bytes` apart, each followed by its state.
     """
-    code, arguments = function(module, "plain_sum", 11)
+    code, arguments = internal(module, "plain_sum", 11)
     first, last, weights, start, stop, v, n_units, column, width, goal, row_bytes = arguments
-    code.builder.function.linkage = "internal"
     stride = n_units * UNIT_BYTES
     for_heads(
         code, sizes(isa), first, last,
@@ -271,10 +257,10 @@ def _add_plain_sum(module: ir.Module, isa: Isa) -> None:
 def row_range(
     code: Code, firsts: Value, begin: Value, n_rows: Value, limit: Value
 ) -> tuple[Value, Value]:
-    """Return a range of rows: from `begin`, at least 0, as far as rows see what is before `limit`.
+    """Return the range of rows from `begin` (at least 0) that see a position before `limit`.
 
     Args:
-        firsts: address of the first position that each of n_rows rows sees.
+        firsts: address of the first visible positions of `n_rows` rows.
     """
     begin = code.min_signed(code.where(begin < 0, code.number(0), begin), n_rows)
     stop = code.variable(n_rows)

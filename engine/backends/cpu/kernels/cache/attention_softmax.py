@@ -1,7 +1,6 @@
-"""Softmax of attention over blocks of positions: scores become weights, relative to the largest.
+"""Online softmax of attention over blocks of positions.
 
-Scores count in powers of two, as processors compute these with fewer instructions than those of e:
-they are multiplied by log2(e) with their scale.
+Scores are scaled by log2(e), because powers of two take fewer instructions than powers of e.
 """
 
 from __future__ import annotations
@@ -27,12 +26,10 @@ from engine.backends.cpu.kernels.language.values import (  # fmt: skip
     Code,
     Value,
     Variable,
-    function,
+    internal,
     vector,
 )
 from engine.model.forward.state import ATTENTION_BLOCK as BLOCK
-
-Combine = Callable[[Value, Value], Value]
 
 
 def for_heads(
@@ -42,10 +39,10 @@ def for_heads(
     stop: Value,
     body: Callable[[int, Value], object],
 ) -> None:
-    """Write a loop over heads start … stop - 1, in the largest tiles that they fill.
+    """Write a loop over heads start … stop - 1, in tiles that are as large as possible.
 
     Args:
-        tiles: sizes of tiles: a power of two and all smaller ones, largest first.
+        tiles: tile sizes: a power of two and all smaller ones, largest first.
     """
     most, *fewer = tiles
     n = stop - start
@@ -56,44 +53,13 @@ def for_heads(
             body(size, stop - n % (2 * size))
 
 
-def sums_of(vectors: Sequence[Value], combine: Combine = operator.add) -> Value:
-    """Return the sum over the lanes of each of 1, 2, 4, … vectors, each in the same order.
-
-    Args:
-        combine: what adds two vectors; another operation takes its place.
-    """
-    n_groups = 1
-    while len(vectors) > 1:
-        vectors = [
-            _folded(combine, a, b, n_groups)
-            for a, b in zip(vectors[::2], vectors[1::2], strict=True)
-        ]
-        n_groups *= 2
-    (total,) = vectors
-    while total.kind.count > n_groups:
-        total = _folded(combine, total, None, n_groups)
-    return total
-
-
-def _folded(combine: Combine, a: Value, b: Value | None, n_groups: int) -> Value:
-    """Add the two halves of each group of lanes; the results of b follow those of a."""
-    n = a.kind.count
-    size = n // n_groups
-    starts = range(0, n if b is None else 2 * n, size)
-    low, high = (
-        [start + lane for start in starts for lane in part]
-        for part in (range(size // 2), range(size // 2, size))
-    )
-    return combine(a.shuffle(low, b), a.shuffle(high, b))
-
-
 MAX_NUMBER, SUM, FACTOR, SUMS = 0, 4, 8, 32
 """Byte offsets in a head's state: the largest score so far, the sum of the weights relative to it,
-the factor by which the values so far are to be rescaled, and, in a page's state, `N_SUMS` parts of
-the sum in place of the whole."""
+the factor that rescales the values so far, and, in a page's state, `N_SUMS` partial sums in place
+of the sum."""
 
 N_SUMS = 8
-"""Number of parts of the sum of a page's weights, each of which has every eighth one."""
+"""Number of partial sums of a page's weights; each adds up every eighth weight."""
 
 SCORE_BYTES = 4 * BLOCK
 """Bytes of a row's scores in a block."""
@@ -102,17 +68,16 @@ STATE_BYTES = 64
 """Size of a head's state, in bytes."""
 
 FRESH = -1.0
-"""Sum and factor in a head's state where nothing has been added up yet: what lies in the memory of
-its values means nothing."""
+"""Sum and factor in the state of a head without any values; its value memory is uninitialised."""
 
 ONE = 0x3F800000
-"""Bits of the F32 1."""
+"""Bits of 1.0 as F32."""
 
 MINUS_INFINITY = float("-inf")
 
 
 def add_softmax(module: ir.Module, isa: Isa) -> None:
-    """Write `cap`, `mask` and `softmax`: see the functions."""
+    """Write `cap`, `mask` and `softmax`."""
     _add_cap(module)
     _add_mask(module)
     for size in _sizes(isa):
@@ -121,20 +86,19 @@ def add_softmax(module: ir.Module, isa: Isa) -> None:
 
 
 def _sizes(isa: Isa) -> tuple[int, ...]:
-    """Return the numbers of heads whose weights are computed side by side, largest first.
+    """Return the numbers of heads whose weights are computed together, largest first.
 
-    Those of one head are a chain of instructions that each wait for the one before.
+    The instructions of a single head are one dependency chain.
     """
     return (4, 2, 1) if isa.tile_tokens >= 8 else (1,)
 
 
 def _add_cap(module: ir.Module) -> None:
-    """Write `cap(first, last, x, scale, softcap)`: returns the factor of scores, bits of F32.
+    """Write `cap(first, last, x, scale, softcap)`: returns the factor of the scores, F32 bits.
 
-    If there is a cap, the scores x of the heads first … last - 1 are scaled and capped.
+    With a softcap, scales and caps the scores x of the heads first … last - 1.
     """
-    code, (first, last, x, *factors) = function(module, "cap", 5, I64)
-    code.builder.function.linkage = "internal"
+    code, (first, last, x, *factors) = internal(module, "cap", 5, I64)
     scale, softcap = (factor.to(I32).bitcast(F32) for factor in factors)
     factor = code.variable(scale * maths.LOG2_E)
     with code.when(factors[1].differs(0)):
@@ -149,12 +113,11 @@ def _add_cap(module: ir.Module) -> None:
 def _add_mask(module: ir.Module) -> None:
     """Write `mask(n, x, start, stop, distance, factor, slopes)`, for n heads of one token.
 
-    Scales their scores x in a block, adds what their slopes give, and replaces the scores of all
-    positions but start … stop - 1 by -inf. `distance` is the block's first position minus that of
-    the token, factor the bits of F32, and slopes the address of the heads' slopes, or 0.
+    Scales their scores x of a block, adds the ALiBi biases, and sets the scores outside start …
+    stop - 1 to -inf. `distance` is the block's first position minus the token's, factor F32 bits,
+    and slopes the address of the heads' slopes, or 0.
     """
-    code, (n, x, start, stop, distance, factor, slopes) = function(module, "mask", 7)
-    code.builder.function.linkage = "internal"
+    code, (n, x, start, stop, distance, factor, slopes) = internal(module, "mask", 7)
     spread = code.splat(factor.to(I32).bitcast(F32))
     begin, end = code.splat(start.to(I32)), code.splat(stop.to(I32))
     before, lowest = code.splat(distance.to(F32)), code.constant(FLOATS, MINUS_INFINITY)
@@ -172,12 +135,8 @@ def _add_mask(module: ir.Module) -> None:
 
 
 def _add_softmax(module: ir.Module, isa: Isa) -> None:
-    """Write `softmax(first, last, x, factor, state, row_bytes)`.
-
-    Does the work of `_add_tile_softmax` for the heads first … last - 1.
-    """
-    code, (first, last, x, factor, state, row_bytes) = function(module, "softmax", 6)
-    code.builder.function.linkage = "internal"
+    """Write `softmax(first, last, x, factor, state, row_bytes)`: calls `softmax_m`."""
+    code, (first, last, x, factor, state, row_bytes) = internal(module, "softmax", 6)
     for_heads(
         code, _sizes(isa), first, last,
         lambda size, head: code.call(
@@ -191,11 +150,10 @@ def _add_softmax(module: ir.Module, isa: Isa) -> None:
 def _add_tile_softmax(module: ir.Module, isa: Isa, size: int) -> None:
     """Write `softmax_m(x, factor, state, row_bytes)`, for m heads.
 
-    Replaces their scores x in a block, times the factor, by weights and updates their states, which
-    are `row_bytes` apart. factor is the bits of F32.
+    Turns their scores x of a block, times the factor (F32 bits), into weights and updates their
+    states, which are `row_bytes` apart.
     """
-    code, (x, factor, state, row_bytes) = function(module, f"softmax_{size}", 4)
-    code.builder.function.linkage = "internal"
+    code, (x, factor, state, row_bytes) = internal(module, f"softmax_{size}", 4)
     spread = code.splat(factor.to(I32).bitcast(F32))
     heads = range(size)
     rows = [[x + (SCORE_BYTES * head + n) for n in range(0, SCORE_BYTES, 64)] for head in heads]
@@ -203,7 +161,7 @@ def _add_tile_softmax(module: ir.Module, isa: Isa, size: int) -> None:
     states = [state + row_bytes * head for head in heads]
     greater = partial(larger, code)
     before = code.gathered([each + MAX_NUMBER for each in states], F32)
-    largest = greater(sums_of([reduce(greater, row) for row in scores], greater), before)
+    largest = greater(code.reduce_each([reduce(greater, row) for row in scores], greater), before)
     least, zero = (code.constant(before.kind, number) for number in (MINUS_INFINITY, 0.0))
     base = code.where(largest > least, largest, zero)
     factors = maths.exp2(code, isa, (before - base).shuffle([n % size for n in range(LANES)]))
@@ -225,38 +183,38 @@ def _add_tile_softmax(module: ir.Module, isa: Isa, size: int) -> None:
 
 
 def larger(code: Code, a: Value, b: Value) -> Value:
-    """Return the larger of two floats, element by element: one instruction; b where one is NaN.
+    """Return the larger of two floats, element by element; b where one is NaN.
 
-    The weight of a score that is NaN is NaN whatever the largest one.
+    One instruction, and enough here: the weight of a NaN score is NaN anyway.
     """
     return code.where(a > b, a, b)
 
 
 def mark_fresh(code: Code, state: Value) -> None:
-    """Write into the state of a head and page that nothing has been added up yet."""
+    """Initialise the state of a head and page."""
     code.store(code.constant(F32, MINUS_INFINITY), state + MAX_NUMBER)
     code.store(code.constant(F32, FRESH), state + SUM)
     code.store(code.constant(vector(F32, N_SUMS), 0.0), state + SUMS)
 
 
 def page_sum(code: Code, state: Value) -> Value:
-    """Return the sum of the weights of a page by its state."""
+    """Return the sum of a page's weights from its state."""
     return code.reduce("add", code.load(state + SUMS, vector(F32, N_SUMS)))
 
 
 PAST_FACTOR = 12
-"""Byte offset in a page's state: the factor on the result of the pages before."""
+"""Byte offset in a page's state: the factor on the merged result of the previous pages."""
 
 
 class _Softmax(NamedTuple):
-    """The largest score and the sum of the weights so far, of one row."""
+    """Running maximum and sum of one row."""
 
     largest: Variable
     total: Variable
 
     @classmethod
     def begun(cls, code: Code, sinks: Value, head: Value) -> _Softmax:
-        """Return the state before the first page: a sink is a score of weight 1, if any."""
+        """Return the initial state; a sink counts as a score with weight 1."""
         largest = code.variable(code.constant(F32, MINUS_INFINITY))
         total = code.variable(code.constant(F32, 0.0))
         with code.when(sinks.differs(0)):
@@ -265,7 +223,7 @@ class _Softmax(NamedTuple):
         return cls(largest, total)
 
     def add(self, code: Code, isa: Isa, state: Value) -> tuple[Value, Value]:
-        """Add a page by its state; return the factors on its values and on those before."""
+        """Add a page's state; return the factors on its values and on the previous ones."""
         zero, one = code.constant(F32, 0.0), code.constant(F32, 1.0)
         least = code.constant(F32, MINUS_INFINITY)
         before, page = self.largest.get(), code.load(state + MAX_NUMBER, F32)
@@ -281,7 +239,7 @@ class _Softmax(NamedTuple):
 
 
 def add_merges(module: ir.Module, isa: Isa) -> None:
-    """Write `merge_all`, `begin_row`, `add_page` and `end_row`: see the functions."""
+    """Write `merge_all`, `begin_row`, `add_page` and `end_row`."""
     _add_merge_all(module, isa)
     _add_begin_row(module)
     _add_add_page(module, isa)
@@ -291,14 +249,13 @@ def add_merges(module: ir.Module, isa: Isa) -> None:
 def _add_merge_all(module: ir.Module, isa: Isa) -> None:
     """Write `merge_all(row, offset, apart, n_pages, head_dim, sinks, head, out)`.
 
-    Merges the pages of a row and writes its result. The first has its values at `row` and its state
-    `offset` bytes on; the next ones follow `apart` bytes on.
+    Merges a row's pages and writes its result. The first page has its values at `row` and its state
+    at `row + offset`; the others follow `apart` bytes apart.
     """
-    code, (row, offset, apart, n_pages, dim, sinks, head, out) = function(module, "merge_all", 8)
-    code.builder.function.linkage = "internal"
+    code, (row, offset, apart, n_pages, dim, sinks, head, out) = internal(module, "merge_all", 8)
     state, softmax = row + offset, _Softmax.begun(code, sinks, head)
     begin = code.variable(code.number(0))
-    with code.when(sinks.equals(0)):  # then the first page is taken as it is
+    with code.when(sinks.equals(0)):  # start from the first page
         softmax.largest.set(code.load(state + MAX_NUMBER, F32))
         softmax.total.set(page_sum(code, state))
         begin.set(code.number(1))
@@ -323,15 +280,13 @@ def _add_merge_all(module: ir.Module, isa: Isa) -> None:
 
 
 def _merged(code: Code, values: Value, before: Value, state: Value) -> Value:
-    """Add the values of a page to those before, by the factors in the page's state."""
     factor, past_factor = (code.load(state + at, F32) for at in (FACTOR, PAST_FACTOR))
     return code.fma(values, code.splat(factor), before * code.splat(past_factor))
 
 
 def _add_begin_row(module: ir.Module) -> None:
-    """Write `begin_row(state, sinks, head)`: writes the state of a row without any page."""
-    code, (state, sinks, head) = function(module, "begin_row", 3)
-    code.builder.function.linkage = "internal"
+    """Write `begin_row(state, sinks, head)`: initialises a row's state."""
+    code, (state, sinks, head) = internal(module, "begin_row", 3)
     softmax = _Softmax.begun(code, sinks, head)
     code.store(softmax.largest.get(), state + MAX_NUMBER)
     code.store(softmax.total.get(), state + SUM)
@@ -342,10 +297,9 @@ def _add_begin_row(module: ir.Module) -> None:
 def _add_add_page(module: ir.Module, isa: Isa) -> None:
     """Write `add_page(page, row, offset, n_units)`: merges a page's result into the row's.
 
-    Both are `n_units` vectors with the state `offset` bytes on.
+    Both are `n_units` vectors with the state at `offset`.
     """
-    code, (page, row, offset, n_units) = function(module, "add_page", 4)
-    code.builder.function.linkage = "internal"
+    code, (page, row, offset, n_units) = internal(module, "add_page", 4)
     state, page_state = row + offset, page + offset
     largest, total = (code.variable(code.load(state + at, F32)) for at in (MAX_NUMBER, SUM))
     fresh = code.load(state + FACTOR, F32).equals(FRESH)
@@ -365,9 +319,8 @@ def _add_add_page(module: ir.Module, isa: Isa) -> None:
 
 
 def _add_end_row(module: ir.Module) -> None:
-    """Write `end_row(row, offset, head_dim, out)`: writes a row's result, all pages merged."""
-    code, (row, offset, dim, out) = function(module, "end_row", 4)
-    code.builder.function.linkage = "internal"
+    """Write `end_row(row, offset, head_dim, out)`: normalises and writes a row's merged result."""
+    code, (row, offset, dim, out) = internal(module, "end_row", 4)
     inverse = code.splat(code.constant(F32, 1.0) / code.load(row + offset + SUM, F32))
 
     def finish(lanes: SimdLanes) -> None:

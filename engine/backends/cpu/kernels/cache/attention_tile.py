@@ -1,8 +1,7 @@
 """The products of attention over a block of positions: scores, and the weighted sum of values.
 
-Query heads of one key-value head are computed in tiles that fit the registers, so that each key and
-value is decoded once for all of them. The sum for one head and position is made in the same order
-in tiles of every size.
+The query heads of a key-value head are computed in register tiles, so that each key and value is
+decoded once for all of them. Sums are made in the same order in tiles of every size.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from engine.backends.cpu.kernels.cache.attention_softmax import FACTOR, FRESH, for_heads, sums_of
+from engine.backends.cpu.kernels.cache.attention_softmax import FACTOR, FRESH, for_heads
 from engine.backends.cpu.kernels.cache.attention_words import QUERY_BYTES, in_words, word_products
 from engine.backends.cpu.kernels.cache.cache_codec import CODECS, CacheCodec, PlainCodec
 from engine.backends.cpu.kernels.language.isa import Isa
@@ -23,22 +22,21 @@ from engine.backends.cpu.kernels.language.values import (
     Code,
     Value,
     Variable,
-    function,
+    internal,
 )
 from engine.load_params import KVTypes
 from engine.model.forward.state import ATTENTION_BLOCK as BLOCK
 
 MAX_INT16_HEADS = 2
-"""Largest number of heads for which keys of words are multiplied as they lie: the sums over lanes
-of more heads take longer than to transpose the keys."""
+"""Largest number of heads for which int16 keys are multiplied in place; for more heads, transposing
+the keys is faster than the sums over lanes."""
 
 AHEAD_BYTES = 8 << 10
-"""Bytes of keys or values that are prefetched ahead: some are read meanwhile, and both stay in the
-first cache."""
+"""Bytes of keys or values that are prefetched ahead; with those being read they fit in L1."""
 
 
 def add_parts(module: ir.Module, isa: Isa, types: KVTypes) -> None:
-    """Write `scores` and `weighted_sum`: see the functions below."""
+    """Write `scores` and `weighted_sum`."""
     has_words = in_words(isa, types.k)
     for size in sizes(isa):
         if not has_words:
@@ -53,12 +51,10 @@ def add_parts(module: ir.Module, isa: Isa, types: KVTypes) -> None:
 def _add_weighted_sum(module: ir.Module, isa: Isa) -> None:
     """Write `weighted_sum(n, weights, count, v, stride, ahead, head_dim, offset, row, row_bytes)`.
 
-    See `add_weighted_sum`, which does the same for a tile of heads and as many positions as stay in
-    the first cache.
+    Calls `weighted_sum_m`, see `add_weighted_sum`, for as many positions at a time as fit in L1.
     """
-    code, arguments = function(module, "weighted_sum", 10)
+    code, arguments = internal(module, "weighted_sum", 10)
     n, weights, count, v, stride, ahead, dim, offset, row, row_bytes = arguments
-    code.builder.function.linkage = "internal"
     step, start = rows_ahead(code, stride), code.variable(code.number(0))
     with code.forever() as leave:
         at = start.get()
@@ -85,15 +81,13 @@ def sizes(isa: Isa) -> tuple[int, ...]:
 def _add_scores(module: ir.Module, isa: Isa, most: int) -> None:
     """Write `scores(n, q, head_dim, k, stride, start, stop, ahead, out)`.
 
-    Computes q·k for n heads and the positions start … stop - 1 of a block. Meanwhile the keys that
-    are read `rows_ahead` later are prefetched, and behind them what lies at `ahead`. Results at
-    other positions mean nothing.
+    Computes q·k for n heads and the positions start … stop - 1 of a block; the results of other
+    positions are undefined. Prefetches the keys `rows_ahead` later, then from `ahead` on.
 
     Args:
         most: largest number of heads of a tile.
     """
-    code, (n, q, dim, k, stride, start, stop, ahead, out) = function(module, "scores", 9)
-    code.builder.function.linkage = "internal"
+    code, (n, q, dim, k, stride, start, stop, ahead, out) = internal(module, "scores", 9)
     with code.loop(start - start % LANES, stop, LANES) as near:
         end = code.min_signed(near + LANES, stop)
         place = place_ahead(code, k, stride, near, stop, ahead)
@@ -114,40 +108,39 @@ def _add_scores(module: ir.Module, isa: Isa, most: int) -> None:
 def place_ahead(
     code: Code, k: Value, stride: Value, near: Value, stop: Value, ahead: Value
 ) -> Value:
-    """Return what to prefetch while the keys from position `near` on are read.
+    """Return the address to prefetch while the keys k are read from position `near` on.
 
     Args:
-        stop: position after the last one that is read of the block, whose keys are k.
-        ahead: address of what is read after them.
+        stop: end of the positions of the block.
+        ahead: address that is read after the block.
     """
     later = near + rows_ahead(code, stride)
     return code.where(later < stop, k + later * stride, ahead + (later - stop) * stride)
 
 
 def rows_ahead(code: Code, stride: Value) -> Value:
-    """Return how many positions ahead rows are prefetched: some 8 KiB, 16 to BLOCK positions."""
+    """Return the prefetch distance in positions: about 8 KiB, 16 to BLOCK positions."""
     some = code.where(stride > 2 * AHEAD_BYTES // BLOCK, code.number(16), code.number(32))
     return code.where(stride > AHEAD_BYTES // BLOCK, some, code.number(BLOCK))
 
 
 def n_sums(isa: Isa) -> int:
-    """Return the number of vectors that a tile sums up at once."""
+    """Return the number of vectors of sums of a register tile."""
     return 16 if isa.tile_tokens >= 8 else 4
 
 
 def tile_width(isa: Isa, size: int) -> int:
-    """Return the number of elements of values that a tile of `size` heads sums up at once."""
+    """Return the number of elements of values in a register tile of `size` heads."""
     return LANES * max(2, min(n_sums(isa) // size, sizes(isa)[0] // 2))
 
 
 def _add_dots(module: ir.Module, isa: Isa, type_k: str, size: int) -> None:
     """Write `dots_m(q, head_dim, k, stride, last, ahead, out)`: q·k for m heads.
 
-    These are the products with adjacent positions. As many bytes at `ahead` are prefetched.
-    Positions after the `last` are not read; their results in `out` mean nothing.
+    Multiplies by adjacent positions and prefetches as many bytes at `ahead`. Positions after the
+    `last` are not read; their results in `out` are undefined.
     """
-    code, (q, dim, k, stride, last, ahead, out) = function(module, f"dots_{size}", 7)
-    code.builder.function.linkage = "internal"
+    code, (q, dim, k, stride, last, ahead, out) = internal(module, f"dots_{size}", 7)
     codec = CODECS[type_k](code, isa)
     n_positions = n_sums(isa) // size
     rows = [k]
@@ -176,7 +169,7 @@ def _add_dots(module: ir.Module, isa: Isa, type_k: str, size: int) -> None:
             left, at = dim % LANES, q + n_units * (4 * LANES)
             queries = [code.load_part(at + dim * (4 * h), FLOATS, left) for h in range(size)]
             add(queries, [codec.read_part(row + n_units * codec.n_bytes, left) for row in rows])
-    totals = sums_of([total.get() for row in sums for total in row])
+    totals = code.reduce_each([total.get() for row in sums for total in row])
     for head in range(size):
         mine = totals.shuffle(range(head * n_positions, (head + 1) * n_positions))
         code.store(mine, out + head * (4 * BLOCK))
@@ -184,9 +177,8 @@ def _add_dots(module: ir.Module, isa: Isa, type_k: str, size: int) -> None:
 
 
 def _add_word_dots(module: ir.Module, isa: Isa, type_k: str, size: int) -> None:
-    """Write `dots_m` as `_add_dots` does, for queries that `query_words` wrote."""
-    code, (q, dim, k, stride, last, ahead, out) = function(module, f"dots_{size}", 7)
-    code.builder.function.linkage = "internal"
+    """Write `dots_m` as in `_add_dots`, for queries from `query_words`."""
+    code, (q, dim, k, stride, last, ahead, out) = internal(module, f"dots_{size}", 7)
     codec = CODECS[type_k]
     n_positions = n_sums(isa) // size
     rows = [k]
@@ -199,7 +191,7 @@ def _add_word_dots(module: ir.Module, isa: Isa, type_k: str, size: int) -> None:
         queries = [q + dim * (4 * head) + index * QUERY_BYTES for head in range(size)]
         keys = [row + index * codec.n_bytes for row in rows]
         products, scales, factors = word_products(code, isa, type_k, queries, keys)
-        total.set(code.fma(sums_of(products).to(FLOATS) * scales, factors, total.get()))
+        total.set(code.fma(code.reduce_each(products).to(FLOATS) * scales, factors, total.get()))
     for head in range(size):
         mine = total.get().shuffle(range(head * n_positions, (head + 1) * n_positions))
         code.store(mine, out + head * (4 * BLOCK))
@@ -211,19 +203,18 @@ def add_weighted_sum(
 ) -> None:
     """Write `name_m(weights, count, v, stride, ahead, head_dim, offset, row, row_bytes)`.
 
-    Rescales the sums of m heads by the factors in their states and adds weights × values of `count`
-    positions. The sums are rows `row_bytes` apart, each with its state `offset` bytes on. As many
-    bytes at `ahead` are prefetched, and the factors become 1.
+    Rescales the sums of m heads by the factors in their states, adds weights × values of `count`
+    positions and resets the factors to 1. The sums are rows `row_bytes` apart with their states at
+    `offset`. As many bytes at `ahead` are prefetched.
 
     Args:
-        prefetches: whether the kernel does the latter, and takes `ahead`.
+        prefetches: False for a function without `ahead` that does not reset the factors.
     """
-    code, (weights, count, v, stride, *others) = function(
+    code, (weights, count, v, stride, *others) = internal(
         module, f"{name}_{size}", 9 if prefetches else 8
     )
     *ahead, dim, offset, row, row_bytes = others
     state = row + offset
-    code.builder.function.linkage = "internal"
     codec = CODECS[type_v](code, isa)
 
     def columns(start: Value, n_units: int, left: Value | None = None) -> None:
@@ -260,7 +251,6 @@ def add_weighted_sum(
 def _begun(
     code: Code, goals: Sequence[Value], state: Value, row_bytes: Value, n: int
 ) -> list[list[Variable]]:
-    """Return the sums to start from: each head's n vectors at its goal, rescaled, or zeros."""
     zero = code.constant(FLOATS, 0.0)
     sums = []
     for head, goal in enumerate(goals):
@@ -272,7 +262,7 @@ def _begun(
 
 
 def _values(codec: CacheCodec, address: Value, n_units: int, left: Value | None) -> list[Value]:
-    """Read adjacent values of the cache as F32: n units, or the first `left` elements of one."""
+    """Read adjacent values as F32: n units, or the first `left` elements of one."""
     if left is not None and isinstance(codec, PlainCodec):
         return [codec.read_part(address, left)]
     return [

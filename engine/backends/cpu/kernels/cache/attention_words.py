@@ -1,9 +1,8 @@
-"""Products of queries and keys in whole numbers, where the cache has blocks of integers.
+"""Integer products of queries and keys, for cache types with blocks of integers.
 
-A query's head is written as words with a scale for each 32 elements, as far as 16 bits hold them:
-256 times as fine as the bytes of Q8_0. Its dot product with a block of the cache is exact, so it
-may be summed up in any order. A score is the sum over the blocks, in order, of this product times
-the key's scale times the query's.
+A query head is quantised to int16 with a scale per 32 elements, 256 times as fine as Q8_0. Its dot
+product with a block of the cache is exact, so it may be summed in any order. A score is the sum
+over the blocks, in order, of this product times the key's scale times the query's.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import cast
 
 from llvmlite import ir
 
-from engine.backends.cpu.kernels.cache.attention_softmax import larger, sums_of
+from engine.backends.cpu.kernels.cache.attention_softmax import larger
 from engine.backends.cpu.kernels.cache.cache_codec import CODECS, BlockCodec
 from engine.backends.cpu.kernels.language.isa import Isa
 from engine.backends.cpu.kernels.language.values import (  # fmt: skip
@@ -26,50 +25,48 @@ from engine.backends.cpu.kernels.language.values import (  # fmt: skip
     LANES,
     Code,
     Value,
-    function,
+    internal,
+    transposed,
     vector,
 )
+from engine.backends.cpu.kernels.products.panels import size_bits
 from engine.model.forward.state import ATTENTION_BLOCK as BLOCK
 
 UNIT_BYTES = 4 * LANES
-"""Bytes of a vector: 16 F32 numbers, or 32 words."""
+"""Bytes of a vector: 16 F32 numbers or 32 int16."""
 
 QUERY_BYTES = 2 * UNIT_BYTES
-"""Bytes of a block of a query: its words, and a vector of its scale. F32 numbers take as many."""
+"""Bytes of a query block: 32 int16 and a vector of the scale; as many as in F32."""
 
 N_PAIRS = 16
-"""Number of pairs of words of a block of the cache."""
+"""Pairs of int16 of a block of the cache."""
 
 PAIR_BYTES = 4 * BLOCK
-"""Bytes of a pair of words of a block of positions."""
+"""Bytes of a pair of int16 for a block of positions."""
 
 PANEL_BYTES = (N_PAIRS + 1) * PAIR_BYTES
-"""Bytes of a block of 32 elements of a block of positions: words, then scales."""
+"""Bytes of 32 elements for a block of positions: int16, then scales."""
 
 MAX_INT16 = 32767.0
 
-SIZE_BITS = 0x7FFFFFFF
-"""Bits of an F32 without its sign; as integers they are in the order of the sizes."""
-
 MIN_QUERY = 1e-30
-"""Size below which all elements of a block of a query count as 0."""
+"""Blocks of a query whose elements are all smaller than this become 0."""
 
 
 def in_words(isa: Isa, type_k: str) -> bool:
-    """Return whether queries are multiplied with such keys in whole numbers."""
+    """Return whether queries are multiplied by keys of this type as int16."""
     return isa.has_word_dots and issubclass(CODECS[type_k], BlockCodec)
 
 
 def add_query_words(module: ir.Module) -> None:
-    """Write `query_words(q, head_dim, goal)`: converts a query's head from F32."""
-    code, (q, dim, goal) = function(module, "query_words", 3)
-    code.builder.function.linkage = "internal"
+    """Write `query_words(q, head_dim, goal)`: quantises a query head."""
+    code, (q, dim, goal) = internal(module, "query_words", 3)
     greater = partial(larger, code)
     with code.loop(code.number(0), dim // 32) as index:
         place, values = goal + index * QUERY_BYTES, q + index * QUERY_BYTES
         parts = [code.load(values + at, FLOATS) for at in (0, UNIT_BYTES)]
-        sizes = [part.bitcast(INTS) & SIZE_BITS for part in parts]  # NaN has the largest
-        largest = sums_of([greater(*sizes)], greater)[0].bitcast(F32)
+        sizes = [size_bits(part) for part in parts]
+        largest = code.reduce_each([greater(*sizes)], greater)[0].bitcast(F32)
         is_zero, zero = largest < MIN_QUERY, code.constant(F32, 0.0)
         factor = code.constant(F32, MAX_INT16) / largest
         spread = code.splat(code.where(is_zero, zero, factor))
@@ -84,12 +81,11 @@ def add_query_words(module: ir.Module) -> None:
 def add_key_words(module: ir.Module, isa: Isa, type_k: str) -> None:
     """Write `transpose(k, stride, last, head_dim, ahead, goal)`: reads 16 keys for `tile_scores`.
 
-    Each pair of words becomes a vector of the 16 positions, `PAIR_BYTES` from pair to pair, and
-    behind those of 32 elements comes the vector of scales. Keys after the `last` are not read. As
+    Each pair of int16 becomes a vector of the 16 positions; pairs are `PAIR_BYTES` apart, and the
+    16 pairs of a block are followed by a vector of scales. Keys after the `last` are not read. As
     many bytes at `ahead` are prefetched.
     """
-    code, (k, stride, last, dim, ahead, goal) = function(module, "transpose", 6)
-    code.builder.function.linkage = "internal"
+    code, (k, stride, last, dim, ahead, goal) = internal(module, "transpose", 6)
     codec = _codec(code, isa, type_k)
     n_bytes = LANES * codec.n_bytes
     rows = [k + code.min_signed(code.number(n), last) * stride for n in range(LANES)]
@@ -105,26 +101,12 @@ def add_key_words(module: ir.Module, isa: Isa, type_k: str) -> None:
     code.builder.ret_void()
 
 
-def transposed(rows: Sequence[Value]) -> list[Value]:
-    """Return the columns of 16 rows of 16 numbers."""
-    found = list(rows)
-    for size in (1, 2, 4, 8):
-        low = [lane + (LANES - size if lane & size else 0) for lane in range(LANES)]
-        high = [lane + (LANES if lane & size else size) for lane in range(LANES)]
-        for n in range(LANES):
-            if not n & size:
-                a, b = found[n], found[n + size]
-                found[n], found[n + size] = a.shuffle(low, b), a.shuffle(high, b)
-    return found
-
-
 def add_word_scores(module: ir.Module, isa: Isa, n_rows: int) -> None:
     """Write `tile_scores(q, n_units, k, out)`: q·k of n rows and a block of positions.
 
-    The rows of q are written by `query_words`, `n_units` vectors each, and k by `transpose`.
+    q has rows of `n_units` vectors from `query_words`; k is laid out by `transpose`.
     """
-    code, (q, n_units, k, out) = function(module, "tile_scores", 4)
-    code.builder.function.linkage = "internal"
+    code, (q, n_units, k, out) = internal(module, "tile_scores", 4)
     q_rows = [q + n_units * (UNIT_BYTES * row) for row in range(n_rows)]
     vectors = range(0, PAIR_BYTES, UNIT_BYTES)
 
@@ -156,15 +138,15 @@ def add_word_scores(module: ir.Module, isa: Isa, n_rows: int) -> None:
 def word_products(
     code: Code, isa: Isa, type_k: str, queries: Sequence[Value], keys: Sequence[Value]
 ) -> tuple[list[Value], Value, Value]:
-    """Multiply a block of some queries with that of some keys, as they lie in memory.
+    """Multiply a block of some queries by a block of some keys.
 
     Args:
-        queries: addresses of blocks that `query_words` wrote.
+        queries: addresses of blocks from `query_words`.
         keys: addresses of blocks of the cache.
 
     Returns:
-        For each query, and each key of it, 16 integers whose sum is the dot product; and as vectors
-        in this order the scales of the keys and of the queries.
+        For each query and key, 16 integers that add up to the dot product; then vectors, in the
+        same order, of the scales of the keys and of the queries.
     """
     codec = _codec(code, isa, type_k)
     words = [codec.words(key).bitcast(INTS) for key in keys]

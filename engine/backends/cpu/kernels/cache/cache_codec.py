@@ -1,8 +1,8 @@
-"""The types of the KV cache, read and written: rows of F32, F16 or BF16, or of GGML blocks.
+"""Codecs of the KV cache types: rows of F32, F16 or BF16, or of GGML blocks.
 
 A block has 32 elements: an F16 scale d, then integers q. In Q8_0 they are signed bytes, x = d q; in
-Q4_0 nibbles, x = d (q - 8), and byte j holds elements j (low nibble) and j + 16 (high nibble).
-Blocks are written with the bits that the gguf package writes.
+Q4_0 nibbles, x = d (q - 8), where byte j holds elements j (low nibble) and j + 16 (high nibble).
+Blocks have the same bits as those written by the gguf package.
 """
 
 from __future__ import annotations
@@ -16,13 +16,7 @@ from llvmlite import ir
 from torch import Tensor
 
 from engine.backends.cpu.kernels.language.isa import Isa
-from engine.backends.cpu.kernels.language.loops import (
-    Named,
-    add_kernel,
-    ceil_div,
-    piece,
-    rows_per_piece,
-)
+from engine.backends.cpu.kernels.language.loops import Named, add_row_kernel
 from engine.backends.cpu.kernels.language.maths import ints_like
 from engine.backends.cpu.kernels.language.values import (
     F32,
@@ -35,7 +29,7 @@ from engine.backends.cpu.kernels.language.values import (
     VOID,
     Code,
     Value,
-    function,
+    internal,
     vector,
 )
 from engine.backends.cpu.kernels.running.thread_pool import add_run
@@ -43,7 +37,7 @@ from engine.model.forward.pages import PAGE
 
 BYTES, HALVES = vector(I8), vector(I16)
 HALF_BITS = 0x3F000000
-"""Bits of the F32 0.5, whose last bit is worth as much as that of subnormal F16 numbers."""
+"""Bits of 0.5 as F32; its last bit has the value of the last bit of subnormal F16 numbers."""
 
 MIN_NORMAL = 0x38800000
 """Bits of the smallest normal F16 number, as F32."""
@@ -53,11 +47,11 @@ INFINITE, NO_NUMBER = 0x7C00, 0x7E00
 
 
 class CacheCodec(ABC):
-    """Reads and writes one type of the cache.
+    """Reads and writes one cache type.
 
     Attributes:
-        width: number of elements read or written at once, 16 or 32.
-        n_bytes: size of these in the cache, in bytes.
+        width: number of elements read or written at a time, 16 or 32.
+        n_bytes: their bytes in the cache.
     """
 
     width: ClassVar[int]
@@ -77,7 +71,7 @@ class CacheCodec(ABC):
 
 
 class PlainCodec(CacheCodec):
-    """F32 numbers side by side, and the base of F16 and BF16; a row may have any length."""
+    """F32 numbers, and the base of F16 and BF16; a row may have any length."""
 
     width = LANES
     n_bytes = 4 * LANES
@@ -195,7 +189,7 @@ class Q4Codec(BlockCodec):
         code.store((low | (high << 4)).to(BYTES), address + 2)
 
     def _extreme(self, values: Sequence[Value]) -> Value:
-        """Return the number of largest size, the first where several are equally large."""
+        """Return the number with the largest magnitude, the first of equals."""
         code = self.code
         sizes = [code.unary("fabs", value) for value in values]
         largest = code.reduce("max", code.maximum(*sizes))
@@ -259,16 +253,16 @@ DTYPES = {
     "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "q8_0": torch.uint8,
     "q4_0": torch.uint8,
 }  # fmt: skip
-"""Torch type that holds each type of keys and values."""
+"""Torch type of the tensors of each cache type."""
 
 
 class CacheTensor:
-    """The keys or the values of one layer, (n_kv, n_slots, head_dim), as kernels address them.
+    """The keys or values of one layer, (n_kv, n_slots, head_dim), as kernels address them.
 
     Attributes:
         n_kv, n_slots, head_dim: numbers of key-value heads, of slots, and of elements of a head.
         address: address of the first element.
-        stride, head_stride: bytes from slot to slot and from head to head.
+        stride, head_stride: bytes between slots and between heads.
         fits: whether the kernels can read it: on the CPU, in the type's layout, rows contiguous.
     """
 
@@ -294,41 +288,32 @@ ARGUMENTS = (
 )  # fmt: skip
 """Arguments of the kernel. x is F32, (n_tokens, n_heads, n), with strides in bytes; `cells` is the
 address of slot 0 and head 0 in the cache. positions, tables: addresses of n_tokens 64-bit integers,
-the position of each token and the address of its sequence's table of pages. For block types, n is a
-multiple of 32."""
+each token's position and the address of its sequence's page table. For block types, n is a multiple
+of 32."""
 
 
 def build(module: ir.Module, isa: Isa, kind: str) -> None:
-    """Write `store(pool, *ARGUMENTS)` for a type of keys or of values."""
+    """Write `store(pool, *ARGUMENTS)` for a cache type."""
     add_run(module)
     _add_row(module, isa, kind)
-    with piece(module, "store", ARGUMENTS) as (code, given, index):
-        per_piece = rows_per_piece(code, given["n_heads"] * given["n"])
-        stop = code.min_signed((index + 1) * per_piece, given["n_tokens"])
-        with code.loop(index * per_piece, stop) as token:
-            position, table = (
-                code.load(given[name] + token * 8, I64) for name in ("positions", "tables")
-            )
-            slot = code.load(table + position // PAGE * 8, I64) * PAGE + position % PAGE
-            x = given["x"] + token * given["token_stride"]
-            cells = given["cells"] + slot * given["cells_token_stride"]
-            with code.loop(code.number(0), given["n_heads"]) as head:
-                source, goal = (
-                    x + head * given["head_stride"], cells + head * given["cells_head_stride"]
-                )  # fmt: skip
-                code.call("row", VOID, source, given["n"], goal)
-    add_kernel(module, "store", ARGUMENTS, _n_pieces)
 
+    def emit(code: Code, given: Named, token: Value) -> None:
+        position, table = (
+            code.load(given[name] + token * 8, I64) for name in ("positions", "tables")
+        )
+        slot = code.load(table + position // PAGE * 8, I64) * PAGE + position % PAGE
+        x = given["x"] + token * given["token_stride"]
+        cells = given["cells"] + slot * given["cells_token_stride"]
+        with code.loop(code.number(0), given["n_heads"]) as head:
+            goal = cells + head * given["cells_head_stride"]
+            code.call("row", VOID, x + head * given["head_stride"], given["n"], goal)
 
-def _n_pieces(code: Code, given: Named) -> Value:
-    per_piece = rows_per_piece(code, given["n_heads"] * given["n"])
-    return ceil_div(given["n_tokens"], per_piece)
+    add_row_kernel(module, "store", ARGUMENTS, lambda given: given["n_heads"] * given["n"], emit)
 
 
 def _add_row(module: ir.Module, isa: Isa, kind: str) -> None:
     """Write `row(x, n, cells)`: stores one head of one token."""
-    code, (x, n, place) = function(module, "row", 3)
-    code.builder.function.linkage = "internal"
+    code, (x, n, place) = internal(module, "row", 3)
     codec = CODECS[kind](code, isa)
     n_units = n // codec.width
     with code.loop(code.number(0), n_units) as unit:

@@ -1,7 +1,7 @@
-"""Writes to the KV cache and attention over it, on torch tensors.
+"""Writes to the KV cache and attention over it, for torch tensors.
 
-As in `kernels.small.small_ops`, methods return None or False where the kernels do not take the
-tensors.
+As in `kernels.small.small_ops`, methods return None or False for tensors that the kernels do not
+support.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.backends.cpu.kernels.cache.cache_codec import CacheTensor
 from engine.backends.cpu.kernels.cache.query_heads import GroupTables, PassRows, QueryHeads
 from engine.backends.cpu.kernels.language.isa import Isa, chosen, named
 from engine.backends.cpu.kernels.running import jit
-from engine.backends.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
+from engine.backends.cpu.kernels.running.fastcall import BoundKernel, bind_both
 from engine.backends.cpu.kernels.running.result_memory import GrowingMemory, result
 from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
 from engine.backends.cpu.kernels.small.small_ops import SHORT_CALL, f32_bits, is_plain, row_layout
@@ -31,13 +31,11 @@ if TYPE_CHECKING:
     from engine.model.forward.operands import Scores
 
 SHORT_READ = 1 << 18
-"""Largest number of elements of the cache, read in about 0.1 ms, for which a call keeps Python's
-lock."""
+"""Calls that read at most this many elements of the cache, about 0.1 ms, keep the GIL."""
 
 
 @cache
 def _store(isa_name: str, kind: str) -> BoundKernel:
-    """Compile the write of keys or values of a type for an instruction set."""
     isa = named(isa_name)
     build = partial(cache_codec.build, isa=isa, kind=kind)
     address = jit.addresses_by_source(f"store-{kind}", isa, ["store"], build)["store"]
@@ -46,7 +44,6 @@ def _store(isa_name: str, kind: str) -> BoundKernel:
 
 @cache
 def _attend(isa_name: str, types: KVTypes) -> BoundKernel:
-    """Compile attention over a cache of some types for an instruction set."""
     isa, name = named(isa_name), "-".join(("attend", *types))
     build = partial(attention.build, isa=isa, types=types)
     address = jit.addresses_by_source(name, isa, ["attend"], build)["attend"]
@@ -60,7 +57,7 @@ class CacheLayer:
         k, v: keys and values.
         is_served: whether the kernels can read both.
         store_k, store_v, attend: the kernels for the cache's types.
-        heads: query heads, by their number; None where they do not fit.
+        heads: query heads, by their number; None where they do not match the cache.
     """
 
     def __init__(self, held: LayerCache, isa_name: str) -> None:
@@ -73,12 +70,11 @@ class CacheLayer:
         self.heads: dict[int, QueryHeads | None] = {}
 
     def is_of(self, held: LayerCache) -> bool:
-        """Return whether the layer's cache still has the same tensors."""
         k, v = self._tensors
         return k is held.k and v is held.v
 
     def make_heads(self, n_heads: int) -> QueryHeads | None:
-        """Group n query heads by key-value head; None if the cache is not for so many."""
+        """Group n query heads by key-value head; None if the cache has another number of heads."""
         n_kv, rows = self.k.n_kv, self._head_map
         if rows is None and n_heads % n_kv == 0:
             rows = [head * n_kv // n_heads for head in range(n_heads)]
@@ -111,7 +107,7 @@ class CacheOps:
         return self._work.memory
 
     def begin(self, batch: Batch) -> None:
-        """Write where the rows of a pass lie, for its calls and for recorded ones."""
+        """Write the rows of a pass to the memory that its calls, and recorded ones, read."""
         n_rows = batch.n_rows
         if n_rows > MAX_AT_ONCE or not batch.is_of_singles:
             self._rows = PassRows(n_rows)
@@ -123,20 +119,16 @@ class CacheOps:
         self._batch = batch
 
     def write(self, held: LayerCache, k: Tensor, v: Tensor | None, batch: Batch) -> bool:
-        """Write keys and values as `LayerCache.write` does; return whether the kernels could."""
+        """Write keys and values as in `LayerCache.write`; return False if unsupported."""
         rows, layer = self._rows_of(batch), self._layer(held)
         tables = rows.tables(held.group)
         first = _writing(k, layer.k, rows, tables)
         second = () if v is None else _writing(v, layer.v, rows, tables)
         if not layer.is_served or first is None or second is None:
             return False
-        is_short = k.numel() <= SHORT_CALL
-        if not is_short:
-            self._pool.wake()
         for kernel, given in ((layer.store_k, first), (layer.store_v, second)):
             if given:
-                run = kernel.with_gil if is_short else kernel.without_gil
-                run(self._address, *given)
+                kernel.chosen(self._pool, is_short=k.numel() <= SHORT_CALL)(self._address, *given)
         return True
 
     def attention(
@@ -160,7 +152,8 @@ class CacheOps:
             return None
         out = result(n_rows, n_heads, layer.v.head_dim)
         tiling = heads.tiling(rows, self._pool.n_threads)
-        self._run(layer, rows.n_seen)(
+        n_read = rows.n_seen * layer.k.n_kv * (layer.k.head_dim + layer.v.head_dim)
+        layer.attend.chosen(self._pool, is_short=n_read <= SHORT_READ)(
             self._address, tiling.layer, rows.words(scores, held.group), q.data_ptr(),
             f32_bits(scores.scale), f32_bits(scores.softcap), *vectors, *tiling.arguments,
             self._work.tensor(tiling.n_bytes).data_ptr(), out.data_ptr(),
@@ -168,31 +161,20 @@ class CacheOps:
         return out
 
     def _rows_of(self, batch: Batch) -> PassRows:
-        """Return the rows of a batch in memory; it is the one that `begin` was called for."""
         if batch is not self._batch:
             self.begin(batch)
         return self._rows
 
     def _layer(self, held: LayerCache) -> CacheLayer:
-        """Return a layer's cache as prepared, anew if its tensors have changed."""
         layer = self._layers.get(held)
         if layer is None or not layer.is_of(held):
             layer = self._layers[held] = CacheLayer(held, self._isa_name)
         return layer
 
-    def _run(self, layer: CacheLayer, n_positions: int) -> Kernel:
-        """Return the binding of attention for so many positions; wake the workers if many."""
-        k, v = layer.k, layer.v
-        if n_positions * k.n_kv * (k.head_dim + v.head_dim) <= SHORT_READ:
-            return layer.attend.with_gil
-        self._pool.wake()
-        return layer.attend.without_gil
-
 
 def _writing(
     x: Tensor, cells: CacheTensor, rows: PassRows, tables: GroupTables
 ) -> tuple[int, ...] | None:
-    """Return the arguments of `store` for x, None if it does not fit."""
     layout = row_layout(x)
     if layout is None or layout[2:] != (rows.n_rows, cells.n_kv, cells.head_dim):
         return None
@@ -203,7 +185,7 @@ def _writing(
 
 
 def _address(vector: Tensor | None, n: int) -> int | None:
-    """Return the address of n F32 numbers, 0 if there are none, None if they do not fit."""
+    """Return the address of n F32 numbers, 0 for None, None if unsupported."""
     if vector is None:
         return 0
     return vector.data_ptr() if is_plain(vector) and vector.shape == (n,) else None

@@ -1,4 +1,4 @@
-"""How the work of attention in a layer is cut into tiles of rows and query heads."""
+"""Splits the work of a layer's attention into tiles of rows and query heads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from engine.model.forward.operands import Scores
 
 MAX_POSITIONS = 1 << 31
-"""Number of positions that no sequence has."""
+"""More positions than any sequence has."""
 
 Numbers = NDArray[np.int64]
 
@@ -39,10 +39,10 @@ class PassRows:
 
     Attributes:
         n_rows: number of rows.
-        n_first: number of the first rows, neighbouring tokens of one sequence.
+        n_first: number of leading rows that are consecutive tokens of one sequence.
         positions: address of the rows' positions, 64-bit integers.
-        n_pages: number of pages of the longest sequence; 0 in a pass that may be recorded.
-        n_seen: positions of all rows together, each with those before it.
+        n_pages: pages of the longest sequence; 0 in a pass that may be recorded.
+        n_seen: sum of the rows' context lengths.
     """
 
     def __init__(self, n_rows: int) -> None:
@@ -57,7 +57,7 @@ class PassRows:
         self.n_seen = self.n_pages = 0
 
     def set(self, batch: Batch) -> None:
-        """Write the rows of a batch; it has as many rows as this memory."""
+        """Write the rows of a batch with `n_rows` rows."""
         self._batch = batch
         self.n_first = batch.pieces[0].n
         is_single = batch.is_of_singles and self.n_rows <= MAX_AT_ONCE
@@ -72,7 +72,7 @@ class PassRows:
             words[-1] = self.n_first
 
     def tables(self, group: int) -> GroupTables:
-        """Return the tables of a group of layers."""
+        """Return the page tables of a group of layers."""
         found = self._tables.get(group)
         if found is None:
             assert self._batch is not None
@@ -81,7 +81,7 @@ class PassRows:
         return found
 
     def words(self, scores: Scores, group: int) -> int:
-        """Return the address of `attention.ROWS` for layers with a window and chunk in a group."""
+        """Return the address of `attention.ROWS` for a group's layers with this window."""
         key = scores.window, scores.chunk, scores.first, group
         words = self._words.get(key)
         if words is None:
@@ -92,7 +92,6 @@ class PassRows:
         return words.ctypes.data
 
     def _first_visible(self, scores: Scores) -> Numbers:
-        """Return the first position that each row sees."""
         key = scores.window, scores.chunk, scores.first
         if key not in self._firsts:
             assert self._batch is not None
@@ -103,11 +102,11 @@ class PassRows:
 
 
 class GroupTables:
-    """For each row, the address of its sequence's table of pages in one group of layers.
+    """For each row, the address of its sequence's page table in one group of layers.
 
     Attributes:
         address: address of these addresses.
-        n_slots: number of slots that a layer's memory needs at least.
+        n_slots: minimum number of slots of a layer's cache.
     """
 
     def __init__(self, group: int, n_rows: int) -> None:
@@ -118,7 +117,6 @@ class GroupTables:
         self._held: list[_Table] = []
 
     def set(self, batch: Batch) -> None:
-        """Write the tables of a batch."""
         while len(self._held) < len(batch.pieces):
             self._held.append(_Table())
         self.n_slots = row = 0
@@ -132,11 +130,7 @@ class GroupTables:
 
 
 class _Table:
-    """Table of one sequence, kept for as long as it is the same.
-
-    Attributes:
-        address: address of the numbers of its pages, 64-bit integers.
-    """
+    """Page table of one sequence, rewritten only when it changes; 64-bit integers at `address`."""
 
     def __init__(self) -> None:
         self.address = 0
@@ -145,10 +139,10 @@ class _Table:
         self._n_slots = 0
 
     def set(self, pages: Sequence[int] | None, stop: int) -> int:
-        """Take the table of a sequence of `stop` tokens; return how many slots it needs.
+        """Set the pages of a sequence of `stop` tokens; return the number of slots it needs.
 
         Args:
-            pages: None where page i is the i-th one.
+            pages: None for pages 0, 1, 2, …
         """
         if pages is None:
             n_pages = -(-stop // PAGE)
@@ -168,7 +162,6 @@ class _Table:
 
 
 def _fill(numbers: Numbers, batch: Batch, of_position: Callable[[int], int]) -> None:
-    """Write a function of the rows' positions."""
     row = 0
     for piece in batch.pieces:
         if piece.n == 1:
@@ -180,20 +173,20 @@ def _fill(numbers: Numbers, batch: Batch, of_position: Callable[[int], int]) -> 
 
 
 DECODED_FROM = 12
-"""Smallest number of rows times heads of a tile for which blocks are decoded into scratch."""
+"""Smallest number of rows times heads of a tile that decodes blocks into scratch memory."""
 
 MIN_HEADS = 8
-"""Smallest number of rows times heads for which a tile has memory."""
+"""Minimum capacity of a tile, in rows times heads."""
 
 TILE_HEADS = 256
-"""Largest number of rows times heads of a tile with several rows."""
+"""Maximum rows times heads of a tile with several rows."""
 
 ITEMS_PER_THREAD = 4
-"""Number of tiles for each thread from which on threads are kept busy by whole tiles."""
+"""Tiles per thread from which on whole tiles keep all threads busy."""
 
 
 class Tiling(NamedTuple):
-    """The cut of a pass into tiles.
+    """How a pass is split into tiles.
 
     Attributes:
         layer: address of `attention.LAYER`.
@@ -211,12 +204,12 @@ class QueryGroups:
 
     Args:
         rows: index of the key-value head of each query head.
-        most: largest number of heads of a group.
+        most: maximum heads per group.
 
     Attributes:
         layer: address of `attention.LAYER`.
         n: number of groups.
-        largest: largest number of heads of a group.
+        largest: heads of the largest group.
     """
 
     def __init__(self, k: CacheTensor, v: CacheTensor, rows: Sequence[int], most: int) -> None:
@@ -231,7 +224,7 @@ class QueryGroups:
 
 
 def _groups(rows: Sequence[int], most: int) -> list[tuple[int, int, int]]:
-    """Group adjacent query heads of one key-value head: that head, the first of them, how many."""
+    """Return groups of adjacent query heads: key-value head, first query head, number of heads."""
     groups: list[tuple[int, int, int]] = []
     head = 0
     for row, members in groupby(rows):
@@ -242,7 +235,7 @@ def _groups(rows: Sequence[int], most: int) -> list[tuple[int, int, int]]:
 
 
 class QueryHeads:
-    """The query heads of a layer, and the cut of passes over them.
+    """The query heads of a layer, and the tilings of passes.
 
     Args:
         k, v: keys and values.
@@ -258,7 +251,7 @@ class QueryHeads:
         self._tilings: dict[tuple[int, int, int, int], Tiling] = {}
 
     def tiling(self, rows: PassRows, n_threads: int) -> Tiling:
-        """Return the cut of a pass for so many threads."""
+        """Return the tiling of a pass for `n_threads` threads."""
         key = rows.n_rows, rows.n_first, rows.n_pages, n_threads
         found = self._tilings.get(key)
         if found is None:
@@ -268,11 +261,6 @@ class QueryHeads:
         return found
 
     def _cut(self, n_rows: int, n_first: int, n_pages: int, n_threads: int) -> Tiling:
-        """Return a cut.
-
-        Args:
-            n_pages: number of pages of the longest sequence; 0 for as many as there are.
-        """
         groups = self._decoded
         is_direct = n_first * groups.largest < DECODED_FROM
         tile_rows = 1
@@ -294,7 +282,6 @@ class QueryHeads:
         return Tiling(groups.layer, arguments, n_threads * scratch + n_result_bytes)
 
     def _tile_rows(self, n_first: int, n_threads: int) -> int:
-        """Return the number of rows of a tile where blocks are decoded."""
         groups = self._decoded
         per_head = scratch_bytes(1, *self._dims) - scratch_bytes(0, *self._dims)
         most = min(TILE_HEADS, ATTENTION_TILE_BYTES // per_head)

@@ -1,5 +1,4 @@
-"""The language that kernels are written in.
+"""The code generator: `values` (instructions), `isa` (instruction sets), `maths` and `loops`.
 
-`values` writes single instructions, `isa` those that differ between processors, `maths` functions
-of real numbers, and `vector_loop` and `parallel_for` loops. Imports no other kernels.
+Imports no kernels.
 """

@@ -1,7 +1,6 @@
-"""Instruction sets: byte products, table lookups and F16 conversion, and the features LLVM may use.
+"""Instruction sets: byte products, table lookups, F16 conversion, and the features LLVM may use.
 
-Every instruction set has a class; `chosen` finds the best one of this processor. `TANDEM_CPU` names
-another, which tests do to try the lesser ones; one that this processor lacks is refused.
+`chosen` returns the best one that this processor supports, or the one named by `TANDEM_CPU`.
 """
 
 from __future__ import annotations
@@ -29,12 +28,13 @@ from engine.backends.cpu.kernels.language.values import (
     LINE,
     Code,
     Value,
+    concatenated,
     vector,
 )
 from engine.errors import EngineError
 
 MAX_ACTIVATION = 127
-"""Largest size of a quantised activation: bytes from -127 to 127."""
+"""Quantised activations are bytes from -127 to 127."""
 
 
 class Isa:
@@ -42,15 +42,14 @@ class Isa:
 
     Attributes:
         name: the value of `TANDEM_CPU` that selects it.
-        cpu: LLVM's name of the target CPU; "" for what all processors of the family have.
+        cpu: LLVM's name of the target CPU; "" for the family's baseline.
         features: LLVM's feature string, added to the target CPU.
-        needs: LLVM's names of the features that a processor must have.
-        signed_weights: whether eight-bit weights are multiplied as signed numbers.
-        tile_tokens: largest number of tokens of a tile, a power of two; limited by the registers.
+        needs: LLVM's names of the required features.
+        signed_weights: whether 8-bit weights are multiplied as signed numbers.
+        tile_tokens: maximum tokens of a tile, a power of two; limited by the registers.
         register_bytes: size of a SIMD register, in bytes.
-        has_word_dots: whether `word_dots` multiplies twice as many numbers as F32.
-        joins_halves: whether sums of both halves of 32 columns are computed beside each other, see
-            `joined`.
+        has_word_dots: whether `word_dots` (int16) has twice the throughput of F32.
+        joins_halves: whether both halves of 32 columns are computed in one register, see `joined`.
     """
 
     name: ClassVar[str] = "generic"
@@ -71,14 +70,13 @@ class Isa:
         starts: Sequence[Value],
         largest: int,
     ) -> list[Value]:
-        """Return dot products of 16 rows with each token: 16 × i32 per token, one for each row.
+        """Return the dot products of 16 rows with each token, 16 × i32 per token.
 
         Args:
             lines: weights, 64 bytes each: four columns of 16 rows.
-            x: for each token one i32 for each line, which holds four signed bytes.
-            starts: for each token what its products are added to, 16 × i32.
-            largest: largest weight, where weights are unsigned; minus the largest size, where they
-                are signed.
+            x: for each token an i32 with four signed bytes per line.
+            starts: initial sums of each token, 16 × i32.
+            largest: largest weight if they are unsigned; minus the largest magnitude if signed.
         """
         totals = [self._in_registers(start) for start in starts]
         for number, line in enumerate(lines):
@@ -96,25 +94,25 @@ class Isa:
         return [numbers.shuffle(range(n, n + size)) for n in range(0, numbers.kind.count, size)]
 
     def word_products(self, code: Code, numbers: Value, factor: Value) -> Value:
-        """Return 16 × i32 times a factor; all are within ±32767."""
+        """Return 16 × i32 times a factor, all within ±32767."""
         return numbers * code.splat(factor)
 
     def word_dots(self, code: Code, total: Value, weights: Value, x: Value) -> Value:
-        """Return total + dot products of two words of 16 rows with two of a token: 16 × i32.
+        """Return total + the dot products of two columns of 16 rows with a token: 16 × i32.
 
-        Only where `has_word_dots`.
+        Only if `has_word_dots`.
 
         Args:
-            weights: 16 × i32 of two signed words.
-            x: the token's two words, in all 16 elements.
+            weights: 16 × i32 with two int16 each.
+            x: the token's two int16, in all 16 elements.
         """
-        raise AssertionError(f"{self.name} has no dot products of words")
+        raise AssertionError(f"{self.name} has no int16 dot products")
 
     def joined(self, lines: Sequence[Value]) -> list[Value]:
         """Return the lines of 32 columns in pairs that each hold four columns of both halves.
 
-        Each i32 holds four columns of a row, and the i32 behind it the row's four columns 16
-        further on. The first of a pair has rows 0, 1, 4, 5 and so on, the second the others.
+        Each i32 holds four columns of a row, the next i32 the row's four columns 16 further on. The
+        first of a pair has rows 0, 1, 4, 5 and so on, the second the others.
         """
         half, rows = len(lines) // 2, range(LANES)
         return [
@@ -128,25 +126,25 @@ class Isa:
     ) -> Value:
         """Return the sums of both halves' dot products, each times its scale: 16 × i32.
 
-        Each half's dot product is within 16 bits. Only where `joins_halves`.
+        Each half's dot product fits in 16 bits. Only if `joins_halves`.
 
         Args:
             lines: see `joined`.
             x: for each pair of lines eight signed bytes of the token, i64.
-            start: what the halves' products are added to, two i32 in an i64.
-            units: the halves' scales, two words in an i32.
+            start: the halves' initial sums, two i32 in an i64.
+            units: the halves' scales, two int16 in an i32.
         """
         raise AssertionError(f"{self.name} does not join halves")
 
     @property
     def _registers(self) -> list[range]:
-        """Byte indices of a line, one range for each SIMD register that it fills."""
+        """Byte indices of a line, one range per SIMD register."""
         return [range(n, n + self.register_bytes) for n in range(0, 4 * LANES, self.register_bytes)]
 
     def _multiply_add(self, code: Code, total: Value, weights: Value, x: Value) -> Value:
         """Return total + weights × x for one register: sums of four byte products in each i32.
 
-        Bytes 0 and 2 of each row come first, then 1 and 3, so that no sum has to be moved.
+        Multiplies bytes 0 and 2 of each row first, then 1 and 3, so that no sum has to be moved.
         """
         kind = vector(I16, self.register_bytes // 2)
         w, v = weights.bitcast(kind), x.bitcast(kind)
@@ -158,7 +156,7 @@ class Isa:
         return total
 
     def table_lookup(self, code: Code, table: Sequence[int], indices: Value) -> Value:
-        """Return the table's entry for each of 64 indices; the table has 16 bytes."""
+        """Look up 64 indices in a table of 16 bytes."""
         zero, entries = code.constant(LINE, 0), [code.constant(LINE, entry) for entry in table]
         for bit in (1, 2, 4, 8):
             is_set = code.where((indices & bit).equals(0), zero, zero ^ -1)
@@ -167,7 +165,7 @@ class Isa:
         return entries[0]
 
     def f16_to_f32(self, code: Code, bits: Value) -> Value:
-        """Convert F16 (as i16) to F32 by arithmetic on the exponent; infinities come out finite."""
+        """Convert F16 (as i16) to F32 by exponent arithmetic; infinities become finite."""
         wide = bits.to(vector(I32, bits.kind.count), signed=False)
         kind = vector(F32, bits.kind.count)
         size = ((wide & 0x7FFF) << 13).bitcast(kind) * 2.0**112
@@ -175,7 +173,7 @@ class Isa:
 
 
 class Sse4(Isa):
-    """SSE4.1: 16-byte registers, `pmaddubsw` products of byte pairs, whose 16-bit sums must fit."""
+    """SSE4.1: 16-byte registers, `pmaddubsw` products of byte pairs, which must fit in 16 bits."""
 
     name = "sse4"
     cpu = "x86-64-v2"
@@ -195,7 +193,9 @@ class Sse4(Isa):
         starts: Sequence[Value],
         largest: int,
     ) -> list[Value]:
-        n_fit = 32767 // (2 * MAX_ACTIVATION * abs(largest))  # lines whose sums fit in 16 bits
+        n_fit = 32767 // (
+            2 * MAX_ACTIVATION * abs(largest)
+        )  # lines that can be added up in 16 bits
         groups = [
             self._short_dots(
                 code, lines[n : n + n_fit], [numbers[n : n + n_fit] for numbers in x], largest < 0
@@ -214,7 +214,7 @@ class Sse4(Isa):
 
     def word_products(self, code: Code, numbers: Value, factor: Value) -> Value:
         n = self.register_bytes // 2
-        factors = code.splat(factor, n // 2).bitcast(vector(I16, n))  # the high words are 0
+        factors = code.splat(factor, n // 2).bitcast(vector(I16, n))
         return concatenated([
             code.call(self.widen, vector(I32, n // 2), part.bitcast(factors.kind), factors)
             for part in self._in_registers(numbers)
@@ -223,7 +223,7 @@ class Sse4(Isa):
     def _short_dots(
         self, code: Code, lines: Sequence[Value], x: Sequence[Sequence[Value]], is_signed: bool
     ) -> list[list[Value]]:
-        """Return sums of byte pairs in 16 bits, for each token and register."""
+        """Return 16-bit sums of byte pairs, for each token and register."""
         zero = code.constant(vector(I16, self.register_bytes // 2), 0)
         totals = [[zero] * len(self._registers) for _ in x]
         for number, line in enumerate(lines):
@@ -351,14 +351,6 @@ class Neon(Isa):
         return bits.bitcast(vector(F16, n)).to(vector(F32, n))
 
 
-def concatenated(parts: Sequence[Value]) -> Value:
-    """Return one vector of all elements of 1, 2 or 4 vectors, in order."""
-    while len(parts) > 1:
-        n = parts[0].kind.count
-        parts = [parts[i].shuffle(range(2 * n), parts[i + 1]) for i in range(0, len(parts), 2)]
-    return parts[0]
-
-
 ISAS: tuple[type[Isa], ...] = (Avx512, AvxVnni, Avx2, Sse4, Neon, Isa)
 """Known instruction sets, best first."""
 
@@ -367,7 +359,7 @@ CPU_FACTS = Path("/proc/cpuinfo")
 
 
 def supported() -> tuple[Isa, ...]:
-    """Return the instruction sets that this processor has, best first."""
+    """Return the instruction sets that this processor supports, best first."""
     found = llvm.get_host_cpu_features()
     if platform.machine().lower() in ("arm64", "aarch64") and _has_dot_products():
         found["dotprod"] = True
@@ -376,17 +368,17 @@ def supported() -> tuple[Isa, ...]:
 
 
 def named(name: str) -> Isa:
-    """Return the instruction set of this processor with a name."""
+    """Return a supported instruction set by name."""
     return next(isa for isa in supported() if isa.name == name)
 
 
 def _has_dot_products() -> bool:
-    """Ask the system whether an ARM processor has `sdot`; not every LLVM finds it out."""
+    """Return whether the system reports `sdot` for an ARM processor; not every LLVM detects it."""
     if sys.platform == "win32":
         dot_product = 43  # PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE
         return bool(ctypes.WinDLL("kernel32").IsProcessorFeaturePresent(dot_product))
     if sys.platform == "darwin":
-        return True  # all of Apple's have it
+        return True  # all Apple processors have it
     with suppress(OSError):
         return "asimddp" in CPU_FACTS.read_text(errors="replace").split()
     return False
@@ -397,7 +389,7 @@ def chosen() -> Isa:
     """Return the instruction set that kernels are compiled for.
 
     Raises:
-        EngineError: `TANDEM_CPU` names none that this processor has.
+        EngineError: this processor does not support the one named by `TANDEM_CPU`.
     """
     wanted, here = os.environ.get("TANDEM_CPU", ""), supported()
     if not wanted:
@@ -407,6 +399,6 @@ def chosen() -> Isa:
             return isa
     names = ", ".join(isa.name for isa in here)
     raise EngineError(
-        f"TANDEM_CPU is {wanted!r}, which is no kind of this processor.",
-        f"Set it to one of {names}.",
-    )
+        "TANDEM_CPU is '{name}', which this processor does not support.",
+        "Set it to one of {names}.", name=wanted, names=names,
+    )  # fmt: skip

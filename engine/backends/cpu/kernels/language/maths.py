@@ -16,13 +16,13 @@ from engine.backends.cpu.kernels.language.values import FLOATS, I16, I32, Code, 
 
 LOG2_E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440054690583e-4
-"""Two parts of ln 2; the first has so few bits that its products with exponents are exact."""
+"""ln 2 in two parts; the first has few enough bits that its products with exponents are exact."""
 
 ROUNDER = 1.5 * 2.0**23
-"""Number that rounds a float below 2²² when added to it: the integer is in the last bits."""
+"""Adding this rounds a float below 2²² to an integer, in the low bits."""
 
 EXP_LEAST, EXP_MOST = -105.0, 90.0
-"""Bounds beyond which exp is 0 and infinite."""
+"""Below and above these, exp is 0 and infinite."""
 
 EXP_TERMS = (
     0.4999999403953552, 0.16666515171527863, 0.04166845604777336, 0.008369418792426586,
@@ -38,13 +38,13 @@ EXP2_TERMS = (
 """Coefficients of the polynomial p for which 1 + r p(r) is nearest to 2ʳ from 0 to 1 (minimax)."""
 
 EXP2_LEAST = -126.0
-"""Bound below which exp2 may be 0."""
+"""Below this, exp2 may be 0."""
 
 ROUND_DOWN, CURRENT_ROUNDING = 9, 4
-"""Operands of AVX-512's instructions: to whole numbers, rounded down; rounding as it is set."""
+"""Operands of AVX-512 instructions: round down to integers; use the current rounding mode."""
 
 TANH_BORDER = 0.625
-"""Size below which tanh is a polynomial; beyond, it is computed from exp."""
+"""Below this magnitude, tanh is a polynomial; above, it is computed from exp."""
 
 TANH_TERMS = (
     -0.3333328068256378, 0.13331373035907745, -0.0537336990237236, 0.020618626847863197,
@@ -58,20 +58,19 @@ ATANH_TERMS = (0.3333320915699005, 0.2001076340675354, 0.14000903069972992, 0.14
 (minimax)."""
 
 EXPM1_BORDER = 0.34
-"""Size below which expm1 is exp's polynomial without its first term, for which ±ln 2 / 2 is the
-limit."""
+"""Below this magnitude (at most ln 2 / 2), expm1 is exp's polynomial without its first term."""
 
 
 def ints_like(kind: Any, element: Any = I32) -> Any:
-    """Return the integer type with as many elements as a float type has."""
+    """Return the integer type with as many elements as a float type."""
     return vector(element, kind.count) if isinstance(kind, ir.VectorType) else element
 
 
 def exp(code: Code, x: Value) -> Value:
     """Return e to the power of x; 0 and infinity for large |x|, NaN for NaN.
 
-    x is n ln 2 + r, so that the result is 2ⁿ times a polynomial of r. The power of two is applied
-    in two halves, since a float may not hold the whole.
+    x is n ln 2 + r, so the result is 2ⁿ times a polynomial of r. 2ⁿ is applied in two halves, since
+    it may overflow a float.
     """
     kind = x.kind
     ints = ints_like(kind)
@@ -92,8 +91,7 @@ def exp(code: Code, x: Value) -> Value:
 def exp2(code: Code, isa: Isa, x: Value) -> Value:
     """Return 2 to the power of x, for x up to 0; 0 for very small x, NaN for NaN.
 
-    x is a whole number, rounded down, and r, so that the result is a power of two times a
-    polynomial of r.
+    x is floor(x) + r, so the result is a power of two times a polynomial of r.
     """
     kind = x.kind
     if isinstance(isa, Avx512):
@@ -110,7 +108,7 @@ def exp2(code: Code, isa: Isa, x: Value) -> Value:
 
 
 def _avx512_exp2(code: Code, x: Value) -> Value:
-    """Return `exp2` of 16 numbers with `vreduceps`, which takes r, and `vscalefps`."""
+    """Return `exp2` of 16 numbers with `vreduceps`, which computes r, and `vscalefps`."""
     all_lanes, nearest = code.constant(I16, -1), code.constant(I32, CURRENT_ROUNDING)
     down = code.constant(I32, ROUND_DOWN)
     r = code.call("llvm.x86.avx512.mask.reduce.ps.512", x.kind, x, down, x, all_lanes, nearest)
@@ -154,6 +152,5 @@ def tanh(code: Code, x: Value) -> Value:
 
 
 def _polynomial(code: Code, x: Value, terms: Sequence[float]) -> Value:
-    """Return terms[0] + terms[1] x + …, by Horner's rule."""
     values = (code.constant(x.kind, term) for term in reversed(terms))
     return reduce(lambda total, term: code.fma(total, x, term), values)

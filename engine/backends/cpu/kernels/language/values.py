@@ -1,7 +1,8 @@
-"""The code generator: LLVM values with Python's operators, so that kernels read like formulas."""
+"""LLVM values with Python operators, so that kernels read like formulas."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from llvmlite import ir
 
 LANES = 16
-"""Elements of the vectors that kernels compute with; LLVM splits them for smaller registers."""
+"""Elements of the kernels' vectors; LLVM splits them for smaller registers."""
 
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
@@ -27,10 +28,10 @@ LINE = vector(I8, 4 * LANES)
 
 
 class Value:
-    """An LLVM integer, float, or vector of them; Python's operators append instructions.
+    """An LLVM integer, float, or vector of them; Python operators append instructions.
 
-    A Python number as operand becomes a constant of the same type. `>>` shifts in zeros.
-    Comparisons of integers are signed, division of integers is not.
+    A Python number as an operand becomes a constant of the same type. `>>` shifts in zeros.
+    Integer comparisons are signed, integer divisions are not.
 
     Attributes:
         code: builder of the function that the value belongs to.
@@ -153,15 +154,19 @@ class Value:
         )
 
     def shuffle(self, indices: Sequence[int], other: Value | None = None) -> Value:
-        """Return the elements at `indices`; those of `other` count on behind this vector's own."""
+        """Return the elements at `indices` of this vector followed by `other`."""
         undefined = ir.Constant(self.kind, ir.Undefined)
         chosen = ir.Constant(vector(I32, len(indices)), list(indices))
         second = undefined if other is None else other.raw
         return Value(self.code, self.code.builder.shuffle_vector(self.raw, second, chosen))
 
 
+Combine = Callable[[Value, Value], Value]
+"""An operation on two values."""
+
+
 class Variable:
-    """A value that changes, such as a sum in a loop; LLVM turns its memory into a register."""
+    """A mutable value, such as a sum in a loop; LLVM turns its memory into a register."""
 
     def __init__(self, code: Code, start: Value) -> None:
         self._code = code
@@ -170,7 +175,7 @@ class Variable:
         self.set(start)
 
     def get(self) -> Value:
-        """Load the present value."""
+        """Load the current value."""
         return Value(self._code, self._code.builder.load(self._place))
 
     def set(self, value: Value) -> None:
@@ -202,11 +207,11 @@ class Code:
         return self.constant(I64, number)
 
     def variable(self, start: Value) -> Variable:
-        """Make a variable with a start value."""
+        """Create a variable with an initial value."""
         return Variable(self, start)
 
     def splat(self, number: Value, n: int = LANES) -> Value:
-        """Return a vector with one number in all n elements."""
+        """Return a vector of n equal elements."""
         kind = vector(number.kind, n)
         undefined = ir.Constant(kind, ir.Undefined)
         first = self.builder.insert_element(undefined, number.raw, ir.Constant(I32, 0))
@@ -231,13 +236,13 @@ class Code:
         self.builder.store(value.raw, self._pointer(address, value.kind)).align = 1
 
     def load_part(self, address: Value, kind: Any, n: Value) -> Value:
-        """Load the first n elements of a vector, zeros after them; no memory beyond is touched."""
+        """Load the first n elements of a vector, followed by zeros; touch no memory past them."""
         place, align = self._pointer_value(address, kind), self.constant(I32, 1)
         mask, others = self.lane_mask(n, kind.count), self.constant(kind, 0)
         return self.call(f"llvm.masked.load.{suffix(kind)}.p0", kind, place, align, mask, others)
 
     def store_part(self, value: Value, address: Value, n: Value) -> None:
-        """Store the first n elements of a vector; no memory beyond is touched."""
+        """Store the first n elements of a vector; touch no memory past them."""
         place, align = self._pointer_value(address, value.kind), self.constant(I32, 1)
         name = f"llvm.masked.store.{suffix(value.kind)}.p0"
         self.call(name, VOID, value, place, align, self.lane_mask(n, value.kind.count))
@@ -267,7 +272,7 @@ class Code:
             return Value(self, self.builder.ptrtoint(place, I64))
 
     def load_array(self, address: Value, n: int) -> list[Value]:
-        """Load n 64-bit integers that lie side by side."""
+        """Load n adjacent 64-bit integers."""
         return [self.load(address + 8 * index, I64) for index in range(n)]
 
     def function_address(self, name: str) -> Value:
@@ -278,16 +283,10 @@ class Code:
         """Prefetch the cache line at an address.
 
         Args:
-            cache: number of the cache that shall have it, 1 for the one next to the core.
+            cache: cache level to load it into.
         """
-        flags = map(self._flag, (0, 4 - cache, 1))  # to read, how near, data
-        self.call("llvm.prefetch.p0", VOID, self._bytes_at(address), *flags)
-
-    def _bytes_at(self, address: Value) -> Value:
-        return self._pointer_value(address, I8)
-
-    def _flag(self, number: int) -> Value:
-        return self.constant(I32, number)
+        flags = (self.constant(I32, flag) for flag in (0, 4 - cache, 1))  # read, locality, data
+        self.call("llvm.prefetch.p0", VOID, self._pointer_value(address, I8), *flags)
 
     def call(self, name: str, result: Any, *values: Value) -> Value:
         """Call an LLVM intrinsic or a function of this module by name; `result` is its type."""
@@ -337,11 +336,8 @@ class Code:
                 a = self.maximum(low, high) if name == "max" else self.minimum(low, high)
         return a[0]
 
-    def reduce_each(self, vectors: Sequence[Value]) -> Value:
-        """Return the sums of 1, 2, 4, 8 or 16 vectors of 16 floats as one vector.
-
-        Numbers are added in the order of `reduce`.
-        """
+    def reduce_each(self, vectors: Sequence[Value], combine: Combine = operator.add) -> Value:
+        """Reduce each of 1, 2, 4, … vectors in the order of `reduce`; return the results."""
         width, n_groups = vectors[0].kind.count, 1
         while width > 1:
             half, is_single = width // 2, len(vectors) == 1
@@ -351,13 +347,13 @@ class Code:
             pairs = (
                 [(vectors[0], None)] if is_single else zip(vectors[::2], vectors[1::2], strict=True)
             )
-            vectors = [a.shuffle(low, b) + a.shuffle(high, b) for a, b in pairs]
+            vectors = [combine(a.shuffle(low, b), a.shuffle(high, b)) for a, b in pairs]
             width = half
         return vectors[0]
 
     @contextmanager
     def loop(self, start: Value, stop: Value, step: Value | int = 1) -> Iterator[Value]:
-        """Write a loop over start, start + step, … below stop; yields the 64-bit index."""
+        """Write a loop over start, start + step, … below stop; yield the 64-bit index."""
         function = self.builder.function
         head, body, after = (function.append_basic_block() for _ in range(3))
         index = self.variable(start)
@@ -373,7 +369,7 @@ class Code:
 
     @contextmanager
     def forever(self) -> Iterator[Callable[[Value], None]]:
-        """Write an endless loop; yields a function that leaves it where a condition holds."""
+        """Write an endless loop; yield a function that breaks out of it if a condition holds."""
         head, after = (self.builder.function.append_basic_block() for _ in range(2))
         self.builder.branch(head)
         self.builder.position_at_end(head)
@@ -395,13 +391,34 @@ class Code:
 
     @contextmanager
     def if_else(self, condition: Value) -> Iterator[tuple[Any, Any]]:
-        """Write an if-else; yields two blocks to enter, for the condition and for its opposite."""
+        """Write an if-else; yield its two blocks to enter."""
         with self.builder.if_else(condition.raw) as branches:
             yield branches
 
 
+def concatenated(parts: Sequence[Value]) -> Value:
+    """Return one vector of all elements of 1, 2, 4, … vectors, in order."""
+    while len(parts) > 1:
+        n = parts[0].kind.count
+        parts = [a.shuffle(range(2 * n), b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+def transposed(rows: Sequence[Value]) -> list[Value]:
+    """Transpose 16 vectors of 16 elements in four steps of pairwise exchanges."""
+    found = list(rows)
+    for size in (1, 2, 4, 8):
+        low = [lane + (LANES - size if lane & size else 0) for lane in range(LANES)]
+        high = [lane + (LANES if lane & size else size) for lane in range(LANES)]
+        for n in range(LANES):
+            if not n & size:
+                a, b = found[n], found[n + size]
+                found[n], found[n + size] = a.shuffle(low, b), a.shuffle(high, b)
+    return found
+
+
 def suffix(kind: Any) -> str:
-    """Return LLVM's name of a type within the name of an intrinsic, such as "v16f32"."""
+    """Return the type suffix of an LLVM intrinsic's name, such as "v16f32"."""
     if isinstance(kind, ir.VectorType):
         return f"v{kind.count}{suffix(kind.element)}"
     return (
@@ -424,7 +441,7 @@ def function(
 def internal(
     module: ir.Module, name: str, n_arguments: int, result: Any = VOID
 ) -> tuple[Code, list[Value]]:
-    """Begin a function that only this module calls, so that LLVM may inline it."""
+    """Begin a function that is internal to the module, so that LLVM may inline it."""
     code, values = function(module, name, n_arguments, result)
     code.builder.function.linkage = "internal"
     return code, values

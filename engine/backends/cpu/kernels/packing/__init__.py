@@ -1,1 +1,1 @@
-"""Packing of a file's matrices into planes and words while they are read, and the way back."""
+"""Packs the matrices of a file into planes or int16 while reading them; dequantises planes."""

@@ -1,6 +1,6 @@
-"""Readers of GGML's block structures: codes and scales of 32 columns, of one row or of a tile.
+"""Readers of GGML block structures: codes and scales of 32 columns, for one row or a tile.
 
-Byte offsets and bit positions are those of `ggml-common.h`.
+Byte offsets and bit positions follow `ggml-common.h`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from engine.backends.cpu.kernels.language.values import (
     LINE,
     Code,
     Value,
+    concatenated,
     vector,
 )
 from engine.formats.quants.layout import BLOCK, CODED, Layout
@@ -27,22 +28,21 @@ from engine.formats.quants.layout import BLOCK, CODED, Layout
 CODES = vector(I8, BLOCK)
 HALF = vector(I8, BLOCK // 2)
 PIECE = BLOCK // 2
-"""Bytes of a row that are loaded at once."""
+"""Bytes of a row that are loaded at a time."""
 
 NUMBERS = {1: I8, 2: I16, 4: I32}
 
 SPREAD = 0x00204081
-"""Factor that moves each of four bits to the lowest place of a byte of its own."""
+"""Factor that spreads four bits to the lowest bits of four bytes."""
 
 
 class Columns(Protocol):
-    """32 columns of a block of the file, of one row or of all rows of a tile.
+    """32 columns of a block of the file, for one row or all rows of a tile.
 
-    Numbers are integers, one for each row; codes are bytes, one for each row and column, or two
-    columns.
+    Numbers are integers, one per row; codes are bytes, one per row and column, or per two columns.
 
     Attributes:
-        index: index of the 32 columns in the block; a value of the kernel, or known to the writer.
+        index: index of the 32 columns in the block, at run time or at compile time.
     """
 
     @property
@@ -64,7 +64,7 @@ class Columns(Protocol):
         """Load 32 bits of each row as codes: bit c for column c."""
 
     def either(self, is_last: Any, a: Callable[[], Value], b: Callable[[], Value]) -> Value:
-        """Return a where a condition on the index holds, else b."""
+        """Return a if a condition on the index holds, else b."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +107,15 @@ class RowColumns:
 class TileColumns:
     """Columns of all rows of a tile, see `Columns`.
 
-    Codes are in the order of lines: four columns of each row, then the next four. What is loaded is
-    kept, as a block is read for several indices.
+    Codes are in line order: four columns of each row, then the next four. Loaded vectors are
+    cached, since a block is read for several indices.
 
     Attributes:
         code: builder of the function that reads them.
         blocks: address of the block in each row.
         type_size: size of a block, in bytes.
         index: index of the 32 columns in the block.
-        loaded: words of 16 bytes of each row, by their offset.
+        loaded: four vectors of 32-bit words by offset.
     """
 
     code: Code
@@ -129,10 +129,10 @@ class TileColumns:
         return replace(self, index=index)
 
     def half(self, offset: int) -> Value:
-        return joined([word.bitcast(LINE) for word in self._words(offset)])
+        return concatenated([word.bitcast(LINE) for word in self._words(offset)])
 
     def codes(self, offset: int) -> Value:
-        return joined([self.half(offset), self.half(offset + BLOCK // 2)])
+        return concatenated([self.half(offset), self.half(offset + BLOCK // 2)])
 
     def number(self, offset: int, n_bytes: int = 1) -> Value:
         start = min(offset // PIECE * PIECE, self.type_size - PIECE)
@@ -151,13 +151,13 @@ class TileColumns:
         lines = [
             ((((words >> 4 * line) & 15) * SPREAD) & 0x01010101).bitcast(LINE) for line in range(8)
         ]
-        return joined(lines)
+        return concatenated(lines)
 
     def either(self, is_last: bool, a: Callable[[], Value], b: Callable[[], Value]) -> Value:
         return a() if is_last else b()
 
     def _words(self, offset: int) -> list[Value]:
-        """Load 16 bytes of each row: four vectors with one word of each row."""
+        """Load 16 bytes of each row, as four vectors with a word of each row."""
         if offset not in self.loaded:
             rows = [self.code.load(block + offset, vector(I32, 4)) for block in self.blocks]
             self.loaded[offset] = transposed(rows)
@@ -165,11 +165,11 @@ class TileColumns:
 
 
 def transposed(rows: Sequence[Value]) -> list[Value]:
-    """Return word n of all 16 rows, for each of the four words of a row.
+    """Transpose 16 rows of four words.
 
-    Rows 4 g to 4 g + 3 meet in the same quarter of a register, so that no word crosses these.
+    Rows 4 g to 4 g + 3 share a quarter of a register, so that no word crosses lanes.
     """
-    first, second, third, fourth = (joined([rows[k + 4 * g] for g in range(4)]) for k in range(4))
+    first, second, third, fourth = (concatenated(rows[k::4]) for k in range(4))
     halves = [
         (_zipped(first, second, 1, half), _zipped(third, fourth, 1, half)) for half in range(2)
     ]
@@ -177,7 +177,7 @@ def transposed(rows: Sequence[Value]) -> list[Value]:
 
 
 def _zipped(a: Value, b: Value, n: int, half: int) -> Value:
-    """Take n words of a and of b in turn, from the lower or the upper half of each quarter."""
+    """Interleave n words of a and of b, from the lower or the upper half of each quarter."""
     chosen = [
         quarter + half * 2 + step + word + (LANES if other else 0)
         for quarter in range(0, LANES, 4)
@@ -186,14 +186,6 @@ def _zipped(a: Value, b: Value, n: int, half: int) -> Value:
         for word in range(n)
     ]
     return a.shuffle(chosen, b)
-
-
-def joined(parts: Sequence[Value]) -> Value:
-    """Return vectors of the same size as one; their number is a power of two."""
-    while len(parts) > 1:
-        n = parts[0].kind.count
-        parts = [a.shuffle(range(2 * n), b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0]
 
 
 Read = Callable[[Columns], Value]
@@ -209,7 +201,7 @@ class BlockReader:
         n_blocks: number of 32-column parts of a block.
         low: reads the low bits of the codes: 32 bytes, or 16 with two codes each as in the plane.
         scales: reads a row's entries in the plane of scales, as integers.
-        high: reads the high bits of the codes, 32 bytes; None if there are none.
+        high: reads the high bits of the codes, 32 bytes.
         supers: byte offsets of the F16 factors.
     """
 
@@ -222,7 +214,6 @@ class BlockReader:
 
 
 def _at(offset: int) -> Read:
-    """Read 16 bytes at a fixed offset."""
     return lambda place: place.half(offset)
 
 
@@ -267,7 +258,7 @@ def _low_q6(place: Columns) -> Value:
 
 
 def _scales_k(place: Columns) -> list[Value]:
-    """Read scale and minimum of Q4_K and Q5_K, six bits each; two are apart in the last four."""
+    """Read scale and minimum of Q4_K and Q5_K, six bits each; the last four are split."""
     low, index = place.index % 4 + 4, place.index
     scale, minimum, rest = place.number(low), place.number(low + 4), place.number(low + 8)
     is_last = index >= 4
@@ -300,7 +291,7 @@ def _scales_iq4_xs(place: Columns) -> list[Value]:
 
 
 def _coded(layout: Layout) -> BlockReader:
-    """Return the structure of rows from `quants.codes`: 32 bytes of codes, then scales."""
+    """Return the structure of rows from `quants.encode`: 32 bytes of codes, then scales."""
     size = 4 if layout.scale == "f32" else 2
     places = range(BLOCK, BLOCK + size * (BLOCK // layout.sub), size)
 

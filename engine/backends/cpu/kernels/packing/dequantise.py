@@ -1,7 +1,7 @@
-"""Dequantises rows of planes: for embedding look-ups, and for matrix products of torch.
+"""Dequantises rows of planes, for embedding lookups and for torch's matrix products.
 
-Rounds as in `formats.quants`: scale × q, then the minimum. So F32 rows are bit-equal to
-those of the dequantised file.
+Rounds as in `formats.quants`: scale × q, then the minimum. So F32 rows have the same bits as the
+dequantised file.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from engine.backends.cpu.kernels.language.values import (
     LANES,
     Code,
     Value,
+    transposed,
     vector,
 )
 from engine.backends.cpu.kernels.products.tile_reader import BlockGroup, TileReader
@@ -26,7 +27,7 @@ from engine.formats.quants.layout import BLOCK, TILE, BlockPlaces, Layout
 
 LOOKUP = ("planes", "tile_bytes", "n_blocks", "skip", "n_rows", "ids", "n_ids", "out", "out_stride")
 """Arguments of `lookup`. ids are 64-bit row numbers; out is F32, (n_ids, 32 × n_blocks), rows
-`out_stride` bytes apart: zeros where there is no such row."""
+`out_stride` bytes apart, with zeros for ids out of range."""
 
 BF16_ROWS = ("planes", "tile_bytes", "n_blocks", "skip", "first_tile", "n_tile", "out")
 """Arguments of `bf16_rows`. out is BF16, (16 × n_tile, 32 × n_blocks), contiguous, rounded to the
@@ -46,7 +47,6 @@ def build(module: ir.Module, isa: Isa, layout: Layout) -> None:
 
 
 def _columns(reader: TileReader, places: BlockPlaces) -> list[Value]:
-    """Dequantise a block: 32 columns of 16 rows each, F32."""
     layout = reader.layout
     scales, added = reader.scales(places)
     columns = []
@@ -62,7 +62,6 @@ def _columns(reader: TileReader, places: BlockPlaces) -> list[Value]:
 
 
 def _emit_lookup(code: Code, reader: TileReader, given: Named, index: Value) -> None:
-    """Write a piece of `lookup`: one row."""
     layout = reader.layout
     planes, tile_bytes, n_blocks, skip, n_rows, ids, _, out, stride = given.values()
     row = code.load(ids + index * 8, I64)
@@ -83,7 +82,6 @@ def _emit_lookup(code: Code, reader: TileReader, given: Named, index: Value) -> 
 
 
 def _emit_bf16(code: Code, reader: TileReader, given: Named, index: Value) -> None:
-    """Write a piece of `bf16_rows`: the rows of one tile."""
     layout = reader.layout
     planes, tile_bytes, n_blocks, skip, first, _, out = given.values()
     start = planes + (first + index) * tile_bytes
@@ -99,29 +97,15 @@ def _emit_bf16(code: Code, reader: TileReader, given: Named, index: Value) -> No
 
 
 def _bf16_pair(first: Value, second: Value) -> Value:
-    """Round two columns to BF16, ties to even; the first is the lower half of each i32."""
+    """Round two columns to BF16, ties to even; the first in the lower half of each i32."""
     low, high = (rounded_bf16(v) for v in (first, second))
     return (low >> 16) | (high & -65536)
 
 
 def rounded_bf16(value: Value) -> Value:
-    """Return i32 whose upper halves are floats rounded to BF16; NaN may become infinite."""
+    """Round floats to BF16, in the upper halves of i32; NaN may become infinite."""
     bits = value.bitcast(vector(INTS.element, value.kind.count))
     return bits + ((bits >> 16) & 1) + 0x7FFF
-
-
-def transposed(rows: list[Value]) -> list[Value]:
-    """Transpose 16 vectors of 16 elements, in four steps of exchanges between pairs of vectors."""
-    rows = list(rows)
-    for step in (1, 2, 4, 8):
-        for n in range(TILE):
-            if n & step:
-                continue
-            a, b = rows[n], rows[n + step]
-            lanes = range(TILE)
-            rows[n] = a.shuffle([TILE + i - step if i & step else i for i in lanes], b)
-            rows[n + step] = a.shuffle([TILE + i if i & step else i + step for i in lanes], b)
-    return rows
 
 
 BYTES = vector(ir.IntType(8), TILE)

@@ -1,8 +1,8 @@
-"""Packs rows of a matrix straight from a file: each thread reads some and packs them at once.
+"""Packs the rows of a matrix straight from a file, and reads parts of a file.
 
-A thread takes the next few tiles, reads their rows into memory of its own that stays in a cache,
-packs them from there, and goes on. So reads and packing overlap, in the order of the file, and a
-page of the planes is touched first by the thread that fills it.
+Each thread takes the next few tiles, reads their rows into a buffer that fits in its cache, and
+packs them. So reading and packing overlap, in file order, and a memory page of the planes is first
+touched by the thread that fills it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import Isa
 from engine.backends.cpu.kernels.language.loops import Named, add_kernel, ceil_div, piece
-from engine.backends.cpu.kernels.language.values import I64, VOID, Code, Value
+from engine.backends.cpu.kernels.language.values import I64, VOID, Code, Value, internal
 from engine.backends.cpu.kernels.packing import pack
-from engine.backends.cpu.kernels.packing.file_read import add_fill
+from engine.backends.cpu.kernels.running.thread_pool import add_run
 from engine.formats.quants.layout import TILE
 
 ARGUMENTS = (
@@ -21,13 +21,20 @@ ARGUMENTS = (
     "buffer_bytes", "buffer_stride", "progress", "tiles_per_turn", "tiles_per_read", "n_threads",
     "n_rows", "goal_row", "first", "n_blocks", "planes", "tile_bytes",
 )  # fmt: skip
-"""Arguments of the kernel. `read` is the address of POSIX's pread, `descriptor` that of the file.
-The wanted `row_bytes` of the first row lie at `offset`, those of other rows `file_stride` apart.
-Each of `n_threads` has `buffer_bytes` from `buffers` on, with rows `buffer_stride` apart; a read
-brings up to `rows_per_read`, with what lies between them in the file if that is more than one row.
-A thread takes `tiles_per_turn` tiles at a time and reads `tiles_per_read` of them at once. At
-`progress` are two 64-bit words, zero before: the number of turns taken, and 1 where a read failed,
-which ends the work. For the others see `kernels.packing.pack`."""
+"""Arguments of `pack_file`. `read` is the address of POSIX's pread, `descriptor` that of the file.
+The first row's `row_bytes` start at `offset`, the other rows follow `file_stride` apart. Each of
+`n_threads` has `buffer_bytes` from `buffers` on, with rows `buffer_stride` apart; a read covers up
+to `rows_per_read` rows, including the gaps between them. A thread takes `tiles_per_turn` tiles at a
+time and reads `tiles_per_read` of them at a time. `progress`: two 64-bit words, initially 0: number
+of turns taken, and 1 after a failed read, which ends the work. For the others see
+`kernels.packing.pack`."""
+
+READ_ARGUMENTS = ("read", "descriptor", "offset", "goal", "n_bytes", "page_bytes", "failed")
+"""Arguments of `read_file`. `read` is the address of POSIX's pread, `descriptor` that of the file.
+`n_bytes` from `offset` on are read to `goal`. Pieces end at multiples of `page_bytes`: two threads
+that touch the same new page would both clear it. `failed`: a 64-bit word, set to 1 if a read
+fails."""
+
 
 TAKEN, FAILED = 0, 8
 """Byte offsets of the words at `progress`."""
@@ -39,14 +46,13 @@ def build(module: ir.Module, isa: Isa, type_number: int) -> None:
         pack.build_int16(module, isa, type_number)
     else:
         pack.build(module, type_number)
-    add_fill(module)
+    _add_fill(module)
     with piece(module, "pack_file", ARGUMENTS) as (code, given, index):
         _emit_turns(code, given, given["buffers"] + index * given["buffer_bytes"])
     add_kernel(module, "pack_file", ARGUMENTS, lambda _, given: given["n_threads"])
 
 
 def _emit_turns(code: Code, given: Named, buffer: Value) -> None:
-    """Write a thread's turns, until there are no more tiles or a read has failed."""
     n_tiles = ceil_div(given["goal_row"] % TILE + given["n_rows"], TILE)
     per_turn, per_read = given["tiles_per_turn"], given["tiles_per_read"]
     place = code.stack_array([given.get(name, buffer) for name in pack.ARGUMENTS])
@@ -65,7 +71,6 @@ def _emit_turns(code: Code, given: Named, buffer: Value) -> None:
 
 
 def _take(code: Code, counter: Value) -> Value:
-    """Return a counter's number and count it up."""
     place = code.builder.inttoptr(counter.raw, I64.as_pointer())
     return Value(code, code.builder.atomic_rmw("add", place, code.number(1).raw, "monotonic"))
 
@@ -73,8 +78,8 @@ def _take(code: Code, counter: Value) -> Value:
 def _emit_read(
     code: Code, given: Named, buffer: Value, place: Value, begin: Value, stop: Value
 ) -> None:
-    """Write the reads of the rows of tiles `begin` to `stop`; where one fails, the thread ends."""
-    before = given["goal_row"] % TILE  # rows of the first tile that come from elsewhere
+    """Write the reads of the rows of tiles `begin` to `stop`; return if one fails."""
+    before = given["goal_row"] % TILE  # rows of the first tile that are not packed here
     first = begin * TILE - before
     first = code.where(first < 0, code.number(0), first)
     n_rows = code.min_signed(stop * TILE - before, given["n_rows"]) - first
@@ -90,3 +95,37 @@ def _emit_read(
         with code.when(left > 0):
             code.store(code.number(1), given["progress"] + FAILED)
             code.builder.ret_void()
+
+
+def build_read(module: ir.Module) -> None:
+    """Write `read_file(pool, *READ_ARGUMENTS)`."""
+    add_run(module)
+    _add_fill(module)
+    with piece(module, "read_file", READ_ARGUMENTS) as (code, given, index):
+        page_bytes, n_bytes = given["page_bytes"], given["n_bytes"]
+        begin = index * page_bytes - given["goal"] % page_bytes
+        end = code.min_signed(begin + page_bytes, n_bytes)
+        begin = code.where(begin < 0, code.number(0), begin)
+        left = code.call(
+            "fill", I64, given["read"], given["descriptor"], given["goal"] + begin, end - begin,
+            given["offset"] + begin,
+        )  # fmt: skip
+        with code.when(left > 0):
+            code.store(code.number(1), given["failed"])
+    add_kernel(
+        module, "read_file", READ_ARGUMENTS,
+        lambda _, g: ceil_div(g["goal"] % g["page_bytes"] + g["n_bytes"], g["page_bytes"]),
+    )  # fmt: skip
+
+
+def _add_fill(module: ir.Module) -> None:
+    """Write `fill(read, descriptor, goal, n, offset)`: reads n bytes; returns the shortfall."""
+    code, (read, descriptor, goal, n, offset) = internal(module, "fill", 5, I64)
+    done = code.variable(code.number(0))
+    with code.forever() as leave:
+        so_far = done.get()
+        leave(so_far >= n)
+        got = code.call_at(read, I64, descriptor, goal + so_far, n - so_far, offset + so_far)
+        leave(got <= 0)
+        done.set(so_far + got)
+    code.builder.ret((n - done.get()).raw)

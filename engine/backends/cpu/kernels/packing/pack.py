@@ -1,8 +1,8 @@
-"""Packs the blocks of a file into planes: the same bits in another order.
+"""Packs the blocks of a file into planes (the same bits in another order), F16 and BF16 as int16.
 
-For each GGML type, a reader of `kernels.packing.block_readers` gives the codes and the scales of
-32 columns. Whole tiles are packed 16 rows at a time, in vectors that hold lines of the planes,
-and what is left at the edges of a part of a matrix row by row.
+`kernels.packing.block_readers` reads the codes and scales of 32 columns of each GGML type. Whole
+tiles are packed 16 rows at a time, in vectors that hold lines of the planes; partial tiles at the
+edges of a matrix part, row by row.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engine.backends.cpu.kernels.packing.block_readers import (
     TileColumns,
     transposed,
 )
-from engine.backends.cpu.kernels.products.float_gemm import FloatOperands
+from engine.backends.cpu.kernels.products.float_gemm import FloatWeights
 from engine.backends.cpu.kernels.products.int16_panels import (
     BALANCE,
     GROUP_BYTES,
@@ -51,18 +51,18 @@ from engine.formats.quants.layout import (
 )
 
 Interval = tuple[Value, Value]
-"""First number and end of some rows or blocks."""
+"""Start and end of a range of rows or blocks."""
 
 ARGUMENTS = (
     "raw", "row_bytes", "n_rows", "goal_row", "first", "n_blocks", "planes", "tile_bytes",
 )  # fmt: skip
-"""Arguments of the kernel. `raw` is the address of the first wanted row in the file, with rows
-`row_bytes` apart; of each, `n_blocks` blocks of 32 columns from block `first` on are packed. The
-first row becomes row `goal_row` of the planes, whose tiles are `tile_bytes` apart."""
+"""Arguments of the kernel. `raw` is the address of the first row, with rows `row_bytes` apart; of
+each, `n_blocks` blocks of 32 columns from block `first` on are packed. The first row becomes row
+`goal_row` of the planes; tiles are `tile_bytes` apart."""
 
 
 def build(module: ir.Module, type_number: int) -> None:
-    """Write `pack(pool, *ARGUMENTS)`; other rows of the tiles are left as they are."""
+    """Write `pack(pool, *ARGUMENTS)`; other rows of the tiles stay unchanged."""
     add_run(module)
     with piece(module, "pack", ARGUMENTS) as (code, given, index):
         _emit_tile(code, LAYOUTS[type_number], BLOCK_READERS[type_number], given, index)
@@ -72,7 +72,7 @@ def build(module: ir.Module, type_number: int) -> None:
 
 
 def _emit_tile(code: Code, layout: Layout, source: BlockReader, given: Named, index: Value) -> None:
-    """Write a piece: the rows of one tile; tile 0 holds row `goal_row`."""
+    """Write a piece: the rows of one tile; piece 0 is the tile of row `goal_row`."""
     number = given["goal_row"] // TILE + index
     begin = number * TILE - given["goal_row"]  # of the tile, as a row of `raw`
     packer = TilePacker(code, layout, source, given, number, begin)
@@ -88,13 +88,13 @@ def _emit_tile(code: Code, layout: Layout, source: BlockReader, given: Named, in
 
 
 class TilePacker:
-    """Writer of the packing of one tile.
+    """Generates the code that packs one tile.
 
     Args:
         source: reader of the file's blocks.
         given: arguments of the kernel.
         number: number of the tile in the planes.
-        begin: number of the tile's first row among those at `raw`.
+        begin: row of `raw` that is the tile's first.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class TilePacker:
         self._n_groups = ceil_div(self._n_blocks + self._skip, SUPER)
 
     def emit_whole(self) -> None:
-        """Write the packing of all rows: whole blocks of the file, and what is left around them."""
+        """Pack all rows: whole blocks of the file, then the remaining columns row by row."""
         code, n, first = self._code, self._source.n_blocks, self._first
         end = first + self._n_blocks
         begin_whole = code.min_signed(ceil_div(first, n) * n, end)
@@ -131,13 +131,12 @@ class TilePacker:
                 self._put_super(self._whole_block(self._first // SUPER + number), number)
 
     def _whole_block(self, number: Value) -> TileColumns:
-        """Return the columns of a block of the file in all rows."""
         at = self._raw + self._begin * self._row_bytes + number * self._source.type_size
         rows = [at + self._row_bytes * row for row in range(TILE)]
         return TileColumns(self._code, rows, self._source.type_size)
 
     def emit_rows(self, rows: Interval, blocks: Interval) -> None:
-        """Write the packing of some rows of the tile, and some blocks of 32 columns of each."""
+        """Pack a range of rows and of blocks of 32 columns."""
         source = self._source
         with self._code.loop(*rows) as row, self._code.loop(*blocks) as block:
             whole = self._first + block
@@ -146,7 +145,7 @@ class TilePacker:
             self._put(here, block, row - self._begin)
 
     def emit_supers_of_rows(self, rows: Interval) -> None:
-        """Write the packing of the factors of some rows."""
+        """Pack the super-block factors of a range of rows."""
         if not self._source.supers:
             return
         code, size = self._code, self._source.type_size
@@ -156,7 +155,6 @@ class TilePacker:
             self._put_super(here, number, row - self._begin)
 
     def _put(self, here: Columns, block: Value, row: Value | int = 0) -> None:
-        """Store 32 columns of one row, or of all from row 0 on, as a block of the planes."""
         layout, source = self._layout, self._source
         group = BlockGroup.of(block, self._n_blocks, self._skip)
         places = group.places(layout, self._tile, block)
@@ -173,7 +171,6 @@ class TilePacker:
             _store_numbers(number, kind, places.scales + part * size * TILE + row * size)
 
     def _put_super(self, here: Columns, number: Value, row: Value | int = 0) -> None:
-        """Store the factors of a group of blocks of one row, or of all from row 0 on."""
         group = BlockGroup.at(number, self._n_blocks, self._skip)
         goal = group.places(self._layout, self._tile, group.first).supers + row * 2
         for part, offset in enumerate(self._source.supers):
@@ -181,10 +178,10 @@ class TilePacker:
 
 
 def _store_lines(codes: Value, n_bits: int, goal: Value) -> None:
-    """Store codes of `n_bits` bits; each stored line has those of 8 / n_bits lines.
+    """Store codes of `n_bits` bits, 8 / n_bits lines in each stored line.
 
     Args:
-        codes: codes of one row, of which each line has four bytes, or of all, in lines of 64.
+        codes: codes of one row, four bytes per line, or of all rows, 64 bytes per line.
     """
     size = LANES if codes.kind.count > BLOCK else 1
     words, per_line = codes.bitcast(vector(I32, codes.kind.count // 4)), 8 // n_bits
@@ -200,32 +197,31 @@ def _store_lines(codes: Value, n_bits: int, goal: Value) -> None:
 
 
 def _store_numbers(numbers: Value, kind: ir.IntType, goal: Value) -> None:
-    """Store the lowest bits of one row's number, or of all rows', one after another."""
     goal_kind = vector(kind) if isinstance(numbers.kind, ir.VectorType) else kind
     numbers.code.store(numbers if numbers.kind == goal_kind else numbers.to(goal_kind), goal)
 
 
 INT16_KINDS = {1: "f16", 30: "bf16"}
-"""Kernel names of the types that become words, by the number of the GGML type."""
+"""Kernel names of the types that are packed as int16, by the number of the GGML type."""
 
 EXPONENT = 0x7F80_0000
-"""Bits of the exponent of a positive F32 number; with them alone it is a power of two."""
+"""Exponent bits of an F32; masking a positive number with them gives a power of two."""
 
 
 LINE_BYTES = 64
-"""Bytes of the words of a block of a row, and those of two columns of a tile's rows."""
+"""Bytes of a row's block as int16, and of two columns of a tile's rows."""
 
 BUFFER_ROW = SUPER * LINE_BYTES
-"""Bytes of the words of a group of a row."""
+"""Bytes of a row's group as int16."""
 
 
 def build_int16(module: ir.Module, isa: Isa, type_number: int) -> None:
-    """Write `pack(pool, *ARGUMENTS)`; other rows of the tiles are left as they are.
+    """Write `pack(pool, *ARGUMENTS)` for F16 and BF16; other rows of the tiles stay unchanged.
 
-    A group of columns of all rows becomes words in a buffer, from which whole lines are written.
+    A group of columns of all rows is rounded to a buffer, from which whole lines are written.
     """
     add_run(module)
-    operands = FloatOperands(isa, INT16_KINDS[type_number])
+    weights = FloatWeights(isa, INT16_KINDS[type_number])
     with piece(module, "pack", ARGUMENTS) as (code, given, index):
         number = given["goal_row"] // TILE + index
         begin = number * TILE - given["goal_row"]  # of the tile, as a row of `raw`
@@ -240,7 +236,7 @@ def build_int16(module: ir.Module, isa: Isa, type_number: int) -> None:
             with code.loop(first, end) as row:
                 raw = given["raw"] + row * given["row_bytes"] + block * (2 * BLOCK)
                 place = row - begin
-                factor = _emit_row(code, operands, raw, n_blocks, words + place * BUFFER_ROW)
+                factor = _emit_row(code, weights, raw, n_blocks, words + place * BUFFER_ROW)
                 code.store(factor, group + place * 4)
             is_whole = (end - first).equals(TILE)
             with code.loop(code.number(0), code.where(is_whole, n_blocks, code.number(0))) as index:
@@ -254,12 +250,12 @@ def build_int16(module: ir.Module, isa: Isa, type_number: int) -> None:
 
 
 def _emit_row(
-    code: Code, operands: FloatOperands, raw: Value, n_blocks: Value, words: Value
+    code: Code, weights: FloatWeights, raw: Value, n_blocks: Value, words: Value
 ) -> Value:
-    """Write the rounding of a group of columns of a row to words; return their factor."""
+    """Round a group of columns of a row to int16; return their factor."""
 
     def half(index: Value) -> Value:
-        return operands.weights(code, raw + index * 32)
+        return weights.load(code, raw + index * 32)
 
     size, relative = scale_of(code, half, code.number(0), n_blocks * 2)
     zero, one = (code.constant(F32, number) for number in (0.0, 1.0))
@@ -278,7 +274,7 @@ def _emit_row(
 
 
 def _emit_block(code: Code, words: Value, goal: Value) -> None:
-    """Write the words of a block of all 16 rows, two columns of each to a line."""
+    """Write a block of all 16 rows, two columns to a line."""
     kind = vector(I32, 4)
     for part in range(0, LINE_BYTES, 16):
         rows = [code.load(words + (row * BUFFER_ROW + part), kind) for row in range(TILE)]
@@ -287,6 +283,5 @@ def _emit_block(code: Code, words: Value, goal: Value) -> None:
 
 
 def _emit_column(code: Code, words: Value, n_blocks: Value, goal: Value) -> None:
-    """Write the words of a group of one row to its places in the lines."""
     with code.loop(code.number(0), n_blocks * (BLOCK // 2)) as pair:
         code.store(code.load(words + pair * 4, I32), goal + pair * LINE_BYTES)

@@ -1,7 +1,6 @@
-"""Products with matrices: quantised ones in planes, and unquantised ones as they are in the file.
+"""Matrix products: quantised matrices in planes, unquantised ones as int16 or as in the file.
 
-`panels` and `int16_panels` are the activations, `tile_reader` reads the weights, and `gemm` is the
-loop nest that multiplies, for the operands of `quantised_gemm` and `int16_gemm`. `strassen` does
-that for many tokens; `float_gemm` multiplies in F32; `experts` and `fused_gemv` do several products
-in one job.
+`panels` and `int16_panels` pack activations, `tile_reader` reads weights, and `gemm` is the
+loop nest for the operands of `quantised_gemm` and `int16_gemm`. `float_gemm` multiplies in F32;
+`experts` and `fused_gemv` run several products as one job.
 """

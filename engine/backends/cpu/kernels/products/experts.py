@@ -1,9 +1,8 @@
 """Grouped GEMM for mixtures of experts: each row times the matrix of its expert, all in one job.
 
-Rows are sorted into groups, one for each expert in use (`forward.expert_rows.Groups`). A group is
-packed into panels of its own, as if there were no other rows, at the offset of its first row. So
-each row's result has the bits that `kernels.products.quantised_gemm` gives it. Weights of experts
-without rows are not read.
+Rows are sorted into groups, one per expert in use (`forward.expert_rows.Groups`). Each group is
+packed into separate panels, at the offset of its first row, so each row's result has the same bits
+as in `kernels.products.quantised_gemm`. Weights of experts without rows are not read.
 
     table = groups.table.data_ptr(), len(groups.table)
     quantise_groups(pool, x, x_stride, n_blocks, skip, panels, pairs, n_used, *table)
@@ -14,13 +13,12 @@ x is (n_row, 32 × n_blocks) F32 with rows `x_stride` bytes apart, and `pairs` i
 for each token, and `pairs` is the address of `groups.pair_of`, with `n_used` experts for each.
 `panels` is the address of `quantised_bytes(n_row, n_blocks, x_bytes)` bytes; out is (n_row, n_rows)
 F32 with rows `out_stride` bytes apart; `row_bytes` is `quantised_bytes(1, n_blocks, x_bytes)`.
-Where all groups have the same single row (one token and its experts), `quantise` packs that row
-alone, and `row_bytes` is 0.
+If all groups have the same single row (one token and its experts), `quantise` packs only that row,
+and `row_bytes` is 0.
 
-FFNs of a prompt's experts are a kernel of their own (`build_ffn`): all products of some rows of an
-expert are one piece. So what lies between the products stays in a core's cache, which memory would
-have to take and give back else. Each token is packed once, and a row of an expert is a copy. The
-bits are those of one product after the other, as rows do not depend on each other.
+`build_ffn` fuses the FFNs of a prompt's experts: a piece is all products of some rows of an expert,
+so that intermediate results stay in a core's cache. Each token is packed once, and copied for its
+experts. The bits are the same as with separate products, since rows do not depend on each other.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from engine.backends.cpu.kernels.language.values import (
     VOID,
     Code,
     Value,
-    function,
+    internal,
     vector,
 )
 from engine.backends.cpu.kernels.products import panels
@@ -47,7 +45,7 @@ from engine.backends.cpu.kernels.small.activation import COLUMNS
 from engine.formats.quants.layout import TILE, Layout, panel_block_bytes
 
 ENTRY_BYTES = 24
-"""Size of the table's entry of a group: its expert, first row and number of rows, 64-bit each."""
+"""Bytes of a group's entry in the table: expert, first row, number of rows, 64-bit each."""
 
 QUANTISE = (
     "x", "x_stride", "n_blocks", "skip", "panels", "pairs", "n_used", "table", "n_group",
@@ -59,8 +57,8 @@ MULTIPLY = (
     "out_stride", "n_rows", "n_tile", "tiles_per_piece", "tokens_per_pass", "table", "n_group",
 )  # fmt: skip
 """Arguments of `multiply_groups`. The planes of experts are `expert_bytes` apart. A piece is
-`tiles_per_piece` tiles of one expert times up to `tokens_per_pass` of its rows, whose panels stay
-in a core's cache; that number is a multiple of `Isa.tile_tokens`."""
+`tiles_per_piece` tiles of one expert times up to `tokens_per_pass` of its rows (a multiple of
+`Isa.tile_tokens`), whose panels fit in a core's cache."""
 
 
 def build_quantise(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
@@ -84,8 +82,7 @@ def build_quantise(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
 def build_multiply(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None:
     """Write `multiply_groups(pool, *MULTIPLY)` for matrices of one layout.
 
-    Each thread begins with a share of neighbouring experts, so that it reads their weights from
-    front to back.
+    Each thread starts with a share of adjacent experts, so that it reads their weights in order.
     """
     name = "multiply_groups"
     add_run(module)
@@ -104,7 +101,6 @@ def _n_runs(given: Named) -> Value:
 
 
 def _add_piece(code: Code, given: Named, index: Value) -> None:
-    """Write a piece: some tiles of one expert times some of its rows."""
     n_runs = _n_runs(given)
     expert, first, n = _part(code, given, given["tokens_per_pass"], index // n_runs)
     first_tile = index % n_runs * given["tiles_per_piece"]
@@ -120,7 +116,7 @@ def _add_piece(code: Code, given: Named, index: Value) -> None:
 
 
 def n_parts(code: Code, given: Named, size: Value) -> Value:
-    """Return the number of parts of at most `size` rows that all groups are split into."""
+    """Return the number of parts of at most `size` rows of all groups."""
     total = code.variable(code.number(0))
     with code.loop(code.number(0), given["n_group"]) as group:
         n = code.load(given["table"] + group * ENTRY_BYTES + 16, I64)
@@ -128,8 +124,15 @@ def n_parts(code: Code, given: Named, size: Value) -> Value:
     return total.get()
 
 
-def _part(code: Code, given: Named, size: Value, number: Value) -> tuple[Value, Value, Value]:
-    """Return the expert, the first row and the number of rows of a part, by its number."""
+def _part(
+    code: Code, given: Named, size: Value, number: Value, unit: int = 0
+) -> tuple[Value, Value, Value]:
+    """Return the expert, the first row and the number of rows of a part, by its number.
+
+    Args:
+        size: largest number of rows of a part.
+        unit: if not 0, an expert's parts have about equal sizes, multiples of this.
+    """
     left, entry = code.variable(number), code.variable(given["table"])
     with code.forever() as leave:
         n_parts = ceil_div(code.load(entry.get() + 16, I64), size)
@@ -137,6 +140,8 @@ def _part(code: Code, given: Named, size: Value, number: Value) -> tuple[Value, 
         left.set(left.get() - n_parts)
         entry.set(entry.get() + ENTRY_BYTES)
     expert, first, n = code.load_array(entry.get(), 3)
+    if unit:
+        size = ceil_div(ceil_div(n, ceil_div(n, size)), unit) * unit
     begin = left.get() * size
     return expert, first + begin, code.min_signed(n - begin, size)
 
@@ -146,8 +151,7 @@ FFN_NAMES = ("pack_each", "feed")
 PRODUCT = (
     "task", "planes", "expert_bytes", "tile_bytes", "n_blocks", "skip", "n_rows", "n_tile",
 )  # fmt: skip
-"""Entry of a product, 64-bit integers: the address of the function of its pieces, then as in
-`experts.MULTIPLY`."""
+"""Entry of a product, 64-bit integers: address of its piece function, then as in `MULTIPLY`."""
 
 PRODUCT_BYTES = 8 * len(PRODUCT)
 """Size of such an entry."""
@@ -156,19 +160,18 @@ FFN_ARGUMENTS = (
     "tokens", "pairs", "n_used", "products", "activation", "limit", "table", "n_group",
     "most_rows", "places", "place_bytes", "locks", "n_place", "out",
 )  # fmt: skip
-"""Arguments of `feed`. tokens: panels of one token each, by `pack_each`; pairs: see `experts`.
-products: address of three entries, gate, up and down. activation: address of a kernel of
-`small.activation`, with its limit. A piece has up to `most_rows` rows of an expert, a multiple of
-`Isa.tile_tokens`. Each thread needs one of `n_place` places of `place_bytes` (see there), with as
-many locks, 64-bit integers `LOCK_BYTES` apart, 0 where a place is free. out is F32, (n_row, rows of
-down), contiguous."""
+"""Arguments of `feed`. tokens: single-token panels from `pack_each`; pairs: see above. products:
+address of the entries of gate, up and down. activation: address of a kernel of `small.activation`,
+with its limit. A piece has up to `most_rows` rows of an expert, a multiple of `Isa.tile_tokens`. A
+thread uses one of `n_place` buffers of `place_bytes`; their locks are 64-bit integers `LOCK_BYTES`
+apart, 0 if free. out is F32, (n_row, rows of down), contiguous."""
 
 LOCK_BYTES = 64
-"""Bytes from one lock to the next."""
+"""Bytes between locks: a cache line."""
 
 
 def place_bytes(most_rows: int, n_blocks: tuple[int, int], n_ff: int, x_bytes: int) -> int:
-    """Return the bytes that a piece needs: panels, the results of gate and up, panels of those.
+    """Return the buffer size of a piece: panels, the results of gate and up, their panels.
 
     Args:
         n_blocks: blocks of columns of gate and up, and of down.
@@ -199,8 +202,7 @@ def build_ffn(module: ir.Module, isa: Isa, x_bytes: int) -> None:
 
 
 def _emit_piece(code: Code, isa: Isa, x_bytes: int, given: Named, index: Value) -> None:
-    """Write a piece: the FFN of some rows of an expert."""
-    expert, first, n = _expert_part(code, isa, given, index)
+    expert, first, n = _part(code, given, given["most_rows"], index, isa.tile_tokens)
     gate, up, down = (_product(code, given["products"] + at * PRODUCT_BYTES) for at in range(3))
     block_bytes, n_ff = panel_block_bytes(x_bytes), gate["n_rows"]
     number = code.call("take_place", I64, given["locks"], given["n_place"])
@@ -213,7 +215,7 @@ def _emit_piece(code: Code, isa: Isa, x_bytes: int, given: Named, index: Value) 
     )  # fmt: skip
     _multiply(code, gate, expert, rows, n, gates)
     _multiply(code, up, expert, rows, n, ups)
-    with code.loop(code.number(0), n * n_ff, COLUMNS) as begin:  # each is a single piece
+    with code.loop(code.number(0), n * n_ff, COLUMNS) as begin:
         count = code.min_signed(n * n_ff - begin, code.number(COLUMNS))
         goal, none = gates + begin * 4, code.number(0)
         code.call_at(
@@ -236,7 +238,6 @@ def _product(code: Code, entry: Value) -> Named:
 
 
 def _multiply(code: Code, product: Named, expert: Value, rows: Value, n: Value, out: Value) -> None:
-    """Write a product of n packed rows with an expert's matrix: a single piece."""
     n_tile = product["n_tile"]
     arguments = [
         product["planes"] + expert * product["expert_bytes"], product["tile_bytes"],
@@ -246,30 +247,12 @@ def _multiply(code: Code, product: Named, expert: Value, rows: Value, n: Value, 
     code.call_at(product["task"], VOID, code.stack_array(arguments), code.number(0))
 
 
-def _expert_part(code: Code, isa: Isa, given: Named, number: Value) -> tuple[Value, Value, Value]:
-    """Return the expert, the first row and the number of rows of a part, by its number.
-
-    Parts of an expert are about equally large.
-    """
-    left, entry = code.variable(number), code.variable(given["table"])
-    with code.forever() as leave:
-        n_part = ceil_div(code.load(entry.get() + 16, I64), given["most_rows"])
-        leave(left.get() < n_part)
-        left.set(left.get() - n_part)
-        entry.set(entry.get() + ENTRY_BYTES)
-    expert, first, n = code.load_array(entry.get(), 3)
-    size = ceil_div(ceil_div(n, ceil_div(n, given["most_rows"])), isa.tile_tokens)
-    begin = left.get() * size * isa.tile_tokens
-    return expert, first + begin, code.min_signed(n - begin, size * isa.tile_tokens)
-
-
 def _add_take_place(module: ir.Module) -> None:
-    """Write `take_place(locks, n)`: takes a free place and returns its number.
+    """Write `take_place(locks, n)`: locks a free buffer and returns its number.
 
-    There is always one: a thread has one place at a time.
+    There always is one: a thread uses one buffer at a time.
     """
-    code, (locks, n) = function(module, "take_place", 2, I64)
-    code.builder.function.linkage = "internal"
+    code, (locks, n) = internal(module, "take_place", 2, I64)
     number = code.variable(code.number(0))
     with code.forever() as leave:
         address = locks + number.get() * LOCK_BYTES
@@ -282,12 +265,11 @@ def _add_take_place(module: ir.Module) -> None:
 
 
 def _add_fill(module: ir.Module, isa: Isa, x_bytes: int) -> None:
-    """Write `fill(tokens, pairs, n_used, n, n_blocks, goal)`: panels of n rows, by copies.
+    """Write `fill(tokens, pairs, n_used, n, n_blocks, goal)`: panels of n rows.
 
-    Row i is that of token `pairs[i] / n_used`.
+    Row i is a copy of token `pairs[i] / n_used`.
     """
-    code, (tokens, pairs, n_used, n, n_blocks, goal) = function(module, "fill", 6)
-    code.builder.function.linkage = "internal"
+    code, (tokens, pairs, n_used, n, n_blocks, goal) = internal(module, "fill", 6)
     row_bytes = n_blocks * panel_block_bytes(x_bytes)
 
     def copy(first: Value, size: int) -> None:
@@ -310,9 +292,8 @@ def _add_fill(module: ir.Module, isa: Isa, x_bytes: int) -> None:
 
 
 def _add_copy_row(module: ir.Module, isa: Isa, x_bytes: int) -> None:
-    """Write `copy_row(token, n_blocks, panel, n, t)`: a panel of a token to token t of a panel."""
-    code, (token, n_blocks, panel, n, t) = function(module, "copy_row", 5)
-    code.builder.function.linkage = "internal"
+    """Write `copy_row(token, n_blocks, panel, n, t)`: copies a token to token t of a panel of n."""
+    code, (token, n_blocks, panel, n, t) = internal(module, "copy_row", 5)
     block_bytes = panel_block_bytes(x_bytes)
     with code.loop(code.number(0), n_blocks) as block:
         here, goal, begin = token + block * block_bytes, panel + block * n * block_bytes, 0

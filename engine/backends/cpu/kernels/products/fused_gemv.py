@@ -1,7 +1,7 @@
-"""Several matrices times the same few tokens in one job, so that threads do not wait in between.
+"""Several matrices times the same few tokens as one job, so that threads do not wait in between.
 
-The tokens are packed first, unless they are already, also in two forms where some matrices need
-finer activations than the others. For gate and up, the activation follows.
+The tokens are packed first unless they already are, in a second form too if some matrices need
+finer activations. After gate and up, the activation follows.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from engine.backends.cpu.kernels.products.panels import ARGUMENTS as QUANTISE
 from engine.backends.cpu.kernels.running.thread_pool import add_run
 
 JOB = ("task", "arguments", "n_piece", "form")
-"""The entry of one product, 64-bit integers: address of the function of its pieces, address of its
-arguments (`kernels.products.gemm`), number of its pieces, and 1 where it multiplies the
-second form of the tokens."""
+"""Entry of a product, 64-bit integers: address of its piece function, address of its arguments
+(`kernels.products.gemm`), number of pieces, and 1 if it uses the second form of the tokens."""
 
 JOB_BYTES = 8 * len(JOB)
 """Size of such an entry, in bytes."""
@@ -24,16 +23,16 @@ JOB_BYTES = 8 * len(JOB)
 NAMES = ("multiply_all", "multiply_gated")
 
 SECOND = ("second_quantise", "second_panels")
-"""What the second form of the tokens has of its own."""
+"""The arguments for the second form of the tokens."""
 
 ARGUMENTS = ("jobs", "n_job", "quantise", *QUANTISE, *SECOND, "out", "out_stride")
-"""Arguments of `multiply_all`. `quantise`: address of the kernel that makes the panels, 0 where
-they exist; its arguments follow. `SECOND` are the same for another form, 0 where no product reads
-it. The results of all products lie side by side in rows `out_stride` bytes apart. The kernel enters
-panels and results into the arguments of the products."""
+"""Arguments of `multiply_all`. `quantise`: address of the packing kernel, 0 if the panels exist;
+its arguments follow. `SECOND`: the same for the second form, 0 if unused. The results of all
+products are side by side in rows `out_stride` bytes apart. The kernel writes the addresses of
+panels and results to the arguments of the products."""
 
 GATED = ("activation", "limit", "result", *ARGUMENTS)
-"""Arguments of `multiply_gated`, which has two products of equally many rows, gate and up.
+"""Arguments of `multiply_gated`, for two matrices with equally many rows, gate and up.
 `activation`: address of a kernel of `kernels.small.activation`; `limit`: its limit; `result`:
 address of its contiguous result."""
 
@@ -65,7 +64,6 @@ def build(module: ir.Module) -> None:
 
 
 def _add_gated(module: ir.Module) -> None:
-    """Write `multiply_gated`."""
     code, (pool, *values) = function(module, "multiply_gated", 1 + len(GATED))
     given = dict(zip(GATED, values, strict=True))
     code.call("multiply_all", VOID, pool, *(given[name] for name in ARGUMENTS))

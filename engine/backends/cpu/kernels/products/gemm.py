@@ -1,21 +1,21 @@
 """GEMV and GEMM with matrices in tiles: one loop nest for all types of weights and activations.
 
-Weights lie in tiles of 16 rows, activations in panels of tokens (`panels`, `int16_panels`).
-`Operands` says how both are read and multiplied, and how a sum becomes a result: `quantised_gemm`
-and `int16_gemm`. The nest is the same for all:
+Weights are in tiles of 16 rows, activations in panels of tokens (`panels`, `int16_panels`).
+`Operands` (in `quantised_gemm` and `int16_gemm`) define how both are read and multiplied, and how a
+sum becomes a result. The nest:
 
-    piece             some tiles times some tokens, which threads take in turn
-      groups          four tiles times many tokens, whose weights are unpacked once for all
+    piece             some tiles times some tokens; threads take pieces in turn
+      groups          four tiles times many tokens: weights are unpacked once for all tokens
         group         256 columns: unpack them, then
-          panel         tokens of a panel, two tiles at once where that helps
+          panel         the tokens of a panel, two tiles at a time where that helps
             block         32 columns, in registers
-      tile            the tokens left over, or few: weights are unpacked for each panel
+      tile            the remaining tokens, or few: weights are unpacked for each panel
 
-A core's first cache holds a group of four unpacked tiles, and the part of a panel that all of them
-multiply. Meanwhile the tokens' sums wait on the stack. Rows of the result are often so many bytes
-apart that their elements push each other out of the caches: a panel's results are written as soon
-as they are known, to places that were prefetched shortly before. Sums are made in the order of
-columns in all of these ways, so that a token's bits do not depend on the tokens computed with it.
+L1 holds a group of four unpacked tiles and the part of a panel that they multiply; the tokens' sums
+are on the stack. Rows of the result often have a stride at which their elements evict each other
+from the caches, so a panel's results are written as soon as they are complete, to addresses that
+were prefetched shortly before. Sums are always made in column order, so a token's bits do not
+depend on the other tokens.
 """
 
 from __future__ import annotations
@@ -50,35 +50,33 @@ ARGUMENTS = (
     "n_tile", "tiles_per_piece", "tokens_per_pass",
 )  # fmt: skip
 """Arguments of the kernel. `out` is (n_tokens, n_rows) F32 with rows `out_stride` bytes apart. A
-piece is `tiles_per_piece` tiles times up to `tokens_per_pass` tokens, whose panels stay in
-the cores' last cache; that number is a multiple of `Isa.tile_tokens`."""
+piece is `tiles_per_piece` tiles times up to `tokens_per_pass` tokens (a multiple of
+`Isa.tile_tokens`); their panels fit in the last-level cache."""
 
 VECTOR_BYTES = 4 * LANES
 """Bytes of 16 sums, and of other vectors of 16 rows."""
 
 MIN_PANELS = 2
-"""Smallest number of full panels for which weights are unpacked once for all of them."""
+"""Smallest number of full panels that share unpacked weights."""
 
 MAX_PANELS = 64
-"""Largest number of panels whose sums wait at a time."""
+"""Largest number of panels whose sums are on the stack at a time."""
 
 MAX_TILES = 4
-"""Largest number of tiles that are multiplied at a time."""
+"""Largest number of tiles that are unpacked at a time."""
 
 AHEAD_PANELS = 2
-"""Number of panels by which the places of results are prefetched. So few stay in a cache even where
-all of them compete for the same lines."""
+"""Prefetch distance of results, in panels; so few stay in a cache even if they share cache sets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Lines of the next weights that are prefetched meanwhile.
+    """Prefetch of lines of the next group of weights, for several tiles.
 
     Attributes:
         place: address of the next group of the first tile.
         tile_bytes: bytes from tile to tile.
-        first: first line.
-        last: line behind the last.
+        first, last: range of the lines.
     """
 
     place: Value
@@ -87,15 +85,15 @@ class Prefetch:
     last: Value
 
     def emit(self, n_tiles: Value) -> None:
-        """Write the prefetch of all lines of some tiles."""
+        """Prefetch all lines of some tiles."""
         code = self.place.code
         with code.loop(code.number(0), n_tiles) as tile, code.loop(self.first, self.last) as line:
             code.prefetch(self.place + tile * self.tile_bytes + line * LINE_BYTES, cache=2)
 
     def emit_part(self, block: Value, n_blocks: Value, n_tiles: int = 1) -> None:
-        """Write the part of a block, given its index in the group.
+        """Prefetch a block's share of the lines, given its index in the group.
 
-        Caches cannot ask for very many lines at once, and would stop a processor.
+        A core stalls when too many cache misses are pending.
         """
         code, step = self.place.code, ceil_div(self.last - self.first, n_blocks)
         begin = self.first + block * step
@@ -115,13 +113,13 @@ class Products:
 
     Attributes:
         code: builder of the function.
-        tiles: address of the group in each tile, unpacked where it is.
+        tiles: address of the (unpacked) group of each tile.
         panel: address of the group's first block in the panel.
         n_blocks: number of the group's blocks.
         size: number of tokens of the panel.
-        tokens: those of them that are multiplied.
-        sums: what products are added to, for each tile and each of `tokens`.
-        each_block: writes what else is done with each block, given its index in the group.
+        tokens: the tokens to multiply.
+        sums: running sum of each tile and each of `tokens`.
+        each_block: writes other code for each block, given its index in the group.
     """
 
     code: Code
@@ -135,20 +133,20 @@ class Products:
 
 
 class Operands(ABC):
-    """Types of weights and activations: how they are read, multiplied and finished.
+    """A combination of weight and activation types: how they are read, multiplied and finished.
 
     Attributes:
         isa: instruction set.
         block_bytes: bytes of a token's block of 32 columns in a panel.
-        group_bytes: bytes of a group of 256 columns of a tile, prefetched ahead.
-        unpacked_bytes: bytes of an unpacked group; 0 where groups are multiplied where they lie.
-        unpack_tokens: number of tokens whose products take as long as unpacking; the next weights
-            are prefetched beside both. Where it is 0, beside products alone.
-        panel_sizes: tokens of the panels that are multiplied by unpacked weights, largest first.
-        tile_sizes: tokens of the panels for each of which weights are unpacked, largest first.
-        widths: numbers of tiles that are multiplied at once, largest first; of the last of them,
-            what lies behind an odd tile is multiplied, too, and not written.
-        spreads_prefetch: whether prefetches go with blocks; else they come before a panel.
+        group_bytes: bytes of a group of 256 columns of a tile, for prefetching.
+        unpacked_bytes: bytes of an unpacked group; 0 if groups are multiplied in place.
+        unpack_tokens: unpacking takes as long as the products of this many tokens; its share of the
+            prefetches of the next weights.
+        panel_sizes: tokens of the panels that share unpacked weights, largest first.
+        tile_sizes: tokens of the panels that unpack weights themselves, largest first.
+        widths: numbers of tiles multiplied at a time, largest first. If the last is 2, an odd tile
+            is multiplied together with the memory after it, whose results are dropped.
+        spreads_prefetch: whether blocks share the prefetches; else they come before a panel.
     """
 
     unpacked_bytes: int = 0
@@ -164,7 +162,7 @@ class Operands(ABC):
         self.tile_sizes: Sequence[int] = panel_sizes(isa)
 
     def n_grouped(self, code: Code, n_tokens: Value) -> Value:
-        """Return the number of tokens, the first ones, whose weights are unpacked once for all."""
+        """Return the number of leading tokens that share unpacked weights."""
         n_panels = n_tokens // self.isa.tile_tokens
         return code.where(n_panels < MIN_PANELS, code.number(0), n_panels) * self.isa.tile_tokens
 
@@ -173,23 +171,23 @@ class Operands(ABC):
         """Return the address of a group in the tile at an address."""
 
     def unpack(self, tile: Value, group: BlockGroup, goal: Value, ahead: Prefetch) -> None:
-        """Write the unpacking of a group to an address, where `unpacked_bytes` is not 0."""
+        """Unpack a group to an address; only if `unpacked_bytes` is not 0."""
         raise NotImplementedError
 
     @abstractmethod
     def multiply_tile(self, code: Code, tile: Value, group: BlockGroup, products: Products) -> None:
-        """Write the products of a group that is read from its tile, `products.tiles[0]`."""
+        """Write the products of a packed group of `products.tiles[0]`."""
 
     @property
     @abstractmethod
     def steps(self) -> Mapping[str, Callable[[Products], None]]:
         """Functions that write the products of unpacked groups, by name.
 
-        Each becomes a function of its own, as registers do not hold what all of them need.
+        Each becomes a separate function, so that its values fit in the registers.
         """
 
     def tokens_at_once(self, size: int, width: int) -> int:
-        """Return the number of a panel's tokens whose sums registers hold, for `width` tiles."""
+        """Return the number of tokens whose sums fit in the registers, for `width` tiles."""
         del width
         return size
 
@@ -217,7 +215,6 @@ def _n_pieces(code: Code, given: Named) -> Value:
 
 
 def _emit_piece(code: Code, given: Named, index: Value, block_bytes: int) -> None:
-    """Write a piece: some tiles times some tokens."""
     n_runs = _n_runs(given)
     first_tile = index % n_runs * given["tiles_per_piece"]
     last_tile = code.min_signed(first_tile + given["tiles_per_piece"], given["n_tile"])
@@ -233,14 +230,14 @@ def _emit_piece(code: Code, given: Named, index: Value, block_bytes: int) -> Non
 
 
 def row_count(code: Code, given: Named, first_tile: Value, last_tile: Value) -> Value:
-    """Return the number of rows of some tiles; the last tile of a matrix may have fewer than 16."""
+    """Return the number of rows of some tiles; a matrix's last tile may have fewer than 16."""
     return code.min_signed(last_tile * TILE, given["n_rows"]) - first_tile * TILE
 
 
 def add_rows(module: ir.Module, operands: Operands) -> None:
     """Write `rows(planes, tile_bytes, n_blocks, skip, panels, n_tokens, out, out_stride, n_rows)`.
 
-    Computes all panels' tokens for some rows; the first of them is the first of a tile.
+    Multiplies the tokens of all panels by some rows, from the first row of a tile on.
     """
     _add_groups(module, operands)
     _add_tiles(module, operands)
@@ -254,10 +251,10 @@ def add_rows(module: ir.Module, operands: Operands) -> None:
             "groups", VOID, planes + tile * tile_bytes, tile_bytes, n_tiles, n_blocks, skip, panels,
             n_done, out + tile * (4 * TILE), stride, n_rows - tile * TILE,
         )  # fmt: skip
-    behind = panels + n_done * n_blocks * operands.block_bytes
+    remaining = panels + n_done * n_blocks * operands.block_bytes
     with code.when(n_done < n_tokens), code.loop(code.number(0), n_tile) as tile:
         code.call(
-            "tiles", VOID, planes + tile * tile_bytes, n_blocks, skip, behind, n_tokens - n_done,
+            "tiles", VOID, planes + tile * tile_bytes, n_blocks, skip, remaining, n_tokens - n_done,
             out + n_done * stride + tile * (4 * TILE), stride, n_rows - tile * TILE,
         )  # fmt: skip
     code.builder.ret_void()
@@ -266,7 +263,7 @@ def add_rows(module: ir.Module, operands: Operands) -> None:
 def _add_tiles(module: ir.Module, operands: Operands) -> None:
     """Write `tiles(planes, n_blocks, skip, panels, n_tokens, out, out_stride, n)`: one tile.
 
-    Weights are unpacked for each panel; n is the number of rows that are left.
+    Weights are unpacked for each panel; n is the number of remaining rows.
     """
     for size in operands.tile_sizes:
         _add_tile(module, operands, size)
@@ -302,24 +299,23 @@ def _add_tile(module: ir.Module, operands: Operands, size: int) -> None:
 def _write(
     operands: Operands, totals: Sequence[Value], panel: Value, out: Value, stride: Value, n: Value
 ) -> None:
-    """Write the results of a tile and a panel, n rows of them or all."""
     code, size = panel.code, len(totals)
-    found = [operands.result(total, panel, size, token) for token, total in enumerate(totals)]
+    results = [operands.result(total, panel, size, token) for token, total in enumerate(totals)]
     with code.if_else(n >= TILE) as (whole, part):
         with whole:
-            for token, values in enumerate(found):
+            for token, values in enumerate(results):
                 code.store(values, out + stride * token)
         with part:
-            for token, values in enumerate(found):
+            for token, values in enumerate(results):
                 code.store_part(values, out + stride * token, n)
 
 
 def _add_groups(module: ir.Module, operands: Operands) -> None:
     """Write `groups(planes, tile_bytes, n_tile, n_blocks, skip, panels, n_tokens, out, …)`.
 
-    Multiplies up to `MAX_TILES` tiles by the tokens of panels. The other arguments are the bytes
-    between rows of the result and n, the number of rows that are written. The weights of the next
-    group of columns are prefetched meanwhile, some for each panel.
+    Multiplies up to `MAX_TILES` tiles by the tokens of panels, and prefetches the next group's
+    weights, some with each panel. The other arguments are the bytes between rows of the result and
+    the number of rows to write.
     """
     unpacked_bytes = operands.unpacked_bytes
     if unpacked_bytes:
@@ -337,25 +333,25 @@ def _add_groups(module: ir.Module, operands: Operands) -> None:
         count = code.min_signed(n_tokens - begin, code.number(most))
 
         def lines(first: Value, n: int) -> tuple[Value, Value]:
-            """Return what is prefetched beside n tokens' products; unpacking is before them all."""
+            """Return the lines to prefetch with n tokens' products; unpacking comes first."""
             total = count + operands.unpack_tokens
             return first * n_lines // total, (first + n) * n_lines // total
 
         def multiply(group: BlockGroup) -> None:
             first, last = group.first, group.last
-            behind = code.where(
+            next_group = code.where(
                 last.equals(n_blocks), planes + n_tile * tile_bytes,
                 operands.group(planes, BlockGroup(group.index + 1, last, last)),
             )  # fmt: skip
             weights = operands.group(planes, group), tile_bytes
             if unpacked_bytes:
                 weights = unpacked, code.number(unpacked_bytes)
-                beside = lines(code.number(0), operands.unpack_tokens)
+                prefetched = lines(code.number(0), operands.unpack_tokens)
                 with code.loop(code.number(0), n_tile) as tile:
                     at, goal = tile * tile_bytes, unpacked + tile * unpacked_bytes
                     code.call(
-                        "unpack", VOID, planes + at, group.index, first, last, goal, behind + at,
-                        *beside,
+                        "unpack", VOID, planes + at, group.index, first, last, goal, next_group +
+                        at, *prefetched,
                     )  # fmt: skip
 
             def add(size: int, token: Value) -> None:
@@ -363,7 +359,7 @@ def _add_groups(module: ir.Module, operands: Operands) -> None:
                     f"panel_{size}", VOID, *weights, n_tile,
                     panels + (begin + token) * n_blocks * operands.block_bytes, first, last,
                     n_blocks, sums + token * (MAX_TILES * VECTOR_BYTES),
-                    out + (begin + token) * stride, stride, n, behind, tile_bytes,
+                    out + (begin + token) * stride, stride, n, next_group, tile_bytes,
                     *lines(token + operands.unpack_tokens, size),
                 )  # fmt: skip
 
@@ -381,12 +377,12 @@ def _add_groups(module: ir.Module, operands: Operands) -> None:
 
 
 def _add_unpack(module: ir.Module, operands: Operands) -> None:
-    """Write `unpack(tile, index, first, last, unpacked, behind, first_line, last_line)`.
+    """Write `unpack(tile, index, first, last, unpacked, next_group, first_line, last_line)`.
 
-    Unpacks a group of a tile. The last three arguments say what is prefetched: lines of the next.
+    Unpacks a group of a tile; the last three arguments are those of `Prefetch`.
     """
-    code, (tile, index, first, last, unpacked, behind, *lines) = internal(module, "unpack", 8)
-    ahead = Prefetch(behind, code.number(0), lines[0], lines[1])
+    code, (tile, index, first, last, unpacked, next_group, *lines) = internal(module, "unpack", 8)
+    ahead = Prefetch(next_group, code.number(0), lines[0], lines[1])
     operands.unpack(tile, BlockGroup(index, first, last), unpacked, ahead)
     code.builder.ret_void()
 
@@ -395,8 +391,8 @@ def _add_panel(module: ir.Module, operands: Operands, size: int) -> None:
     """Write `panel_m(weights, weight_bytes, n_tile, panel, first, last, n_blocks, sums, out, …)`.
 
     Multiplies the blocks from `first` to `last` of some tiles, `weight_bytes` apart, by a panel of
-    m tokens; behind the last block, results are written. The other arguments are the bytes between
-    rows of the result, the number of rows that are written, and those of `Prefetch`.
+    m tokens, and writes the results after the last block. The other arguments are the bytes between
+    rows of the result, the number of rows to write, and the arguments of `Prefetch`.
     """
     calls = {width: _add_products(module, operands, size, width) for width in operands.widths}
     _add_finish(module, operands, size)
@@ -436,14 +432,14 @@ def _add_products(module: ir.Module, operands: Operands, size: int, width: int) 
     other arguments are those of `Prefetch`.
 
     Returns:
-        The functions' names, in the order of calls.
+        The names of the functions, in the order of calls.
     """
     at_once, names = operands.tokens_at_once(size, width), []
     for step, emit in operands.steps.items():
         names.append(f"{step}_{width}_{size}")
         code, values = internal(module, names[-1], 9)
         weights, weight_bytes, panel, n_blocks, place, *ahead = values
-        beside = partial(Prefetch(*ahead).emit_part, n_blocks=n_blocks, n_tiles=width)
+        prefetch = partial(Prefetch(*ahead).emit_part, n_blocks=n_blocks, n_tiles=width)
         for first in range(0, size, at_once):
             tokens = range(first, first + at_once)
             places = [
@@ -452,7 +448,7 @@ def _add_products(module: ir.Module, operands: Operands, size: int, width: int) 
             ]
             sums = [[code.variable(code.load(at, FLOATS)) for at in ats] for ats in places]
             tiles = [weights + weight_bytes * tile for tile in range(width)]
-            each_block = beside if first == 0 else _nothing
+            each_block = prefetch if first == 0 else _nothing
             emit(Products(code, tiles, panel, n_blocks, size, tokens, sums, each_block))
             for ats, totals in zip(places, sums, strict=True):
                 for at, total in zip(ats, totals, strict=True):
@@ -464,8 +460,7 @@ def _add_products(module: ir.Module, operands: Operands, size: int, width: int) 
 def _add_finish(module: ir.Module, operands: Operands, size: int) -> None:
     """Write `finish_m(sums, panel, out, out_stride, n)`: the results of a panel and a tile.
 
-    Places of panels behind are prefetched: they often lie in pages of their own, whose addresses
-    have to be looked up first.
+    Prefetches the results of later panels, which are often in memory pages that miss the TLB.
     """
     code, (sums, panel, out, stride, n) = internal(module, f"finish_{size}", 5)
     if size == operands.panel_sizes[0]:

@@ -1,12 +1,11 @@
 """Products of int16 (`int16_panels`): operands of `kernels.products.gemm`.
 
-What is written to a token's sum for each group of 256 columns, in this order: minima times sums of
-activations, block by block, and the exact integer sums, each times the token's factor and the rows'
-scale. Where a block has scales of its own, its integer sums follow its minima; else those of the
-group are behind all minima.
+For each group of 256 columns, a token's sum gets the minima times sums of activations, block by
+block, then the exact integer sum, times the token's factor and the rows' scale. If each block has
+its own scales, its integer sums follow its minima.
 
-Two tiles are multiplied at once, so that a vector of the token's numbers serves both: processors
-load two vectors and multiply two in a cycle.
+Two tiles are multiplied at a time, so that they share the loads of a token's numbers: processors
+load two vectors and multiply two per cycle.
 """
 
 from __future__ import annotations
@@ -53,13 +52,13 @@ from engine.formats.quants.layout import (
 )
 
 MIN_SUMS = 8
-"""Number of sums that processors add to at a time; fewer wait for each other."""
+"""Independent sums that keep the multiply units busy."""
 
 AT_ONCE = 4
-"""Number of tokens at a time whose sums of blocks and of columns the registers hold."""
+"""Tokens whose sums over blocks and over columns fit in the registers."""
 
 Parts = Sequence[Sequence[Sequence[Variable]]]
-"""Integer sums of each tile and token, several where there are few of them."""
+"""Integer sums of each tile and token: several partial sums if there are few tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +68,9 @@ class TileGroup:
     Attributes:
         numbers: loads or decodes a pair of columns of a block, by the block's index in the group
             and the pair's number.
-        factor: loads the factor of all columns, where the type has one.
+        factor: loads the factor of all columns, if the type has one.
         factors: loads a block's scales, then its minima.
-        scales: loads a block's integer scales, i32, where numbers are not multiplied by them yet.
+        scales: loads a block's integer scales, i32; None if the numbers include them.
     """
 
     numbers: Callable[[Value, int], Value]
@@ -88,7 +87,7 @@ class Int16Operands(Operands):
         return factor_offset(size, token)
 
     def add_products(self, products: Products, tiles: Sequence[TileGroup]) -> None:
-        """Write the products of a group whose columns have one factor."""
+        """Write the products of a group with one factor for all columns."""
         code, parts = products.code, self._parts(products)
         with code.loop(code.number(0), products.n_blocks) as block:
             at = products.panel + block * (products.size * self.block_bytes)
@@ -100,7 +99,6 @@ class Int16Operands(Operands):
         self.add_scaled(products, [tile.factor() for tile in tiles], products.panel, parts)
 
     def _parts(self, products: Products) -> Parts:
-        """Return integer sums of 0."""
         code, n_sums = products.code, len(products.tokens)
         n_parts = max(1, min(4, MIN_SUMS // (len(products.tiles) * n_sums)))
         zero = code.constant(INTS, 0)
@@ -127,7 +125,7 @@ class Int16Operands(Operands):
         self, products: Products, tiles: Sequence[TileGroup], panel: Value, block: Value,
         parts: Parts,
     ) -> None:  # fmt: skip
-        """Write what `multiply` does, for numbers that are not multiplied by their scales yet."""
+        """Write `multiply` for numbers that do not include their integer scales."""
         scales = [tile.scales(block) for tile in tiles if tile.scales]
         n_scales = len(scales[0])
         size = N_PAIRS // n_scales
@@ -141,7 +139,7 @@ class Int16Operands(Operands):
     def add_scaled(
         self, products: Products, scales: Sequence[Value], panel: Value, parts: Parts
     ) -> None:
-        """Write the addition of scaled integer sums; `panel` is any block of the group."""
+        """Add scaled integer sums; `panel` is any block of the group."""
         code = products.code
         for index, token in enumerate(products.tokens):
             factor = code.splat(code.load(panel + self.factor_offset(products.size, token), F32))
@@ -158,6 +156,8 @@ def _sum(parts: Sequence[Variable]) -> Value:
 class MatrixInt16(Int16Operands):
     """F16 and BF16 matrices as int16, which need no unpacking."""
 
+    spreads_prefetch = True
+
     def __init__(self, isa: Isa) -> None:
         super().__init__(isa, INT16_PANEL_BYTES, GROUP_BYTES)
 
@@ -172,7 +172,6 @@ class MatrixInt16(Int16Operands):
         self._multiply(products, AHEAD if products.size == 1 else FAR_AHEAD)
 
     def _multiply(self, products: Products, ahead: int = 0) -> None:
-        """Write products; weights are prefetched from a distance in bytes on, if any."""
         code = products.code
 
         def read(tile: Value) -> TileGroup:
@@ -188,11 +187,11 @@ class MatrixInt16(Int16Operands):
 
 
 class QuantisedInt16(Int16Operands):
-    """Quantised matrices, and activations of int16.
+    """Quantised matrices and int16 activations.
 
-    One token's weights are decoded to registers. For more tokens, those of four tiles are unpacked,
-    so that an expert with few rows decodes its weights only once, too. An unpacked group of a tile
-    is a factor, then for each block its numbers and factors.
+    For one token, weights are decoded to registers; for more, four tiles are unpacked, so that an
+    expert with few rows decodes its weights only once, too. An unpacked group of a tile is a
+    factor, then the numbers and factors of each block.
     """
 
     unpack_tokens = 3
@@ -269,7 +268,6 @@ class QuantisedInt16(Int16Operands):
             code.store(reader.group_factor(places), goal)
 
     def _unpacked(self, products: Products) -> Sequence[TileGroup]:
-        """Return how unpacked groups are read."""
         code = products.code
 
         def read(tile: Value) -> TileGroup:
@@ -277,10 +275,8 @@ class QuantisedInt16(Int16Operands):
                 return tile + VECTOR_BYTES + block * self._unpacked_block_bytes
 
             def factors(block: Value) -> Sequence[Value]:
-                behind = at(block) + VECTOR_BYTES * N_PAIRS
-                return [
-                    code.load(behind + VECTOR_BYTES * n, FLOATS) for n in range(self._n_factors)
-                ]
+                start = at(block) + VECTOR_BYTES * N_PAIRS
+                return [code.load(start + VECTOR_BYTES * n, FLOATS) for n in range(self._n_factors)]
 
             return TileGroup(
                 lambda block, pair: code.load(at(block) + VECTOR_BYTES * pair, INTS),
@@ -290,7 +286,6 @@ class QuantisedInt16(Int16Operands):
         return [read(tile) for tile in products.tiles]
 
     def _multiply(self, products: Products, tiles: Sequence[TileGroup]) -> None:
-        """Write all of a group."""
         if self._reader.n_scales:
             self._add_blocks(products, tiles)
             return
@@ -299,14 +294,12 @@ class QuantisedInt16(Int16Operands):
         self.add_products(products, tiles)
 
     def _add_minima(self, products: Products, tiles: Sequence[TileGroup]) -> None:
-        """Write the products of a group's minima with sums of activations."""
         code = products.code
         with code.loop(code.number(0), products.n_blocks) as block:
             panel = products.panel + block * (products.size * self.block_bytes)
             self._add_block_minima(products, tiles, panel, block)
 
     def _add_blocks(self, products: Products, tiles: Sequence[TileGroup]) -> None:
-        """Write a group whose blocks have scales of their own."""
         code, n_scales = products.code, self._reader.n_scales
         size = N_PAIRS // n_scales
         with code.loop(code.number(0), products.n_blocks) as block:
@@ -322,7 +315,6 @@ class QuantisedInt16(Int16Operands):
     def _add_block_minima(
         self, products: Products, tiles: Sequence[TileGroup], panel: Value, block: Value
     ) -> None:
-        """Write the products of a block's minima, the block being at `panel`."""
         code, n_minima = products.code, self._reader.n_minima
         if not n_minima:
             return

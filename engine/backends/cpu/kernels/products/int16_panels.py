@@ -1,29 +1,27 @@
-"""Activations and unquantised matrices as integers of 16 bits, with a scale for 256 columns.
+"""Activations and unquantised matrices as int16, with a scale for 256 columns.
 
-A processor that adds up products of int16 (`Isa.has_word_dots`) multiplies twice as many of them as
-of F32 numbers, and needs them where one byte for an activation is too coarse
-(`kernels.products.panels`). Each 256 columns of a row, and of a token, have a scale: numbers are
-multiplied by it and rounded. A sum of products over 256 columns is exact: it fits in 32 bits, as by
-Cauchy and Schwarz it is at most the product of both vectors' lengths, which scales keep within
-bounds. So the bits of a sum do not depend on its order, and all further steps are those of F32
-numbers, in the order of columns.
+A processor with int16 dot products (`Isa.has_word_dots`) multiplies twice as many int16 as F32, and
+needs them where 8-bit activations are too coarse (`kernels.products.panels`). Each 256 columns of a
+row, and of a token, have a scale: numbers are multiplied by it and rounded. A sum of products over
+256 columns is exact: it fits in 32 bits, since by Cauchy-Schwarz it is at most the product of both
+vectors' lengths, which the scales bound. So a sum does not depend on its order, and the remaining
+steps are F32, in column order.
 
 **F16 and BF16 matrices.** Both vectors are at most `MAX_LENGTH` long. Rounding adds at most 8 to a
-vector's length, which is at least 8,192 unless all is 0. So whatever the numbers are, a product is
-off by less than 2^-9 of both lengths, about what rounding both to F16 may do. A typical integer has
-a size of 1,400 to 2,900: products of two random vectors are off by 1e-4 of their size (an NMSE of
-2e-8; 3e-6 where one of them is rounded to BF16). Scales of weights are powers of two, so that most
-BF16 weights, and the larger ones of F16, stay exact. A tile of 16 rows holds for each group of 256
-columns the rows' factors, `BALANCE` / scale in F32, then the integers: 64 bytes have two columns of
-each row. For each block of 32 columns, a panel of m tokens holds m × 32 integers, then m factors in
-F32, 1 / (scale × `BALANCE`), of which products read those of a group's first block.
+vector's length, which is at least 8,192 unless all is 0. So the error of a product is less than
+2^-9 of both lengths, about the error of rounding both to F16. A typical integer is 1,400 to 2,900:
+the error of a product of two random vectors is 1e-4 (an NMSE of 2e-8; 3e-6 if one of them is
+rounded to BF16). Scales of weights are powers of two, so that most BF16 weights, and the larger F16
+weights, stay exact. A tile of 16 rows has for each group of 256 columns the rows' factors,
+`BALANCE` / scale in F32, then the integers: 64 bytes hold two columns of each row. For each block
+of 32 columns, a panel of m tokens has m × 32 integers, then m factors in F32,
+1 / (scale × `BALANCE`); products read the factors of a group's first block.
 
-**Quantised matrices.** Weights are integers already: codes, times the integer scale of their block
-where the type has one (`MAX_FINE_WEIGHT`). So activations may be `MAX_FINE_LENGTH` long. What
-rounding adds is some 1e-4 of a typical product (an NMSE of 2e-8). For each block of 32 columns a
-panel of m tokens holds m × 32 integers, in the order of `COLUMN_ORDER`; then, in F32, m sums of 32
-activations, m pairs of sums of 16, and m factors, 1 / scale. All of these are divided by `BALANCE`.
-The block's other bytes are free.
+**Quantised matrices.** Weights are integers: codes, times the integer scale of their block if the
+type has one (`MAX_FINE_WEIGHT`). So activations may be `MAX_FINE_LENGTH` long. Rounding adds about
+1e-4 of a typical product (an NMSE of 2e-8). For each block of 32 columns a panel of m tokens has
+m × 32 integers, in `COLUMN_ORDER`; then, in F32, m sums of 32 activations, m pairs of sums of 16,
+and m factors, 1 / scale, all divided by `BALANCE`. The other bytes of the block are unused.
 """
 
 from __future__ import annotations
@@ -40,6 +38,7 @@ from engine.backends.cpu.kernels.language.values import (
     VOID,
     Code,
     Value,
+    concatenated,
     internal,
     vector,
 )
@@ -55,25 +54,25 @@ from engine.formats.quants.layout import (
 )
 
 MAX_LENGTH = 46_000
-"""Largest length of a vector of int16: its square, with what rounding adds, is less than 2^31."""
+"""Largest length of an int16 vector; its square is less than 2^31, rounding errors included."""
 
 MAX_INT16 = 16_383
-"""Largest size of a number: sums of two fit, too, as `kernels.products.strassen` needs."""
+"""Largest magnitude of an integer: half the range of int16."""
 
 MAX_FINE_WEIGHT = 4096
-"""Largest size of a quantised weight: 32 × 128 in Q6_K."""
+"""Largest magnitude of a quantised weight: 32 × 128 in Q6_K."""
 
 MAX_FINE_LENGTH = 32_750
-"""Largest length of 256 activations for quantised weights: times that of as many weights,
-16 × `MAX_FINE_WEIGHT`, it is less than 2^31, also with what rounding adds."""
+"""Largest length of 256 activations for quantised weights; times the length of 256 weights,
+16 × `MAX_FINE_WEIGHT`, it is less than 2^31, rounding errors included."""
 
 MAX_FINE_INT16 = 32_767
-"""Largest size of such an activation."""
+"""Largest magnitude of such an activation."""
 
 BALANCE = 2.0**21
-"""Factors of activations are divided by this, those of weights, or finished products of quantised
-ones, multiplied. So sums are numbers on the way for all activations: over 256 columns less than
-2^31 × 2^-21 × 2^128 / (`MAX_FINE_LENGTH` / 16). Factors of `TINY` and more keep all their bits."""
+"""Factors of activations are divided by this; factors of weights, or the results of quantised
+weights, are multiplied. So intermediate sums stay finite for all activations: over 256 columns less
+than 2^31 × 2^-21 × 2^128 / (`MAX_FINE_LENGTH` / 16). Factors from `TINY` on keep all their bits."""
 
 GROUP_BYTES = INT16_FACTOR_BYTES + SUPER * INT16_BLOCK_BYTES
 """Bytes of a group of 256 columns in a tile of a matrix."""
@@ -82,11 +81,11 @@ FINE_BLOCK_BYTES = panel_block_bytes(2)
 """Bytes of a token's block in a panel for quantised matrices."""
 
 COLUMN_ORDER = [4 * line + column for line in range(BLOCK // 4) for column in (0, 2, 1, 3)]
-"""Columns of a block in such a panel. An i32 of weights has four columns in bytes: the even ones
-and the odd ones become two integers each where they lie."""
+"""Column order of a block in such a panel: an i32 of weights has four columns in bytes, of which
+the even and the odd ones become two int16 each in place."""
 
 FINE_TOKEN_BYTES = 2 * BLOCK, 4, 8, 4
-"""Bytes that a token has of each part of such a panel's block."""
+"""Bytes of a token in each part of such a panel's block."""
 
 N_PAIRS = BLOCK // 2
 """Pairs of columns of a block."""
@@ -103,12 +102,12 @@ def factor_offset(n_tokens: int, token: int) -> int:
 
 
 def fine_factor_offset(n_tokens: int, token: int) -> int:
-    """Return what `factor_offset` does, of panels for quantised matrices."""
+    """Return the same as `factor_offset`, for panels of quantised matrices."""
     return n_tokens * (2 * BLOCK + 12) + 4 * token
 
 
 def fine_sum_offset(n_tokens: int, token: int, part: int, n_parts: int) -> int:
-    """Return the offset of the sum of a block's activations, or of one of its halves."""
+    """Return the offset of the sum of a block's activations, or of the sum of one half."""
     start = n_tokens * (2 * BLOCK)
     if n_parts == 1:
         return start + 4 * token
@@ -138,7 +137,7 @@ def add_pack_fine_token(module: ir.Module) -> None:
         with code.loop(group.first, group.last) as block:
             at = panel + block * n * FINE_BLOCK_BYTES
             numbers = [integers(half(block * 2 + k) * code.splat(steps)) for k in range(2)]
-            joined = _joined(*(number.to(vector(I16)) for number in numbers))
+            joined = concatenated([number.to(vector(I16)) for number in numbers])
             code.store(joined.shuffle(COLUMN_ORDER), at + t * (2 * BLOCK))
             sums = [code.reduce("add", number).to(F32) * factor for number in numbers]
             behind = at + n * (2 * BLOCK)
@@ -153,7 +152,7 @@ def add_pack_fine_token(module: ir.Module) -> None:
 def _add_pack_token(
     module: ir.Module, pack: Callable[[Value, BlockGroup, Value, Value, Value], None]
 ) -> None:
-    """Write `pack_token`, which packs a group of columns after the other; arguments end groups."""
+    """Write `pack_token`, group by group; `first` and `last` are bounds of groups."""
     code, values = internal(module, "pack_token", 8)
     x, n_blocks, skip, panel, n, t, first, last = values
     with code.loop((first + skip) // SUPER, (last + skip + (SUPER - 1)) // SUPER) as index:
@@ -162,7 +161,7 @@ def _add_pack_token(
 
 
 def add_pack_group(module: ir.Module) -> None:
-    """Write `pack_group(x, n_blocks, panel, n, t)`: 256 columns at most of a panel of n tokens."""
+    """Write `pack_group(x, n_blocks, panel, n, t)`: up to 256 columns of token t of n."""
     code, (x, n_blocks, panel, n, t) = internal(module, "pack_group", 5)
     half = _halves(x)
     steps, factor = _steps_and_factor(code, half, code.number(0), n_blocks * 2)
@@ -175,7 +174,7 @@ def add_pack_group(module: ir.Module) -> None:
 
 
 def _halves(x: Value) -> Callable[[Value], Value]:
-    """Return a function that loads the 16 activations of an index."""
+    """Return a function that loads 16 activations by index."""
     return lambda index: x.code.load(x + index * 64, FLOATS)
 
 
@@ -193,14 +192,13 @@ def scale_of(
     code: Code, half: Callable[[Value], Value], first: Value, last: Value,
     max_length: int = MAX_LENGTH, max_int16: int = MAX_INT16,
 ) -> tuple[Value, Value]:  # fmt: skip
-    """Return the largest size of some numbers, and the size that it may have as int16.
+    """Return the largest magnitude of some numbers, and its magnitude as int16.
 
     Args:
-        half: function that loads the 16 numbers of an index.
-        first: index of the first 16 numbers.
-        last: index behind the last ones.
-        max_length: largest length that the numbers may have together, as int16.
-        max_int16: largest size of each.
+        half: function that loads 16 numbers by index.
+        first, last: range of indices.
+        max_length: maximum length of the vector as int16.
+        max_int16: maximum magnitude as int16.
     """
     most = code.variable(code.constant(INTS, 0))
     with code.loop(first, last) as index:
@@ -222,14 +220,9 @@ def integers(values: Value) -> Value:
 
 
 def block_of_int16(factor: Value, first: Value, second: Value) -> Value:
-    """Return 32 rounded numbers, all 0 where their factor is NaN: others are added to them."""
-    joined = _joined(*(integers(numbers).to(vector(I16)) for numbers in (first, second)))
+    """Return 32 rounded numbers; all 0 if their factor is NaN, which alone makes the result NaN."""
+    joined = concatenated([integers(n).to(vector(I16)) for n in (first, second)])
     return factor.code.where(factor.equals(factor), joined, factor.code.constant(joined.kind, 0))
-
-
-def _joined(first: Value, second: Value) -> Value:
-    """Return one vector of two of 16 elements."""
-    return first.shuffle(range(BLOCK), second)
 
 
 assert MAX_FINE_LENGTH < MAX_FINE_INT16

@@ -1,6 +1,6 @@
-"""Kernel that packs rows of activations into panels, a group of tokens in a piece.
+"""Packs activations into panels; a piece is a group of tokens.
 
-Where there are fewer groups than threads, these share the columns, too.
+If there are fewer groups than threads, the columns are split, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.backends.cpu.kernels.running.thread_pool import THREADS, add_run, lo
 from engine.formats.quants.layout import BLOCK, INT16_PANEL_BYTES, SUPER, panel_block_bytes
 
 PART_BLOCKS = 48
-"""Least number of blocks, of all tokens together, that are worth a thread's part: some 1.2 us."""
+"""Minimum blocks of all tokens per thread: about 1.2 us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class PanelFormat:
 
     Attributes:
         add_pack_token: writes `pack_token`, see `kernels.products.panels`.
-        token_bytes: parts of a block, of each the bytes that a token has of it.
-        block_bytes: bytes of a token's block, of which some may be free.
+        token_bytes: bytes of a token in each part of a block.
+        block_bytes: bytes of a token's block, some of which may be unused.
     """
 
     add_pack_token: Callable[[ir.Module], None]
@@ -44,12 +44,12 @@ INT16 = PanelFormat(int16_panels.add_pack_token, (2 * BLOCK, 4), INT16_PANEL_BYT
 
 
 def are_int16(isa: Isa, x_bytes: int) -> bool:
-    """Return whether activations of two bytes are int16, as in `kernels.products.int16_panels`."""
+    """Return whether activations are int16, see `kernels.products.int16_panels`."""
     return x_bytes == 2 and isa.has_word_dots
 
 
 def format_of(isa: Isa, x_bytes: int) -> PanelFormat:
-    """Return the format for quantised matrices, by the bytes of an activation."""
+    """Return the format for quantised matrices."""
     n_bytes = panel_block_bytes(x_bytes)
     if are_int16(isa, x_bytes):
         fine = int16_panels.FINE_TOKEN_BYTES
@@ -80,7 +80,7 @@ def build(module: ir.Module, isa: Isa, panel: PanelFormat) -> None:
 
 
 def _n_part(code: Code, given: Named, n_group: Value, n_threads: Value) -> Value:
-    """Return the number of parts of the columns of each group of tokens: 1 for many groups."""
+    """Return the number of parts that the columns of each group are split into."""
     n = code.min_signed(given["n_tokens"] * given["n_blocks"] // PART_BLOCKS, n_threads)
     n = n // code.where(n_group < 1, code.number(1), n_group)  # there may be no token
     n = code.min_signed(n, ceil_div(given["n_blocks"] + given["skip"], SUPER))
@@ -90,9 +90,9 @@ def _n_part(code: Code, given: Named, n_group: Value, n_threads: Value) -> Value
 def add_pack_tokens(module: ir.Module, isa: Isa, panel: PanelFormat) -> None:
     """Write `pack_tokens(x, x_stride, n, n_blocks, skip, panels, pairs, n_used, part, n_part)`.
 
-    Packs up to `isa.tile_tokens` rows: one panel for each bit set in n, the largest first. Row i is
-    that of token `pairs[i] / n_used` where `pairs` is an address of 64-bit integers, and row i of x
-    where it is 0. Of `n_part` parts of the columns, only one is written.
+    Packs up to `isa.tile_tokens` rows: one panel per bit set in n, the largest first. Row i is
+    token `pairs[i] / n_used` of x, with 64-bit integers at `pairs`, or token i if `pairs` is 0.
+    Only part `part` of `n_part` parts of the columns is packed.
     """
     panel.add_pack_token(module)
     code, values = internal(module, "pack_tokens", 10)

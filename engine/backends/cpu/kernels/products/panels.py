@@ -1,23 +1,22 @@
-"""Panels: activations quantised and packed for the products, in blocks of 32 columns.
+"""Panels: activations, quantised and packed for the products in blocks of 32 columns.
 
-Each 16 columns of a token have a scale of their own, a whole number of the token's unit, so that
-products can add up scaled sums in integers. A large number of steps makes this as good as any scale
-would be: the unit is the token's largest scale divided by 32,767.
+Each 16 columns of a token have a scale, an integer multiple of the token's unit, so that products
+can add up scaled sums as integers. The unit is the token's largest scale divided by 32,767, which
+is fine enough.
 
 Tokens are multiplied in groups; a group of m tokens is packed into one panel. For each block of 32
-columns a panel holds m × 32 bytes, then, four bytes each: m pairs of -128 × Σ bytes (one for each
-16 columns), m pairs of scales in units (i32), m sums of 32 activations in units (F32), m units
-(F32), m pairs of scales once more (F32). So a panel is read from front to back, and a token takes
-equally many bytes per block in a group of any size. The bytes are four of the first 16 columns,
-four of the other 16, and so on; where `Isa.joins_halves`, both scales in units are words of the
-first i32 of their pair.
+columns a panel has m × 32 bytes, then, four bytes each: m pairs of -128 × Σ bytes (one per 16
+columns), m pairs of scales in units (i32), m sums of 32 activations in units (F32), m units (F32),
+m pairs of scales again (F32). So a panel is read from front to back, and the bytes per token and
+block do not depend on m. The bytes are four of the first 16 columns, four of the other 16, and so
+on; if `Isa.joins_halves`, both scales in units are int16 in the first i32 of their pair.
 
-An activation is one signed byte, or two where a small error can have large consequences: in models
-whose router sends tokens to experts, and for values of attention in all models
-(`engine.backends.cpu.packing.FINE`). Processors that add up products of int16 have int16 then
-(`products.int16_panels`). On others m × 32 high bytes, worth 255 each, stand before the
-low bytes; both are within ±127, so that the same instructions multiply them. All 32 columns of a
-block have the same scale then: two bytes are exact enough, and a block's product is scaled once.
+An activation is a signed byte, or has two bytes where small errors have large consequences: in MoE
+models, because of the router, and for the attention values of all models
+(`engine.backends.cpu.packing.FINE`). Processors with int16 dot products then use int16
+(`products.int16_panels`). On others m × 32 high bytes, worth 255 each, precede the low bytes; both
+are within ±127, so that the same instructions multiply them. All 32 columns of a block then share
+a scale: two bytes are precise enough, and a block's product is scaled once.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from engine.backends.cpu.kernels.language.values import (
     INTS,
     Code,
     Value,
-    function,
+    internal,
     vector,
 )
 from engine.formats.quants.layout import BLOCK, panel_block_bytes
 
 BASE = 255
-"""Value of the high byte's unit, where an activation has two bytes."""
+"""Value of the high byte's unit in activations of two bytes."""
 
 MAX_NUMBER = {1: 127, 2: 127 * BASE + 127}
 """Largest quantised activation, by its number of bytes."""
@@ -50,21 +49,21 @@ MAX_UNITS = 32767
 """Largest scale, in units."""
 
 SUM_FACTOR = 128
-"""Factor of the stored sums of bytes: what products by weights of eight bits have too much, as
-those weights are made positive by adding it."""
+"""Offset that makes 8-bit weights positive; stored sums of bytes are multiplied by it, to correct
+the products."""
 
 LINE_ORDER = [16 * half + 4 * line + n for line in range(4) for half in range(2) for n in range(4)]
-"""Columns of a block in the order of a panel's bytes."""
+"""Column order of a block in a panel."""
 
 TOKEN_BYTES = 8, 8, 4, 4, 8
-"""Bytes that a token has of each part of a panel's block, behind its numbers."""
+"""Bytes of a token in each part of a panel's block, after its numbers."""
 
 TINY = 2.0**-90
-"""Size below which tokens are quantised to zero; numbers divided by them might be infinite."""
+"""Tokens with smaller magnitudes are quantised to zero; dividing by them could overflow."""
 
 ROUNDER, ROUNDER_BITS = 1.5 * 2.0**23, 0x4B400000
-"""A float whose last bit is worth 1, and its bits. Adding it rounds to the nearest integer, ties to
-even, and leaves the integer in the low bits, on all processors alike."""
+"""A float whose last bit has the value 1, and its bits. Adding it rounds to the nearest integer,
+ties to even, and leaves the integer in the low bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +87,14 @@ class PanelOffsets:
         """Return the offset of four of a token's bytes.
 
         Args:
-            part: 0 for the high bytes where there are two.
+            part: 0 for the high bytes, if there are two.
             half: 0 for the first 16 columns, 1 for the others.
-            line: which four of the 16 columns.
+            line: index of four of the 16 columns.
         """
         return (part * self.n_tokens + token) * BLOCK + 8 * line + 4 * half
 
     def minus_sum(self, token: int, half: int) -> int:
-        """Return the offset of the sum of 16 columns' numbers, times -`SUM_FACTOR`."""
+        """Return the offset of the sum of 16 numbers, times -`SUM_FACTOR`."""
         return self._after_numbers(0) + 8 * token + 4 * half
 
     def units(self, token: int, half: int) -> int:
@@ -107,7 +106,7 @@ class PanelOffsets:
         return self._after_numbers(16) + 4 * token
 
     def unit(self, token: int) -> int:
-        """Return the offset of the token's unit, the same in all blocks."""
+        """Return the offset of the token's unit, which all blocks repeat."""
         return self._after_numbers(20) + 4 * token
 
     def scale(self, token: int, half: int) -> int:
@@ -115,7 +114,6 @@ class PanelOffsets:
         return self._after_numbers(24) + 8 * token + 4 * half
 
     def _after_numbers(self, n_bytes: int) -> int:
-        """Return the offset of what follows the numbers and `n_bytes` more of each token."""
         return self.n_tokens * (self.x_bytes * BLOCK + n_bytes)
 
 
@@ -131,22 +129,21 @@ def panel_sizes(isa: Isa) -> list[int]:
 
 ARGUMENTS = ("x", "x_stride", "n_tokens", "n_blocks", "skip", "panels")
 """Arguments of a kernel that packs panels: x is F32, (n_tokens, 32 × n_blocks), with rows
-`x_stride` bytes apart; `skip` is the number of blocks by which the first 256 columns of the weights
-are cut; `panels` is the address of `quantised_bytes`."""
+`x_stride` bytes apart; `skip` is the number of blocks missing at the start of the weights' first
+256 columns; `panels` is the address of `quantised_bytes`."""
 
 
 def add_pack_token(module: ir.Module, isa: Isa, x_bytes: int) -> None:
     """Write `pack_token(x, n_blocks, skip, panel, n, t, first, last)`.
 
-    It packs the blocks from `first` to `last` of token t of a panel of n.
+    Packs the blocks from `first` to `last` of token t of a panel of n.
     """
-    code, (x, n_blocks, _, panel, n, t, first, last) = function(module, "pack_token", 8)
-    code.builder.function.linkage = "internal"
+    code, (x, n_blocks, _, panel, n, t, first, last) = internal(module, "pack_token", 8)
     largest = _largest(code, x, n_blocks)
     steps, unit = _steps_and_unit(code, largest, MAX_NUMBER[x_bytes])
     with code.loop(first, last) as index:
         at = panel + index * n * panel_block_bytes(x_bytes)
-        numbers, behind = at + t * BLOCK, at + n * (x_bytes * BLOCK)
+        numbers, others = at + t * BLOCK, at + n * (x_bytes * BLOCK)
         columns = [code.load(x + index * (4 * BLOCK) + 64 * half, FLOATS) for half in range(2)]
         sizes = [size_bits(column) for column in columns]
         if x_bytes > 1:
@@ -161,20 +158,20 @@ def add_pack_token(module: ir.Module, isa: Isa, x_bytes: int) -> None:
         total = code.constant(F32, 0.0)
         for half, (whole, units) in enumerate(halves):
             added, scale = code.reduce("add", _integers(whole)), units.to(F32)
-            code.store(added * -SUM_FACTOR, behind + t * 8 + 4 * half)
-            code.store(scale, behind + n * 24 + t * 8 + 4 * half)
+            code.store(added * -SUM_FACTOR, others + t * 8 + 4 * half)
+            code.store(scale, others + n * 24 + t * 8 + 4 * half)
             total = code.fma(added.to(F32), scale, total)
             if not isa.joins_halves:
-                code.store(units, behind + n * 8 + t * 8 + 4 * half)
+                code.store(units, others + n * 8 + t * 8 + 4 * half)
         if isa.joins_halves:
-            code.store(halves[0][1] | (halves[1][1] << 16), behind + n * 8 + t * 8)
-        code.store(total, behind + n * 16 + t * 4)
-        code.store(unit, behind + n * 20 + t * 4)
+            code.store(halves[0][1] | (halves[1][1] << 16), others + n * 8 + t * 8)
+        code.store(total, others + n * 16 + t * 4)
+        code.store(unit, others + n * 20 + t * 4)
     code.builder.ret_void()
 
 
 def _largest(code: Code, x: Value, n_blocks: Value) -> Value:
-    """Return the largest size of a token's activations; NaN where one is NaN."""
+    """Return the largest magnitude of a token's activations; NaN if one is NaN."""
     most = code.variable(code.constant(INTS, 0))
     with code.loop(code.number(0), n_blocks * 2) as half:
         values = code.load(x + half * 64, FLOATS)
@@ -183,19 +180,19 @@ def _largest(code: Code, x: Value, n_blocks: Value) -> Value:
 
 
 def size_bits(values: Value) -> Value:
-    """Return the bits of the sizes of floats.
+    """Return the bits of the magnitudes of floats.
 
-    As integers they are ordered as the sizes are, NaN above all; processors compare these faster.
+    As integers they have the same order, with NaN largest, and compare faster.
     """
     return values.bitcast(INTS) & 0x7FFFFFFF
 
 
 def _steps_and_unit(code: Code, size: Value, largest: int) -> tuple[Value, Value]:
-    """Return how many units of a scale each 1 of a size makes, and the unit, of a token.
+    """Return the units of scale per magnitude, and the unit, of a token.
 
     Args:
-        size: largest size of the token's activations.
-        largest: largest number that an activation becomes.
+        size: largest magnitude of the token's activations.
+        largest: largest quantised activation.
     """
     steps = code.constant(F32, float(MAX_UNITS)) / size
     steps = code.where(size < TINY, code.constant(F32, 0.0), steps)
@@ -203,25 +200,25 @@ def _steps_and_unit(code: Code, size: Value, largest: int) -> tuple[Value, Value
 
 
 def _rounded(values: Value, sizes: Value, steps: Value, largest: int) -> tuple[Value, Value]:
-    """Quantise 16 numbers to integers within ±largest, as `_whole` returns them.
+    """Quantise 16 numbers to integers within ±largest.
 
     Args:
-        sizes: bits of 16 sizes, of which the largest decides the scale.
+        sizes: bits of 16 magnitudes; the largest determines the scale.
         steps: see `_steps_and_unit`.
 
     Returns:
-        The integers, and the scale in units as i32, at least 1.
+        The integers as from `_whole`, and the scale in units as i32, at least 1.
     """
     code = values.code
     units = _integers(_whole(code.reduce("max", sizes).bitcast(F32) * steps)) + 1
     units = code.min_signed(units, code.constant(I32, MAX_UNITS))
-    units = code.where(units < 1, code.constant(I32, 1), units)  # of what is no number
+    units = code.where(units < 1, code.constant(I32, 1), units)  # NaN
     inverse = steps * float(largest) / units.to(F32)
     return _whole(values * code.splat(inverse)), units
 
 
 def _whole(values: Value) -> Value:
-    """Return the nearest integers, ties to even, with `ROUNDER` added."""
+    """Round to the nearest integers, ties to even; leave `ROUNDER` added."""
     return values + ROUNDER
 
 
@@ -231,7 +228,7 @@ def _integers(whole: Value) -> Value:
 
 
 def _bytes(whole: Value, x_bytes: int = 1) -> list[Value]:
-    """Split a result of `_whole` into signed bytes: one each, or the high ones and the low ones."""
+    """Split a result of `_whole` into signed bytes: one, or high and low."""
     kind = vector(I8)
     if x_bytes == 1:
         return [_integers(whole).to(kind)]

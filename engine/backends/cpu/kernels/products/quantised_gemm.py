@@ -1,14 +1,13 @@
 """Quantised weights times activations of one or two bytes: operands of `kernels.products.gemm`.
 
-Within a block of 32 columns (or a sub-block of 16), weights are small integers q on a scale, and
-activations are bytes on a scale d, so that `Σ w x = scale × d × Σ q x - minimum × Σ x`: an exact
-integer sum and few floating-point steps. Dot products of bytes within 16 columns are exact, and so
-is their sum, each times its scale in units (`kernels.products.panels`), where they fit in 16 bits;
-all else is added up in F32. Weights that may be negative were made positive by adding a number; the
-tokens' sums correct that. Where loads are what limits a product, two tiles are multiplied at once
-by the same numbers of a token.
+Within a block of 32 columns (or a sub-block of 16), weights are small integers q with a scale, and
+activations are bytes with a scale d: `Σ w x = scale × d × Σ q x - minimum × Σ x`, an exact integer
+sum and few floating-point steps. Dot products of bytes over 16 columns are exact, and so is their
+sum, each times its scale in units (`kernels.products.panels`), if they fit in 16 bits; other sums
+are F32. Signed weights have an offset that makes them positive, which the tokens' sums correct.
+Where loads limit a product, two tiles are multiplied by the same numbers of a token.
 
-Activations of int16 are those of `int16_gemm`.
+For int16 activations, see `int16_gemm`.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ N_LINES = 8
 """Lines of a block, each 16 rows × 4 columns."""
 
 BLOCK_BYTES = (N_LINES + 4) * VECTOR_BYTES
-"""Room for an unpacked block: its lines, then up to four vectors of factors."""
+"""Bytes of an unpacked block: its lines, then up to four vectors of factors."""
 
 PAIR_TOKENS = 4
-"""Tokens at a time of which the registers hold the sums with two tiles."""
+"""Tokens whose sums with two tiles fit in the registers."""
 
 Factors = tuple[Sequence[Value], Sequence[Value]]
 """Scales of a block and factors of Σ x, see `TileReader.product_factors`."""
@@ -57,17 +56,14 @@ def build(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None
 
 
 def operands(isa: Isa, layout: Layout, x_bytes: int = 1) -> Operands:
-    """Return the operands for quantised matrices of a layout, by the bytes of an activation."""
+    """Return the operands for quantised matrices of a layout."""
     if are_int16(isa, x_bytes):
         return QuantisedInt16(isa, layout)
     return QuantisedBytes(isa, layout, x_bytes)
 
 
 class QuantisedBytes(Operands):
-    """Quantised matrices, and activations of one or two bytes.
-
-    An unpacked group of a tile has `BLOCK_BYTES` for each block.
-    """
+    """Quantised matrices, and activations of one or two bytes."""
 
     unpacked_bytes = SUPER * BLOCK_BYTES
 
@@ -109,7 +105,6 @@ class QuantisedBytes(Operands):
                 code.store(values, at + VECTOR_BYTES * n)
 
     def _multiply(self, products: Products) -> None:
-        """Write the products of unpacked groups."""
         code, offsets = products.code, PanelOffsets(products.size, self._x_bytes)
         with code.loop(code.number(0), products.n_blocks) as block:
             panel = products.panel + block * offsets.n_bytes
@@ -124,11 +119,10 @@ class QuantisedBytes(Operands):
                 add_block(self._reader, part.lines, part.factors, panel, offsets, part.sums)
 
     def _loaded(self, start: Value) -> tuple[list[Value], Factors]:
-        """Load an unpacked block."""
         code, (n_scales, n_added) = start.code, self._reader.n_factors
         lines = [code.load(start + VECTOR_BYTES * i, INTS) for i in range(N_LINES)]
-        behind = start + VECTOR_BYTES * N_LINES
-        found = [code.load(behind + VECTOR_BYTES * i, FLOATS) for i in range(n_scales + n_added)]
+        factors = start + VECTOR_BYTES * N_LINES
+        found = [code.load(factors + VECTOR_BYTES * i, FLOATS) for i in range(n_scales + n_added)]
         return lines, (found[:n_scales], found[n_scales:])
 
     def result(self, total: Value, panel: Value, size: int, token: int) -> Value:
@@ -137,7 +131,7 @@ class QuantisedBytes(Operands):
 
 
 def arranged(reader: TileReader, lines: list[Value], x_bytes: int) -> list[Value]:
-    """Return the lines of `TileReader.lines` as `add_block` wants them."""
+    """Return the lines of `TileReader.lines` in the layout of `add_block`."""
     is_joined = reader.isa.joins_halves and _adds_integers(reader, x_bytes)
     return reader.isa.joined(lines) if is_joined else lines
 
@@ -175,13 +169,7 @@ def add_block(
 
 @dataclass(frozen=True, slots=True)
 class BlockPart:
-    """A block of a tile, and where its products with a panel's tokens are added.
-
-    Attributes:
-        lines: weights, see `arranged`.
-        factors: see `add_block`.
-        sums: sums of some tokens.
-    """
+    """A block of a tile: its lines, see `arranged`, its factors, and the sums of some tokens."""
 
     lines: Sequence[Value]
     factors: Factors
@@ -191,7 +179,7 @@ class BlockPart:
 def shares_numbers(reader: TileReader, x_bytes: int) -> bool:
     """Return whether `add_blocks` is faster than `add_block`.
 
-    It is where loads limit the products, with AVX-512 and both halves of a block scaled in F32.
+    That is where loads limit products: with AVX-512 and both halves of a block scaled in F32.
     """
     return reader.isa.joins_halves and x_bytes == 1 and not _adds_integers(reader, x_bytes)
 
@@ -202,8 +190,8 @@ def add_blocks(
 ) -> None:  # fmt: skip
     """Add the products of a block of several tiles with some tokens to their sums.
 
-    A token's numbers are loaded once for all tiles. The bits are those of `add_block`, for tiles
-    of which `shares_numbers` says so.
+    A token's numbers are loaded once for all tiles; only if `shares_numbers`. Same bits as
+    `add_block`.
     """
     code, n_tokens = panel.code, len(parts[0].sums)
     tokens = range(first_token, first_token + n_tokens)
@@ -225,7 +213,6 @@ def add_blocks(
 def _shared_sums(
     reader: TileReader, blocks: Sequence[_Block], half: int, tokens: Sequence[int]
 ) -> list[list[Value]]:
-    """Return the integer dot products of each tile's 16 columns with each token."""
     totals = [[block.correction(token, [half]) for token in tokens] for block in blocks]
     for line in range(N_LINES // 2):
         for index, token in enumerate(tokens):
@@ -236,7 +223,7 @@ def _shared_sums(
 
 
 class _Block:
-    """A block of weights and the part of a panel that it is multiplied by."""
+    """A block of weights and its part of a panel."""
 
     def __init__(
         self, reader: TileReader, lines: Sequence[Value], panel: Value, offsets: PanelOffsets
@@ -247,7 +234,7 @@ class _Block:
         self._tokens = range(offsets.n_tokens)
 
     def scaled_sums(self) -> list[Value]:
-        """Return the dot products with each token in units, F32; they are added up in integers."""
+        """Return each token's dot product in units, F32; halves are added up as integers."""
         totals = [self._code.constant(INTS, 0) for _ in self._tokens]
         for half in range(2):
             for token, number in enumerate(self._sums([half])):
@@ -257,7 +244,7 @@ class _Block:
         return [total.to(FLOATS) for total in totals]
 
     def joined_sums(self) -> list[Value]:
-        """Return what `scaled_sums` does, from lines that hold both halves."""
+        """Return the same as `scaled_sums`, from lines that hold both halves."""
         offsets, code, found = self._offsets, self._code, []
         for token in self._tokens:
             x = [
@@ -272,7 +259,7 @@ class _Block:
         return found
 
     def float_sums(self, n_scales: int) -> list[list[Value]]:
-        """Return for each token its dot products in units, F32: one, or one for each 16 columns."""
+        """Return each token's dot products in units, F32: one, or one per 16 columns."""
         if n_scales == 1 and self._offsets.x_bytes > 1:
             return [
                 [number.to(FLOATS) * self._code.splat(self._scale(token, 0))]
@@ -293,19 +280,14 @@ class _Block:
         return [first * scale[0], second * scale[1]]
 
     def four_numbers(self, token: int, half: int, line: int) -> Value:
-        """Load four numbers of a token, as i32."""
         return self._number(self._offsets.numbers(token, 0, half, line), I32)
 
     def with_line(self, half: int, line: int, x: Value, total: Value) -> Value:
-        """Return a total with the dot products of a line and four numbers added."""
         reader, weights = self._reader, self._lines[4 * half + line]
         return reader.isa.dots(self._code, [weights], [[x]], [total], reader.largest_weight)[0]
 
     def x_sums(self, token: int, n: int) -> list[Value]:
-        """Return a token's sum over the block in units, or its sums of each 16 columns; n of them.
-
-        Each is a vector of equal numbers, F32.
-        """
+        """Return a token's sum over the block in units (n = 1) or over each 16 columns (n = 2)."""
         if n < 2:
             return [self._code.splat(self._number(self._offsets.sum(token), F32))][:n]
         found = []
@@ -315,7 +297,7 @@ class _Block:
         return [self._code.splat(number) for number in found]
 
     def _sums(self, halves: Sequence[int]) -> list[Value]:
-        """Return the integer dot products of 16 rows × one or both halves with each token."""
+        """Return the integer dot products of one or both halves with each token."""
         code, offsets = self._code, self._offsets
         lines = [(half, n) for half in halves for n in range(4)]
         weights = [self._lines[4 * half + n] for half, n in lines]
@@ -333,7 +315,7 @@ class _Block:
         return totals
 
     def correction(self, token: int, halves: Sequence[int]) -> Value:
-        """Return what corrects a sum of products by weights that were made positive."""
+        """Return the correction of a sum for the offset of the weights."""
         zero_point = self._reader.zero_point
         if not zero_point:
             return self._code.constant(INTS, 0)

@@ -1,4 +1,4 @@
-"""Quantised weights in planes, read a block of 16 rows × 32 columns at a time."""
+"""Decoding of quantised weights in planes, in blocks of 16 rows × 32 columns."""
 
 from __future__ import annotations
 
@@ -20,27 +20,25 @@ from engine.backends.cpu.kernels.products.panels import SUM_FACTOR
 from engine.formats.quants.layout import BLOCK, LINE_BYTES, SUPER, TILE, BlockPlaces, Layout
 
 AHEAD, FAR_AHEAD = 6144, 8192
-"""Distances at which weights are prefetched into the second cache, in bytes. From further away, or
-into the first cache, processors of AMD read one token's slower than by themselves; where products
-of several tokens take longer than the reading, the greater distance is faster."""
+"""Prefetch distances into L2, in bytes, for one token and for several. For one token, a greater
+distance, or L1, is slower than no prefetch at all on AMD processors."""
 
 BYTES_AHEAD = 2048
-"""Such a distance for one token and weights of a byte."""
+"""The distance for one token and 8-bit weights."""
 
 EACH_BYTE = 0x01010101
-"""Factor that repeats a byte in all bytes of an i32."""
+"""Factor that copies a byte to all bytes of an i32."""
 
 BYTES, HALVES, INT16S = vector(I8, TILE), vector(I16, TILE), vector(I16, 2 * TILE)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockGroup:
-    """Blocks that lie together, those that share a factor of K-quants.
+    """Blocks that share the super-block factors of K-quants.
 
     Attributes:
         index: number of the group in its tile.
-        first: first block.
-        last: block behind the last one.
+        first, last: range of the blocks.
     """
 
     index: Value
@@ -49,10 +47,10 @@ class BlockGroup:
 
     @classmethod
     def at(cls, index: Value, n_blocks: Value, skip: Value) -> BlockGroup:
-        """Return the group of a number.
+        """Return a group by number.
 
         Args:
-            skip: number of blocks by which the first group is cut.
+            skip: number of blocks missing at the start of the first group.
         """
         code, first = index.code, index * SUPER - skip
         last = code.min_signed(first + SUPER, n_blocks)
@@ -64,7 +62,7 @@ class BlockGroup:
         return cls.at((block + skip) // SUPER, n_blocks, skip)
 
     def places(self, layout: Layout, tile: Value, block: Value) -> BlockPlaces:
-        """Return the addresses of a block of the group in the tile at an address."""
+        """Return the addresses of a block in a tile."""
         return layout.places(tile, self.index, self.first, self.last, block)
 
 
@@ -76,16 +74,16 @@ class TileReader:
         self.layout = layout
 
     def prefetch(self, group: BlockGroup, tile: Value, block: Value, n_tokens: int) -> None:
-        """Prefetch a part of what lies some KiB behind a group: all of it, with all of its blocks.
+        """Prefetch a block's share of the group that is some KiB ahead.
 
-        Scales are part of it: a processor that comes upon them by itself waits for them, once for
-        each group, as they lie apart from the codes. Only where one token is multiplied by bytes,
-        which need no decoding, that is cheaper than to prefetch them.
+        This includes the scales, which are stored apart from the codes: without it each group
+        waits for them once. Only for one token and 8-bit weights, which need no decoding, that is
+        cheaper than prefetching them.
 
         Args:
             tile: address of the tile.
-            block: block that is read now.
-            n_tokens: number of tokens that are multiplied.
+            block: the block being read.
+            n_tokens: number of tokens to multiply.
         """
         layout, code = self.layout, tile.code
         if layout.low == 8 and n_tokens == 1:
@@ -121,14 +119,12 @@ class TileReader:
         return [line + added * EACH_BYTE for line in lines] if added else lines
 
     def _part(self, stored: Value, n_bits: int, shift: int) -> Value:
-        """Extract `n_bits` bits of every byte, from bit `shift` on."""
         if n_bits == 8:
             return stored
         mask = ((1 << n_bits) - 1) * EACH_BYTE
         return ((stored >> shift) if shift else stored) & mask
 
     def _with_high(self, lines: list[Value], places: BlockPlaces) -> list[Value]:
-        """Put the high bits of the codes above the low bits in `lines`."""
         n_bits, low = self.layout.high, self.layout.low
         per_line = 8 // n_bits
         stored = [places.high.code.load(places.high + 64 * n, INTS) for n in range(n_bits)]
@@ -142,21 +138,20 @@ class TileReader:
         return result
 
     def _looked_up(self, line: Value) -> Value:
-        """Replace codes by the values of the layout's table."""
         table = [value + self.offset for value in self.layout.table]
         table = [value - 256 if value > 127 else value for value in table]
         return self.isa.table_lookup(line.code, table, line.bitcast(LINE)).bitcast(INTS)
 
     @property
     def offset(self) -> int:
-        """Number that the bytes of `lines` are larger by than what scales multiply."""
+        """Offset of the bytes of `lines` from the numbers that scales multiply."""
         if self.isa.signed_weights or not self.zero_point:
             return self.layout.zero
         return self.zero_point - self.centre
 
     @property
     def centre(self) -> int:
-        """Number that products subtract from what scales multiply, so that sums stay small."""
+        """Number subtracted before scaling, so that sums stay small."""
         return 16 if self.layout.has_minimum and self.layout.low + self.layout.high > 4 else 0
 
     @property
@@ -190,10 +185,7 @@ class TileReader:
         return -max(map(abs, layout.table), default=128)
 
     def scales(self, places: BlockPlaces) -> tuple[list[Value], list[Value]]:
-        """Load the scales of the sub-blocks and what is added to weights, in F32 for 16 rows.
-
-        The second list is empty where nothing is.
-        """
+        """Load the scales of the sub-blocks, and the (negated) minima if any, F32 for 16 rows."""
         layout, code = self.layout, places.scales.code
         if layout.scale == "f16_min":
             scale, minimum = (
@@ -207,7 +199,7 @@ class TileReader:
         return scales, added
 
     def product_factors(self, places: BlockPlaces) -> tuple[list[Value], list[Value]]:
-        """Load the scales of the sub-blocks, and the factors of Σ x in products, if any."""
+        """Load the scales of the sub-blocks, and the factors of Σ x, if any."""
         scales, added = self.scales(places)
         if self.centre:
             added = [
@@ -224,7 +216,7 @@ class TileReader:
         return n_scales, n_scales if layout.has_minimum else 0
 
     def _own_scale(self, places: BlockPlaces, sub: int) -> Value:
-        """Load a sub-block's scale, of a type without factors: F16, F32 or an exponent."""
+        """Load the F16, F32 or exponent scale of a sub-block, of a type without factors."""
         code: Code = places.scales.code
         if self.layout.scale == "f16":
             return self.isa.f16_to_f32(code, code.load(places.scales + 32 * sub, HALVES))
@@ -257,9 +249,8 @@ class TileReader:
 class Int16Reader(TileReader):
     """Decodes one block of 16 rows from the planes to int16.
 
-    Codes are whole numbers. Where a type has integer scales and a factor for 256 columns, they are
-    multiplied by the scale, so that all of these columns add up in integers and are scaled once.
-    Else those of a scale do: 32 or 16 columns.
+    If a type has integer scales and a factor for 256 columns, codes are multiplied by their scale,
+    so that all 256 columns are added up as integers and scaled once; else 32 or 16 columns are.
     """
 
     @property
@@ -277,18 +268,18 @@ class Int16Reader(TileReader):
 
     @property
     def n_scales(self) -> int:
-        """Number of vectors of scales of a block: none where they are part of the numbers."""
+        """Number of vectors of scales of a block: 0 if the numbers include them."""
         return 0 if self.layout.has_supers else self.n_subs
 
     @property
     def n_minima(self) -> int:
-        """Number of vectors of what is added to a block's weights."""
+        """Number of vectors of minima of a block."""
         return self.n_subs if self.layout.has_minimum else 0
 
     def numbers(self, places: BlockPlaces) -> list[Value]:
-        """Decode the numbers of a block, 16 × i32 for each of its pairs of columns.
+        """Decode a block: 16 × i32 for each pair of columns, multiplied by integer scales.
 
-        They are in the order of `int16_panels.COLUMN_ORDER`, and multiplied by integer scales.
+        Columns are in the order of `int16_panels.COLUMN_ORDER`.
         """
         codes = self.codes(places)
         if not self.layout.has_supers:
@@ -303,7 +294,7 @@ class Int16Reader(TileReader):
         ]
 
     def codes(self, places: BlockPlaces) -> list[Value]:
-        """Decode what `numbers` does, without integer scales."""
+        """Decode the same as `numbers`, without integer scales."""
         lines, layout = self.lines(places), self.layout
         is_signed = bool(layout.table) or layout.low == 8
         found = []
@@ -320,7 +311,7 @@ class Int16Reader(TileReader):
         return found
 
     def integer_scales(self, places: BlockPlaces) -> list[Value]:
-        """Load the sub-blocks' integer scales, i32 for 16 rows; only where there are some."""
+        """Load the sub-blocks' integer scales, i32 for 16 rows, if the type has any."""
         code, layout = places.scales.code, self.layout
         found = []
         for n in range(BLOCK // layout.sub):
@@ -330,7 +321,7 @@ class Int16Reader(TileReader):
         return found
 
     def group_factor(self, places: BlockPlaces) -> Value:
-        """Load the factor of 256 columns, F32 for 16 rows; only where there is one."""
+        """Load the factor of 256 columns, F32 for 16 rows, if the type has one."""
         code = places.supers.code
         return self.isa.f16_to_f32(code, code.load(places.supers, HALVES))
 
@@ -343,6 +334,6 @@ class Int16Reader(TileReader):
 def for_each_group(
     code: Code, n_blocks: Value, skip: Value, body: Callable[[BlockGroup], None]
 ) -> None:
-    """Write a loop over the groups of blocks of a tile, with the code for each of them."""
+    """Write a loop over the groups of a tile."""
     with code.loop(code.number(0), (n_blocks + skip + (SUPER - 1)) // SUPER) as index:
         body(BlockGroup.at(index, n_blocks, skip))

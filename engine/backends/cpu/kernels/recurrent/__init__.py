@@ -1,1 +1,1 @@
-"""Kernels of recurrent layers: convolutions, delta nets and state spaces, token after token."""
+"""Kernels of recurrent layers, token by token: causal convolution, delta net, state space."""

@@ -1,8 +1,7 @@
-"""Causal convolution of each channel over the latest tokens, with activation and gates.
+"""Causal depthwise convolution over the latest tokens, with activation and gates.
 
-Sums go from the oldest token to the newest, so that the cuts of a pass do not change a bit.
-Channels are computed in groups of neighbours, whose filters and latest inputs lie in the stack by
-tap and by token.
+Sums go from the oldest token to the newest, so the bits do not depend on how a prompt is split.
+Adjacent channels form groups; the filters and latest inputs of a group are on the stack.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from engine.backends.cpu.kernels.language.isa import concatenated
 from engine.backends.cpu.kernels.language.loops import Named, SimdLanes, add_kernel, ceil_div, piece
 from engine.backends.cpu.kernels.language.values import (
     F32,
@@ -21,14 +19,15 @@ from engine.backends.cpu.kernels.language.values import (
     VOID,
     Code,
     Value,
-    function,
+    concatenated,
+    internal,
 )
 from engine.backends.cpu.kernels.recurrent.state_rows import chain_words, n_chains
 from engine.backends.cpu.kernels.running.thread_pool import add_run
 from engine.backends.cpu.kernels.small.activation import activated
 
 TAPS = (2, 3, 4)
-"""Numbers of taps that have kernels."""
+"""Supported numbers of taps."""
 
 NAMES = ("conv", "conv_silu")
 """Kernels: without activation, and with SiLU."""
@@ -50,14 +49,14 @@ GROUP = WIDTH * LANES
 """Number of channels of a group."""
 
 BLOCK = 16
-"""Number of tokens whose inputs are kept at a time."""
+"""Tokens per block: their inputs are on the stack."""
 
 AHEAD = 8
-"""Number of tokens by which inputs and results are prefetched: they are pages apart, which is too
-far for what processors prefetch by themselves."""
+"""Prefetch distance of inputs and results, in tokens: these are in different memory pages, where
+hardware prefetchers stop."""
 
 ROW = 4 * GROUP
-"""Bytes from token to token of the inputs that are kept, and from tap to tap of filters."""
+"""Bytes from token to token of the inputs, and from tap to tap of the filters, on the stack."""
 
 
 def build(module: ir.Module, n_tap: int) -> None:
@@ -76,7 +75,6 @@ def _n_pieces(code: Code, given: Named) -> Value:
 
 
 def _emit_piece(code: Code, name: str, given: Named, index: Value) -> None:
-    """Write a piece: some groups of channels."""
     values = [given[name] for name in ARGUMENTS]
     first = index * given["per_piece"] * GROUP
     stop = code.min_signed(first + given["per_piece"] * GROUP, given["n_channel"])
@@ -89,13 +87,12 @@ def _emit_piece(code: Code, name: str, given: Named, index: Value) -> None:
 
 
 def _add_group(module: ir.Module, name: str, n_tap: int, *, is_whole: bool) -> None:
-    """Write `name_whole(*ARGUMENTS, channel, n)`: n channels from one on, whole vectors.
+    """Write `name_whole(*ARGUMENTS, channel, n)`, for n channels in whole vectors.
 
-    `name_partial` is for fewer channels than a vector has.
+    `name_partial` is for less than a vector.
     """
     part = f"{name}_{'whole' if is_whole else 'partial'}"
-    code, (*values, channel, n) = function(module, part, len(ARGUMENTS) + 2)
-    code.builder.function.linkage = "internal"
+    code, (*values, channel, n) = internal(module, part, len(ARGUMENTS) + 2)
     given = dict(zip(ARGUMENTS, values, strict=True))
     group = _Group(code, given, channel, n, n_tap, is_whole=is_whole)
     group.emit(has_silu=name == "conv_silu")
@@ -103,12 +100,7 @@ def _add_group(module: ir.Module, name: str, n_tap: int, *, is_whole: bool) -> N
 
 
 class _Group:
-    """The code of a group of channels.
-
-    Args:
-        channel: the first channel.
-        n: number of channels.
-    """
+    """Generates the code of a group of n channels."""
 
     def __init__(
         self, code: Code, given: Named, channel: Value, n: Value, n_tap: int, *, is_whole: bool
@@ -120,7 +112,6 @@ class _Group:
         self._inputs = code.stack_buffer(F32, GROUP * (n_tap - 1 + BLOCK))
 
     def emit(self, *, has_silu: bool) -> None:
-        """Write the loop over the chains, which all use the filters that are loaded first."""
         code, none, given = self._code, self._code.number(0), self._given
         with code.loop(none, self._n, LANES) as at:
             self._load_filters(at)
@@ -132,7 +123,6 @@ class _Group:
             self._emit_tokens(begin, end, most, has_silu=has_silu)
 
     def _emit_tokens(self, begin: Value, end: Value, most: Value, *, has_silu: bool) -> None:
-        """Write the loops over the tokens of a chain and the channels."""
         code, none, given = self._code, self._code.number(0), self._given
         with code.loop(begin, end, code.min_signed(most, code.number(BLOCK))) as first:
             n = code.min_signed(code.min_signed(end - first, most), code.number(BLOCK))
@@ -149,7 +139,6 @@ class _Group:
                     self._store_state(state, at)
 
     def _lanes(self, at: Value) -> SimdLanes:
-        """Return the lanes of the channels from number `at` of the group on."""
         left = None if self._is_whole else self._n - at
         return SimdLanes(self._code, self._channel + at, left)
 
@@ -162,12 +151,11 @@ class _Group:
             code.store(self._lanes(at).load(given["bias"]), self._biases + at * 4)
 
     def _load_state(self, state: Value, at: Value) -> None:
-        """Load the inputs of 16 channels before the present ones."""
         for row, held in enumerate(self._apart(state, self._n_tap - 1, at)):
             self._code.store(held, self._inputs + row * ROW + at * 4)
 
     def _apart(self, address: Value, n: int, at: Value) -> list[Value]:
-        """Load n numbers of each of 16 channels; return one vector for each of the n."""
+        """Load n numbers of each of 16 channels; return n vectors."""
         code, address = self._code, address + (self._channel + at) * (4 * n)
         if self._is_whole:
             parts = [code.load(address + 4 * LANES * part, FLOATS) for part in range(n)]
@@ -181,7 +169,7 @@ class _Group:
         return [numbers.shuffle(range(row, LANES * n, n)) for row in range(n)]
 
     def _store_state(self, state: Value, at: Value) -> None:
-        """Store the latest inputs of 16 channels, those of a channel side by side."""
+        """Store the latest inputs of 16 channels, channel by channel."""
         code, n = self._code, self._n_tap - 1
         address = state + (self._channel + at) * (4 * n)
         rows = [code.load(self._inputs + row * ROW + at * 4, FLOATS) for row in range(n)]
@@ -196,7 +184,6 @@ class _Group:
                 code.store_part(vector, address + 4 * LANES * part, n_left)
 
     def _compute(self, row: Value, token: Value, at: Value, *, has_silu: bool) -> None:
-        """Compute a row of x, which is a token of the present block, for 16 channels."""
         code, given, lanes = self._code, self._given, self._lanes(at)
         x, out = given["x"] + row * given["x_stride"], given["out"] + row * given["n_channel"] * 4
         newest = code.variable(lanes.load(x))
@@ -222,5 +209,5 @@ class _Group:
 
 
 def _joined(parts: Sequence[Value]) -> Value:
-    """Return one vector of all elements of 1 to 4 vectors; of three, the last one twice."""
+    """Concatenate 1 to 4 vectors; of three, the last one twice."""
     return concatenated([*parts, parts[-1]] if len(parts) == 3 else parts)

@@ -1,12 +1,17 @@
-"""Gated delta net, one token after the other, whatever the number of tokens of a pass.
+"""Gated delta net, token by token.
 
-For each token `D = exp(g) S; S = D + k ⊗ β (v - Dᵀ k); o = Sᵀ q`. No column of a head's state S
-meets another one, so that threads share strips of columns (`kernels.recurrent.delta_strip`).
-Neither the cuts of a pass nor the number of threads change a bit of the result.
+For each token `D = exp(g) S; S = D + k ⊗ β (v - Dᵀ k); o = Sᵀ q`. The columns of a head's state S
+are independent, so the work is split into strips of columns. The bits depend neither on how a
+prompt is split nor on the number of threads.
+
+A strip is copied to memory that stays in the core's cache and is visited once per token: the visit
+adds the token's write, reads the output, applies the next token's decay and reads the value of its
+key. Sums over the rows go from the first to the last.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from llvmlite import ir
@@ -32,9 +37,8 @@ from engine.backends.cpu.kernels.language.values import (  # fmt: skip
     Code,
     Value,
     Variable,
-    function,
+    internal,
 )
-from engine.backends.cpu.kernels.recurrent import delta_strip
 from engine.backends.cpu.kernels.recurrent.state_rows import chain_words, n_chains
 from engine.backends.cpu.kernels.running.thread_pool import add_run
 
@@ -53,7 +57,7 @@ n_value), contiguous. per_piece: number of strips of a piece. With a decay by ch
 n_head, n_key) and step_bias (n_head, n_key)."""
 
 BLOCK = LANES
-"""Number of tokens whose keys, queries and decays are prepared at a time."""
+"""Tokens per block: their keys, queries and decays are prepared at a time."""
 
 MAX_KEY = 1024
 """Largest number of elements of a key: a strip and the keys of a block must fit in the stack."""
@@ -63,12 +67,12 @@ def build(module: ir.Module, isa: Isa, *, by_channel: bool) -> None:
     """Write `delta_net(pool, *ARGUMENTS)`.
 
     Args:
-        by_channel: whether each channel of a key has a decay of its own.
+        by_channel: whether each channel of a key has a separate decay.
     """
     add_run(module)
     _add_normalise(module)
-    delta_strip.add_strip(module, isa, by_channel=by_channel)
-    columns = delta_strip.columns_of(isa)
+    _add_strip(module, isa, by_channel=by_channel)
+    columns = columns_of(isa)
 
     def n_pieces(code: Code, given: Named) -> Value:
         return ceil_div(_n_strips(code, given, columns), given["per_piece"])
@@ -79,13 +83,12 @@ def build(module: ir.Module, isa: Isa, *, by_channel: bool) -> None:
 
 
 def _n_strips(code: Code, given: Named, columns: int) -> Value:
-    """Return the number of strips of all heads of all chains."""
     n_head = n_chains(code, given["chains"]) * given["n_head"]
     return n_head * ceil_div(given["n_value"], columns)
 
 
 class _Block(NamedTuple):
-    """Memory in the stack for the prepared tokens of a block; see `delta_strip.ARGUMENTS`."""
+    """Stack memory for the prepared tokens of a block; see `STRIP`."""
 
     keys: Value
     queries: Value
@@ -95,7 +98,6 @@ class _Block(NamedTuple):
 
     @classmethod
     def reserve(cls, code: Code, n_key: Value) -> _Block:
-        """Reserve the memory, once for each call of the function."""
         key_bytes = ceil_div(n_key, LANES) * (4 * LANES)
         keys, queries, decays = (_reserve(code, key_bytes * BLOCK) for _ in range(3))
         return cls(keys, queries, decays, key_bytes, _reserve(code, code.number(4 * BLOCK)))
@@ -110,7 +112,6 @@ def _reserve(code: Code, n_bytes: Value) -> Value:
 def _emit_piece(
     code: Code, given: Named, index: Value, columns: int, *, by_channel: bool
 ) -> None:  # fmt: skip
-    """Write a piece: some strips, of one head after the other."""
     n_key, n_value = given["n_key"], given["n_value"]
     n_strip = ceil_div(n_value, columns)
     stop = code.min_signed((index + 1) * given["per_piece"], _n_strips(code, given, columns))
@@ -195,7 +196,7 @@ def _emit_decays(
 
 
 def _gather(code: Code, source: Value, stride: Value, n: Value, goal: Value) -> None:
-    """Copy n floats that lie `stride` bytes apart to one vector, with zeros behind them."""
+    """Copy n floats that are `stride` bytes apart to one vector, padded with zeros."""
     code.store(code.constant(FLOATS, 0.0), goal)
     with code.loop(code.number(0), n) as index:
         code.store(code.load(source + index * stride, F32), goal + index * 4)
@@ -204,10 +205,9 @@ def _gather(code: Code, source: Value, stride: Value, n: Value, goal: Value) -> 
 def _add_normalise(module: ir.Module) -> None:
     """Write `normalise_rows(x, stride, n_row, n, scale, eps, out, out_stride)`.
 
-    Each row becomes `x / max(|x|, eps) × scale`; zeros follow up to a multiple of 16 elements.
+    Each row becomes `x / max(|x|, eps) × scale`, padded with zeros to a multiple of 16 elements.
     """
-    code, (x, stride, n_row, n, scale, eps, out, out_stride) = function(module, "normalise_rows", 8)
-    code.builder.function.linkage = "internal"
+    code, (x, stride, n_row, n, scale, eps, out, out_stride) = internal(module, "normalise_rows", 8)
     number, least = (bits.to(I32).bitcast(F32) for bits in (scale, eps))
     total = code.variable(code.constant(FLOATS, 0.0))
     with code.loop(code.number(0), n_row) as index:
@@ -220,7 +220,6 @@ def _add_normalise(module: ir.Module) -> None:
 def _emit_normalised(
     code: Code, x: Value, n: Value, scale: Value, eps: Value, out: Value, total: Variable
 ) -> None:
-    """Write the normalisation of one row."""
     total.set(code.constant(FLOATS, 0.0))
 
     def add(lanes: SimdLanes) -> None:
@@ -233,3 +232,158 @@ def _emit_normalised(
     for_each_vector(
         code, n, lambda lanes: code.store(lanes.load(x) * factor, out + lanes.index * 4)
     )
+
+
+STRIP = (
+    "keys", "queries", "decays", "key_bytes", "betas", "n_token", "n_key", "v", "v_stride", "out",
+    "out_stride", "state", "goal", "state_stride", "n_left", "held",
+)  # fmt: skip
+"""Arguments of the strip functions. keys, queries: unit vectors of n_key F32, `key_bytes` from
+token to token. decays: a factor per token or, by channel, a vector like a key. betas: a factor per
+token. v and out: the strip's columns for the first token; state and goal: its columns of the first
+row, before and after the tokens. Strides are in bytes. n_left: number of columns from here to the
+end of the state. held: memory for n_key rows of the strip."""
+
+ROWS_AT_ONCE = 4
+"""Unrolling of the loop over rows."""
+
+Visit = Callable[[Value], None]
+"""Function that writes the visit of a row, given its index."""
+
+
+def columns_of(isa: Isa) -> int:
+    """Return the number of columns of a strip, so that its sums fit in registers."""
+    return (2 if isa.register_bytes == 4 * LANES else 1) * LANES
+
+
+def _add_strip(module: ir.Module, isa: Isa, *, by_channel: bool) -> None:
+    columns = columns_of(isa)
+    for is_whole in (True, False):
+        code, values = internal(module, _part_name(is_whole=is_whole), len(STRIP))
+        _Strip(code, values, columns, by_channel=by_channel, is_whole=is_whole).emit()
+        code.builder.ret_void()
+    code, values = internal(module, "strip", len(STRIP))
+    with code.if_else(values[STRIP.index("n_left")] >= columns) as branches:
+        for branch, is_whole in zip(branches, (True, False), strict=True):
+            with branch:
+                code.call(_part_name(is_whole=is_whole), VOID, *values)
+    code.builder.ret_void()
+
+
+def _part_name(*, is_whole: bool) -> str:
+    return "whole_strip" if is_whole else "partial_strip"
+
+
+class _Strip:
+    """Generates the code of a strip; `is_whole` if the state has all of its columns."""
+
+    def __init__(
+        self, code: Code, values: list[Value], columns: int, *, by_channel: bool, is_whole: bool
+    ) -> None:
+        self._code = code
+        self._given = dict(zip(STRIP, values, strict=True))
+        self._by_channel = by_channel
+        self._row_bytes = 4 * columns
+        left = self._given["n_left"]
+        self._lanes = [
+            SimdLanes(code, code.number(at), None if is_whole else left - at)
+            for at in range(0, columns, LANES)
+        ]
+        zero = code.constant(FLOATS, 0.0)
+        self._factor = code.variable(zero)
+        self._read, self._out, self._written = (
+            [code.variable(zero) for _ in self._lanes] for _ in range(3)
+        )
+
+    def emit(self) -> None:
+        code, given, none = self._code, self._given, self._code.number(0)
+        self._set_factor(none)
+        self._each_row(self._begin)
+        last = given["n_token"] - 1
+        with code.loop(none, last) as token:
+            self._set_written(token)
+            self._set_factor(token + 1)
+            self._each_row(lambda row: self._step(row, token))
+            self._store_out(token)
+        self._set_written(last)
+        self._each_row(lambda row: self._end(row, last))
+        self._store_out(last)
+
+    def _each_row(self, visit: Visit) -> None:
+        """Clear the sums, then loop over the rows."""
+        code, n = self._code, self._given["n_key"]
+        for total in (*self._read, *self._out):
+            total.set(code.constant(FLOATS, 0.0))
+        whole = n - n % ROWS_AT_ONCE
+        with code.loop(code.number(0), whole, ROWS_AT_ONCE) as row:
+            for extra in range(ROWS_AT_ONCE):
+                visit(row + extra)
+        with code.loop(whole, n) as row:
+            visit(row)
+
+    def _begin(self, row: Value) -> None:
+        state = self._given["state"] + row * self._given["state_stride"]
+        vectors = [lanes.load(state) for lanes in self._lanes]
+        self._decay(row, self._code.number(0), vectors)
+
+    def _step(self, row: Value, token: Value) -> None:
+        self._decay(row, token + 1, self._write(row, token))
+
+    def _end(self, row: Value, token: Value) -> None:
+        goal = self._given["goal"] + row * self._given["state_stride"]
+        for lanes, vector in zip(self._lanes, self._write(row, token), strict=True):
+            lanes.store(vector, goal)
+
+    def _write(self, row: Value, token: Value) -> list[Value]:
+        """Add a token's write to a row, and the row to the output; return the row."""
+        code = self._code
+        key, query = (self._number(name, row, token) for name in ("keys", "queries"))
+        vectors = []
+        for n, (written, total) in enumerate(zip(self._written, self._out, strict=True)):
+            vector = code.fma(key, written.get(), code.load(self._place(n, row), FLOATS))
+            total.set(code.fma(query, vector, total.get()))
+            vectors.append(vector)
+        return vectors
+
+    def _decay(self, row: Value, token: Value, vectors: Sequence[Value]) -> None:
+        """Store a row with a token's decay, and add it to the value of the token's key."""
+        code, key = self._code, self._number("keys", row, token)
+        factor = self._number("decays", row, token) if self._by_channel else self._factor.get()
+        for n, (vector, total) in enumerate(zip(vectors, self._read, strict=True)):
+            decayed = vector * factor
+            code.store(decayed, self._place(n, row))
+            total.set(code.fma(key, decayed, total.get()))
+
+    def _place(self, n: int, row: Value) -> Value:
+        return self._given["held"] + row * self._row_bytes + 4 * LANES * n
+
+    def _number(self, name: str, row: Value, token: Value) -> Value:
+        given = self._given
+        address = given[name] + token * given["key_bytes"] + row * 4
+        return self._code.splat(self._code.load(address, F32))
+
+    def _of_token(self, name: str, token: Value) -> Value:
+        return self._code.splat(self._code.load(self._given[name] + token * 4, F32))
+
+    def _set_factor(self, token: Value) -> None:
+        if not self._by_channel:
+            self._factor.set(self._of_token("decays", token))
+
+    def _set_written(self, token: Value) -> None:
+        """Set a token's write: `β (v - Dᵀ k)`."""
+        v = self._given["v"] + token * self._given["v_stride"]
+        self._prefetch(v, self._given["v_stride"])
+        beta = self._of_token("betas", token)
+        for lanes, seen, written in zip(self._lanes, self._read, self._written, strict=True):
+            written.set(beta * (lanes.load(v) - seen.get()))
+
+    def _store_out(self, token: Value) -> None:
+        out = self._given["out"] + token * self._given["out_stride"]
+        self._prefetch(out, self._given["out_stride"])
+        for lanes, total in zip(self._lanes, self._out, strict=True):
+            lanes.store(total.get(), out)
+
+    def _prefetch(self, row: Value, stride: Value) -> None:
+        """Prefetch the strip's columns of the next token, in another memory page."""
+        for lanes in self._lanes:
+            self._code.prefetch(row + stride + lanes.index * 4)

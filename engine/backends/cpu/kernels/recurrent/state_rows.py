@@ -1,7 +1,7 @@
-"""Recurrent states that the rows of a pass read and write, in memory where kernels find them.
+"""The state slots that the rows of a pass read and write, in memory for kernels.
 
-A recorded pass is replayed with the same addresses, so what differs between passes with as many
-rows is written to the same memory.
+A recorded pass is replayed with the same addresses, so passes with equally many rows write their
+slots to the same memory.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from engine.model.forward.batch import Batch
 
 WORDS = 4
-"""Number of words of a chain: its first row, the row behind its last one, the place of the state
-before it, and how many of its rows may be computed before their state is stored."""
+"""Words of a chain: its first row, its end, the slot of its initial state, and how many rows may be
+computed before their state is stored."""
 
 TOGETHER = 1 << 30
-"""Number of rows that no pass has: all rows of a chain leave one state, behind the last of them."""
+"""More rows than a pass has: the rows of a chain store one state, after the last."""
 
 
 class StateRows:
     """Memory for the rows of passes with the same number of rows.
 
-    Rows that go on from each other are a *chain*: the tokens of a prompt, whose states replace each
-    other in one place, or the next token of an answer and guesses behind it, each of which leaves
-    its state in a place of its own.
+    Consecutive rows of a sequence are a *chain*: the tokens of a prompt, which share one state
+    slot, or the next token of an answer and its draft tokens, each of which stores its state in a
+    separate slot.
 
     Attributes:
         n_chain: number of chains.
-        most: number of rows of the longest chain.
-        n_slots: number of places that a layer's memory needs at least.
+        most: rows of the longest chain.
+        n_slots: minimum number of slots of a layer.
         chains: address of the number of chains, and of `WORDS` words for each.
-        goals: address of each row's place to write its state to.
+        goals: address of the slots that the rows store their states in.
     """
 
     def __init__(self, n_rows: int) -> None:
@@ -47,7 +47,7 @@ class StateRows:
         self._held: list[tuple[int, int, int | None]] = []
 
     def set(self, batch: Batch) -> None:
-        """Write the rows of a batch; it has as many rows as this memory."""
+        """Write the rows of a batch with as many rows."""
         held = [(piece.n, piece.state_slot, piece.source) for piece in batch.pieces]
         if held == self._held:
             return

@@ -1,10 +1,9 @@
 """Scans of state-space models (Mamba 1 and 2), one token after the other.
 
 For each token and row of the state `S = decay × S + Δ x ⊗ b; y = S c + d x`, then `silu(gate) y`.
-A row never meets another one. Mamba 2 has heads of rows with one decay for each head and token;
-Mamba 1 is one head whose rows, the channels, have steps Δ of their own, and each element of the
-state its own rate. Rows are computed in units of `UNIT`; neither the cuts of a pass nor the number
-of threads change a bit of the result.
+Rows are independent. Mamba 2 has heads of rows with one decay per head and token; Mamba 1 is one
+head where each row (channel) has a step Δ, and each element of the state a rate. Rows are computed
+in units of `UNIT`; the bits depend neither on how a prompt is split nor on the number of threads.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from engine.backends.cpu.kernels.language.values import (  # fmt: skip
     Code,
     Value,
     Variable,
-    function,
+    internal,
 )
 from engine.backends.cpu.kernels.recurrent.state_rows import chain_words, n_chains
 from engine.backends.cpu.kernels.running.thread_pool import add_run
@@ -58,10 +57,10 @@ BLOCK = LANES
 """Number of tokens for which a unit's steps are prepared at a time."""
 
 TOGETHER = 4
-"""Number of rows that are computed at once: they share what is read of b and c."""
+"""Rows that are computed together and share the loads of b and c."""
 
 ROW = 4 * LANES
-"""Bytes from token to token of what is prepared."""
+"""Bytes between tokens in the prepared steps."""
 
 
 def build(module: ir.Module) -> None:
@@ -88,15 +87,15 @@ class _Unit(NamedTuple):
     """A unit of rows of one head of a chain, for the tokens of a block.
 
     Attributes:
-        place: place of the state before the next token.
+        place: slot of the state before the next token.
         head: the head.
-        row: number of the first row within the head.
+        row: index of the first row within the head.
         rows: the rows.
-        token: the first token, counted from the first chain's.
+        token: index of the first token in the pass.
         n_token: number of tokens.
         written: address of Δ x for each token and row.
-        sums: address of a number for each row.
-        steps: address of Δ for each token and row in Mamba 1, of each token's decay in Mamba 2.
+        sums: address of a number per row.
+        steps: address of Δ for each token and row (Mamba 1), or of each token's decay (Mamba 2).
     """
 
     place: Variable
@@ -111,7 +110,6 @@ class _Unit(NamedTuple):
 
 
 def _emit_piece(code: Code, name: str, given: Named, index: Value) -> None:
-    """Write a piece: some units."""
     written, steps = (code.stack_buffer(F32, BLOCK * LANES) for _ in range(2))
     sums = code.stack_buffer(F32, LANES)
     stop = code.min_signed((index + 1) * given["per_piece"], _n_units(code, given))
@@ -133,7 +131,6 @@ def _emit_piece(code: Code, name: str, given: Named, index: Value) -> None:
 
 
 def _of_token(given: Named, name: str, unit: _Unit, token: Value) -> Value:
-    """Return the address of the unit's rows in x, gate or step for a token of the block."""
     row = unit.head * given["n_row"] + unit.row
     return given[name] + (unit.token + token) * given[f"{name}_stride"] + row * 4
 
@@ -171,7 +168,7 @@ def _emit_decays(code: Code, given: Named, unit: _Unit) -> None:
 def _prefetch(code: Code, given: Named, unit: _Unit, token: Value) -> None:
     """Prefetch a token's gate, its result, and the values of a token of the next block.
 
-    Tokens are pages apart, which is too far for what processors prefetch by themselves.
+    Tokens are in different memory pages, where hardware prefetchers stop.
     """
     code.prefetch(_of_token(given, "gate", unit, token))
     code.prefetch(_out(given, unit, token))
@@ -179,15 +176,14 @@ def _prefetch(code: Code, given: Named, unit: _Unit, token: Value) -> None:
 
 
 def _out(given: Named, unit: _Unit, token: Value) -> Value:
-    """Return the address of the unit's rows in the result for a token of the block."""
     place = (unit.token + token) * given["n_head"] + unit.head
     return given["out"] + (place * given["n_row"] + unit.row) * 4
 
 
 def _emit_rows(code: Code, name: str, given: Named, unit: _Unit) -> None:
-    """Write the loop over the tokens of a block, and over the rows of the unit for each of them.
+    """Write the loop over the tokens of a block and the rows of the unit.
 
-    All rows use what is read of b and c before the next token's is read.
+    Rows are the inner loop, so that b and c of a token stay in the cache.
     """
     group = code.variable(unit.head)
     with code.when(given["key_of"].differs(0)):
@@ -203,7 +199,7 @@ def _emit_rows(code: Code, name: str, given: Named, unit: _Unit) -> None:
         )
         before = states + unit.place.get() * stride
         unit.place.set(code.load(given["goals"] + (unit.token + token) * 8, I64))
-        behind = states + unit.place.get() * stride
+        after = states + unit.place.get() * stride
         for n_rows, start, stop in ((TOGETHER, code.number(0), whole), (1, whole, n)):
             with code.loop(start, stop, n_rows) as row:
                 steps, rates = unit.steps + token * 4, given["a"]
@@ -212,14 +208,14 @@ def _emit_rows(code: Code, name: str, given: Named, unit: _Unit) -> None:
                     rates = rates + (first + row) * n_state * 4
                 code.call(
                     f"{name}_{n_rows}", VOID, unit.written + token * ROW + row * 4, steps, rates,
-                    b, c, n_state, before + row * n_state * 4, behind + row * n_state * 4,
+                    b, c, n_state, before + row * n_state * 4, after + row * n_state * 4,
                     unit.sums + row * 4,
                 )  # fmt: skip
         _emit_result(code, name, given, unit, token)
 
 
 def _emit_result(code: Code, name: str, given: Named, unit: _Unit, token: Value) -> None:
-    """Add what bypasses the state to the sums of a token, and apply the gate."""
+    """Add d x to a token's sums, and apply the gate."""
     if name == "selective_scan":
         skip = unit.rows.load(given["d"] + unit.row * 4)
     else:
@@ -231,14 +227,13 @@ def _emit_result(code: Code, name: str, given: Named, unit: _Unit, token: Value)
 
 
 def _add_rows(module: ir.Module, name: str, n_rows: int) -> None:
-    """Write `name_n(written, steps, rates, b, c, n_state, before, behind, sums)`: one token.
+    """Write `name_n(written, steps, rates, b, c, n_state, before, after, sums)`: one token, n rows.
 
-    It has n rows. Their states before the token lie side by side, and so do those behind it, which
-    may have the same memory, and their sums.
+    The rows' states before and after the token, and their sums, are adjacent; both states may be in
+    the same memory.
     """
-    code, values = function(module, f"{name}_{n_rows}", 9)
-    written, steps, rates, b, c, n_state, before, behind, sums = values
-    code.builder.function.linkage = "internal"
+    code, values = internal(module, f"{name}_{n_rows}", 9)
+    written, steps, rates, b, c, n_state, before, after, sums = values
     rows = range(n_rows)
     totals = [code.variable(code.constant(FLOATS, 0.0)) for _ in rows]
     inputs = [code.splat(code.load(written + 4 * row, F32)) for row in rows]
@@ -254,25 +249,9 @@ def _add_rows(module: ir.Module, name: str, n_rows: int) -> None:
             if name == "selective_scan":
                 decay = maths.exp(code, decay * lanes.load(rates + at))
             held = code.fma(inputs[row], keys, decay * lanes.load(before + at))
-            lanes.store(held, behind + at)
+            lanes.store(held, after + at)
             totals[row].set(code.fma(lanes.only(held), queries, totals[row].get()))
 
     for_each_vector(code, n_state, visit)
-    code.store(_sums([total.get() for total in totals]), sums)
+    code.store(code.reduce_each([total.get() for total in totals]), sums)
     code.builder.ret_void()
-
-
-def _sums(rows: list[Value]) -> Value:
-    """Return the sum of each of 1, 2 or 4 vectors, in one vector; lanes are added by halves."""
-    size = LANES
-    while size > 1:
-        half, merged = size // 2, []
-        for n in range(0, len(rows), 2):
-            first, *others = rows[n : n + 2]
-            other = others[0] if others else None
-            starts = range(0, first.kind.count * (1 + len(others)), size)
-            low = [start + lane for start in starts for lane in range(half)]
-            high = [lane + half for lane in low]
-            merged.append(first.shuffle(low, other) + first.shuffle(high, other))
-        rows, size = merged, half
-    return rows[0]

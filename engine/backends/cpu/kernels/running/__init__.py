@@ -1,5 +1,6 @@
-"""What compiles kernels, calls them, shares their work among threads and replays their calls.
+"""Compiling, calling and replaying kernels, and the threads that run them.
 
-`jit` compiles, `fastcall` calls from Python, `pool` has the threads, `call_log` and `replay` record
-a token's calls and repeat them without Python. Imports the language of kernels alone.
+`jit` compiles, `fastcall` binds kernels to Python, `thread_pool` has the threads, `call_log` and
+`replay` record a token's calls and replay them without Python; `compiled` lists the product
+kernels.
 """

@@ -1,11 +1,11 @@
 """The log of kernel calls that is recorded while a token is computed, for replays.
 
-Every call from Python passes through a stub (`cpu.kernels.fastcall`), which records it where the
-pool's word `LOG` is the address of a log. A call is recorded as 64-bit integers: the kernel's
-address, the number of its arguments, and the arguments.
+Every call from Python goes through a stub (`running.fastcall`), which records it if the pool's word
+`LOG` is the address of a log. A call is recorded as 64-bit integers: the kernel's address, the
+number of arguments, and the arguments.
 
-A token takes more than kernels. Code that computes a value which would differ for the next token,
-while a replay would use the old one, calls `refuse_replay`; the log is then of no use.
+Code that computes a token-dependent value outside kernels calls `refuse_replay`, since a replay
+would use the old value.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from engine.model.forward.recording import (
 )
 
 USED, ROOM, CALLS = 0, 8, 64
-"""Byte offsets in a log's memory: number of words recorded, largest number of them, the calls."""
+"""Byte offsets in a log's memory: number of recorded words, capacity, the calls."""
 
 CHECKED = 1 << 32
-"""Flag in the number of arguments: a replay may have to stop after this call, an all-reduce, whose
-first argument is a seat of `kernels.running.thread_all_reduce`."""
+"""Flag in the number of arguments of an all-reduce: a replay may have to stop after it. Its first
+argument is a seat of `running.thread_all_reduce`."""
 
 MAX_ARGUMENTS = 26
 """Largest number of arguments of a kernel that can be replayed."""
 
 MAX_WORDS = 1 << 18
-"""Capacity of a log, in words: more than any known model's token takes."""
+"""Capacity of a log, in words: more than any known model needs for a token."""
 
 Finish = Callable[[], None]
-"""Function that completes a call in Python where a replay had to stop, or takes a whole step."""
+"""Function that completes a call after which a replay stopped, or runs a step in Python."""
 
 
 class CallLog(Replayable):
@@ -44,9 +44,9 @@ class CallLog(Replayable):
 
     Attributes:
         address: address of the log's memory.
-        finishes: functions to call where a replay stops, by the call's index in `words`.
-        kept: objects that hold memory which the calls point to.
-        add_step: adds a step in Python behind the calls recorded so far; None where nobody can.
+        finishes: functions to call after a stop of the replay, by the call's index in `words`.
+        kept: owners of memory that the calls point to.
+        add_step: adds a Python step after the calls recorded so far; None outside a recorder.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class CallLog(Replayable):
         return self._memory[CALLS // 8 :][: self.n_used].copy()
 
     def add_checked(self, kernel: int, arguments: Sequence[int], finish: Finish) -> None:
-        """Record a call after which a replay may stop; `finish` then does what is left of it."""
+        """Record a call after which a replay may stop; `finish` then completes it."""
         start, words = self.n_used, (kernel, CHECKED + len(arguments), *arguments)
         self._memory[USED // 8] += len(words)
         if self.n_used > MAX_WORDS:
@@ -77,21 +77,21 @@ class CallLog(Replayable):
         self.finishes[start] = finish
 
     def check_room(self) -> None:
-        """Refuse the replay if there were more calls than the log can hold."""
+        """Refuse the replay if the log has overflowed."""
         if self.n_used > MAX_WORDS:
             self.refusal = "a token takes too many kernels"
 
 
 def current_log() -> CallLog | None:
-    """Return the log that this thread records its kernel calls in, None if it does not."""
+    """Return the log that this thread is recording to, or None."""
     found = current_recording()
     return found if isinstance(found, CallLog) else None
 
 
 def take_step(step: Finish) -> None:
-    """Take a step in Python now, and in each replay of what this thread records.
+    """Run a Python step now, and in each replay of this thread's recording.
 
-    It must read and write the same memory each time; what it does itself is not recorded.
+    It must read and write the same memory each time; its own operations are not recorded.
     """
     log = current_log()
     with recording_to(None):
@@ -103,7 +103,7 @@ def take_step(step: Finish) -> None:
 
 
 def emit_log(code: Code, log: Value, kernel: Value, arguments: Sequence[Value]) -> None:
-    """Write the code that records a call, if `log` is not 0."""
+    """Write code that records a call if `log` is not 0."""
     with code.when(log.differs(0)):
         used = code.load(log + USED, I64)
         words = [kernel, code.number(len(arguments)), *arguments]

@@ -1,18 +1,16 @@
-"""Compiled kernels as Python functions, each compiled at its first use, once for all models.
+"""The product and packing kernels as Python functions, compiled at their first use.
 
-`type_number` is the number of a GGML type; `x_bytes` the number of bytes of a quantised activation
+`type_number` is the number of a GGML type, `x_bytes` the bytes of a quantised activation
 (`kernels.products.panels`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import cache
-
-from llvmlite import ir
+from collections.abc import Iterable, Sequence
+from functools import cache, partial
 
 from engine.backends.cpu.kernels.language.isa import chosen
-from engine.backends.cpu.kernels.packing import dequantise, file_pack, file_read, pack
+from engine.backends.cpu.kernels.packing import dequantise, file_pack, pack
 from engine.backends.cpu.kernels.products import (
     experts,
     float_gemm,
@@ -21,7 +19,6 @@ from engine.backends.cpu.kernels.products import (
     int16_gemm,
     panel_packing,
     quantised_gemm,
-    strassen,
 )
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.fastcall import Kernel, bind
@@ -29,50 +26,68 @@ from engine.formats.quants.layout import LAYOUTS
 
 
 def callable_at(address: int, arguments: Iterable[str]) -> Kernel:
-    """Bind a kernel of a pool and these arguments; a call releases Python's lock."""
+    """Bind a kernel of a pool and these arguments; calls release the GIL."""
     return bind(address, 1 + len(tuple(arguments)), holds_gil=False)
+
+
+def _compile(name: str, names: Sequence[str], build: jit.Build) -> dict[str, int]:
+    return jit.addresses_by_source(name, chosen(), names, build)
 
 
 @cache
 def quantise_address(x_bytes: int) -> int:
     """Return the address of the kernel of `panel_packing`."""
     isa = chosen()
-    found = jit.addresses_by_source(
-        f"panels-{x_bytes}",
-        isa,
-        ["quantise"],
-        lambda m: panel_packing.build(m, isa, panel_packing.format_of(isa, x_bytes)),
-    )
-    return found["quantise"]
+    build = partial(panel_packing.build, isa=isa, panel=panel_packing.format_of(isa, x_bytes))
+    return _compile(f"panels-{x_bytes}", ["quantise"], build)["quantise"]
+
+
+@cache
+def quantise_int16_address() -> int:
+    """Return the address of the kernel of `panel_packing` for matrices of int16."""
+    build = partial(panel_packing.build, isa=chosen(), panel=panel_packing.INT16)
+    return _compile("int16-panels", ["quantise"], build)["quantise"]
 
 
 @cache
 def _product(type_number: int, x_bytes: int) -> dict[str, int]:
-    """Compile `quantised_gemm` and return the addresses of its functions."""
-    isa, layout = chosen(), LAYOUTS[type_number]
-
-    def build(module: ir.Module) -> None:
-        quantised_gemm.build(module, isa, layout, x_bytes)
-
-    names = ["multiply", "multiply_piece"]
-    return jit.addresses_by_source(f"quantised-gemm-{type_number}-{x_bytes}", isa, names, build)
+    layout = LAYOUTS[type_number]
+    build = partial(quantised_gemm.build, isa=chosen(), layout=layout, x_bytes=x_bytes)
+    name = f"quantised-gemm-{type_number}-{x_bytes}"
+    return _compile(name, ["multiply", "multiply_piece"], build)
 
 
 @cache
 def multiply(type_number: int, x_bytes: int) -> Kernel:
-    """Return the kernel of `quantised_gemm` that multiplies by a matrix of a GGML type."""
+    """Return the kernel of `quantised_gemm` for a GGML type."""
     return callable_at(_product(type_number, x_bytes)["multiply"], gemm.ARGUMENTS)
 
 
 def multiply_piece(type_number: int, x_bytes: int) -> int:
-    """Return the address of the function of one piece of `multiply`, for `multiply_all`."""
+    """Return the address of the piece function of `multiply`, for `multiply_all`."""
     return _product(type_number, x_bytes)["multiply_piece"]
 
 
 @cache
+def _int16_product() -> dict[str, int]:
+    build = partial(int16_gemm.build, isa=chosen())
+    return _compile("int16-gemm", ["multiply", "multiply_piece"], build)
+
+
+@cache
+def multiply_int16() -> Kernel:
+    """Return the kernel of `int16_gemm`."""
+    return callable_at(_int16_product()["multiply"], gemm.ARGUMENTS)
+
+
+def multiply_int16_piece() -> int:
+    """Return the address of the piece function of `multiply_int16`."""
+    return _int16_product()["multiply_piece"]
+
+
+@cache
 def _fused() -> dict[str, int]:
-    """Compile `fused_gemv` and return the addresses of its functions."""
-    return jit.addresses_by_source("fused-gemv", chosen(), fused_gemv.NAMES, fused_gemv.build)
+    return _compile("fused-gemv", fused_gemv.NAMES, fused_gemv.build)
 
 
 @cache
@@ -90,40 +105,27 @@ def multiply_gated() -> Kernel:
 @cache
 def quantise_groups(x_bytes: int) -> Kernel:
     """Return the kernel of `experts` that quantises each expert's rows."""
-    isa, name = chosen(), "quantise_groups"
-
-    def build(module: ir.Module) -> None:
-        experts.build_quantise(module, isa, x_bytes)
-
-    found = jit.addresses_by_source(f"expert-panels-{x_bytes}", isa, [name], build)
-    return callable_at(found[name], experts.QUANTISE)
+    name, build = "quantise_groups", partial(experts.build_quantise, isa=chosen(), x_bytes=x_bytes)
+    return callable_at(_compile(f"expert-panels-{x_bytes}", [name], build)[name], experts.QUANTISE)
 
 
 @cache
 def multiply_groups(type_number: int, x_bytes: int) -> Kernel:
     """Return the kernel of `experts` that multiplies rows by the matrices of their experts."""
-    isa, layout, name = chosen(), LAYOUTS[type_number], "multiply_groups"
-
-    def build(module: ir.Module) -> None:
-        experts.build_multiply(module, isa, layout, x_bytes)
-
-    found = jit.addresses_by_source(f"experts-{type_number}-{x_bytes}", isa, [name], build)
+    layout, name = LAYOUTS[type_number], "multiply_groups"
+    build = partial(experts.build_multiply, isa=chosen(), layout=layout, x_bytes=x_bytes)
+    found = _compile(f"experts-{type_number}-{x_bytes}", [name], build)
     return callable_at(found[name], experts.MULTIPLY)
 
 
 @cache
 def _expert_ffn(x_bytes: int) -> dict[str, int]:
-    """Compile `experts` and return the addresses of its functions."""
-    isa = chosen()
-
-    def build(module: ir.Module) -> None:
-        experts.build_ffn(module, isa, x_bytes)
-
-    return jit.addresses_by_source(f"expert-ffn-{x_bytes}", isa, experts.FFN_NAMES, build)
+    build = partial(experts.build_ffn, isa=chosen(), x_bytes=x_bytes)
+    return _compile(f"expert-ffn-{x_bytes}", experts.FFN_NAMES, build)
 
 
 def pack_each_address(x_bytes: int) -> int:
-    """Return the address of the kernel of `experts` that packs each token by itself."""
+    """Return the address of the kernel of `experts` that packs each token into its own panel."""
     return _expert_ffn(x_bytes)["pack_each"]
 
 
@@ -135,11 +137,8 @@ def feed_experts(x_bytes: int) -> Kernel:
 
 @cache
 def _rows(type_number: int) -> dict[str, int]:
-    """Compile `dequantise` and return the addresses of its functions."""
-    isa, layout, names = chosen(), LAYOUTS[type_number], ["lookup", "bf16_rows"]
-    return jit.addresses_by_source(
-        f"dequantise-{type_number}", isa, names, lambda m: dequantise.build(m, isa, layout)
-    )
+    build = partial(dequantise.build, isa=chosen(), layout=LAYOUTS[type_number])
+    return _compile(f"dequantise-{type_number}", ["lookup", "bf16_rows"], build)
 
 
 @cache
@@ -156,13 +155,8 @@ def bf16_rows(type_number: int) -> Kernel:
 
 @cache
 def _packers(type_number: int) -> dict[str, int]:
-    """Compile `file_pack`, with `pack`, and return the addresses of its functions."""
-    return jit.addresses_by_source(
-        f"file-pack-{type_number}",
-        chosen(),
-        ["pack", "pack_file"],
-        lambda module: file_pack.build(module, chosen(), type_number),
-    )
+    build = partial(file_pack.build, isa=chosen(), type_number=type_number)
+    return _compile(f"file-pack-{type_number}", ["pack", "pack_file"], build)
 
 
 @cache
@@ -179,63 +173,15 @@ def pack_file(type_number: int) -> Kernel:
 
 @cache
 def read_file() -> Kernel:
-    """Return the kernel of `file_read` that reads a part of a file into memory."""
+    """Return the kernel of `file_pack` that reads a part of a file into memory."""
     name = "read_file"
-    found = jit.addresses_by_source("file-read", chosen(), [name], file_read.build)
-    return callable_at(found[name], file_read.ARGUMENTS)
+    found = _compile("file-read", [name], file_pack.build_read)
+    return callable_at(found[name], file_pack.READ_ARGUMENTS)
 
 
 @cache
 def multiply_plain(kind: str, *, transposed: bool = False) -> Kernel:
     """Return the kernel of `float_gemm` that multiplies by an unquantised matrix."""
-    isa, names = chosen(), float_gemm.NAMES
-    found = jit.addresses_by_source(
-        f"float-gemm-{kind}", isa, names, lambda m: float_gemm.build(m, isa, kind)
-    )
-    return callable_at(found[names[transposed]], float_gemm.ARGUMENTS)
-
-
-@cache
-def quantise_int16_address() -> int:
-    """Return the address of the kernel of `panel_packing` for matrices of int16."""
-    isa, name = chosen(), "quantise"
-    found = jit.addresses_by_source(
-        "int16-panels", isa, [name], lambda m: panel_packing.build(m, isa, panel_packing.INT16)
-    )
-    return found[name]
-
-
-@cache
-def _int16_product() -> dict[str, int]:
-    """Compile `int16_gemm` and return the addresses of its functions."""
-    isa, names = chosen(), ["multiply", "multiply_piece"]
-    return jit.addresses_by_source("int16-gemm", isa, names, lambda m: int16_gemm.build(m, isa))
-
-
-@cache
-def multiply_int16() -> Kernel:
-    """Return the kernel of `int16_gemm`."""
-    return callable_at(_int16_product()["multiply"], gemm.ARGUMENTS)
-
-
-@cache
-def _strassen() -> dict[str, int]:
-    """Compile `strassen` and return the addresses of its functions."""
-    isa, names = chosen(), ["combine", "multiply"]
-    return jit.addresses_by_source("strassen", isa, names, lambda m: strassen.build(m, isa))
-
-
-def combine_address() -> int:
-    """Return the address of the kernel of `strassen` that packs tokens for the other."""
-    return _strassen()["combine"]
-
-
-@cache
-def multiply_by_strassen() -> Kernel:
-    """Return the kernel of `strassen` that multiplies."""
-    return callable_at(_strassen()["multiply"], strassen.ARGUMENTS)
-
-
-def multiply_int16_piece() -> int:
-    """Return the address of the function of one piece of `multiply_int16`."""
-    return _int16_product()["multiply_piece"]
+    build = partial(float_gemm.build, isa=chosen(), kind=kind)
+    found = _compile(f"float-gemm-{kind}", float_gemm.NAMES, build)
+    return callable_at(found[float_gemm.NAMES[transposed]], float_gemm.ARGUMENTS)

@@ -1,10 +1,10 @@
-"""Binds kernels as Python functions that are called in a sixth of the time that ctypes takes.
+"""Binds kernels as Python functions, which are called in a sixth of the time of ctypes.
 
-Some kernels take no longer than a call by ctypes. CPython calls a "fastcall" function with an array
-of objects. A stub is compiled for each number of arguments; it converts them to 64-bit integers and
-calls a kernel. It finds the addresses of the kernel and of the interpreter's functions in the bytes
-object that it is bound to, so that its code is the same in every process and can be cached on disk.
-It also adds up the time that a pool's kernels take, and records calls for a replay.
+Some kernels are as short as a ctypes call. CPython calls a "fastcall" function with an array of
+objects. A stub is compiled for each number of arguments; it converts them to 64-bit integers and
+calls a kernel. It reads the addresses of the kernel and of the interpreter's functions from the
+bytes object that it is bound to, so its code is the same in every process and can be cached on
+disk. It also adds up the time of a pool's kernels, and records calls for replays.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.backends.cpu.kernels.language.isa import chosen
 from engine.backends.cpu.kernels.language.values import I32, I64, VOID, Code, Value, function
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.call_log import MAX_ARGUMENTS, emit_log
-from engine.backends.cpu.kernels.running.thread_pool import LOG, TICKS, now
+from engine.backends.cpu.kernels.running.thread_pool import LOG, TICKS, ThreadPool, now
 
 Kernel = Callable[..., None]
 """Python function of integers: a pool's address, then the kernel's arguments."""
@@ -30,13 +30,13 @@ BYTES_START = bytes.__basicsize__ - 1
 """Offset of the bytes in a bytes object."""
 
 METH_FASTCALL = 0x80
-"""CPython's flag of functions called in this way."""
+"""CPython's flag for this calling convention."""
 
 INTERPRETER = (
     "PyLong_AsLongLong", "PyErr_Occurred", "PyErr_BadArgument", "PyEval_SaveThread",
     "PyEval_RestoreThread", "PyLong_FromLong",
 )  # fmt: skip
-"""The interpreter's functions that a stub calls; their addresses follow the kernel's, in order."""
+"""The interpreter functions that a stub calls; their addresses follow the kernel's, in order."""
 
 
 class _Method(ctypes.Structure):
@@ -54,20 +54,19 @@ def bind(address: int, n_arguments: int, *, holds_gil: bool) -> Kernel:
     """Bind a kernel as a Python function of `n_arguments` integers.
 
     Args:
-        address: address of a function of 64-bit integers that returns nothing; the first is the
-            address of a pool.
-        n_arguments: number of arguments, with the pool.
-        holds_gil: whether a call keeps Python's lock; for kernels of a few microseconds.
+        address: address of a void function of 64-bit integers; the first is the address of a pool.
+        n_arguments: number of arguments, including the pool.
+        holds_gil: whether a call keeps the GIL, for kernels of a few microseconds.
 
     Returns:
-        A function; it raises TypeError or OverflowError where an argument is no 64-bit integer.
+        A function; it raises TypeError or OverflowError for arguments that are not 64-bit integers.
     """
-    assert n_arguments <= MAX_ARGUMENTS, "it could not be replayed"
+    assert n_arguments <= MAX_ARGUMENTS, "too many arguments for a replay"
     found = (getattr(ctypes.pythonapi, name) for name in INTERPRETER)
     places = (ctypes.cast(function, ctypes.c_void_p).value for function in found)
     known = struct.pack(f"{1 + len(INTERPRETER)}q", address, *places)
     method = _Method(b"kernel", _stub(n_arguments, holds_gil), METH_FASTCALL, None)
-    # never freed: functions read it when they are freed, at exit after this module's globals
+    # never freed: functions read it in their destructor, at exit after this module's globals
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(method))
     make = ctypes.pythonapi["PyCFunction_NewEx"]
     make.restype = ctypes.py_object
@@ -80,8 +79,8 @@ class BoundKernel(NamedTuple):
     """A kernel as two Python functions.
 
     Attributes:
-        with_gil: function that keeps Python's lock, for calls of a few microseconds.
-        without_gil: function that releases it meanwhile.
+        with_gil: function that keeps the GIL, for calls of a few microseconds.
+        without_gil: function that releases the GIL.
         address: address of the kernel itself.
     """
 
@@ -89,9 +88,16 @@ class BoundKernel(NamedTuple):
     without_gil: Kernel
     address: int
 
+    def chosen(self, pool: ThreadPool, *, is_short: bool) -> Kernel:
+        """Return `with_gil` for short calls, else `without_gil`, and wake the pool."""
+        if is_short:
+            return self.with_gil
+        pool.wake()
+        return self.without_gil
+
 
 def bind_both(address: int, n_arguments: int) -> BoundKernel:
-    """Bind a kernel that takes `n_arguments` integers after the pool, with and without the lock."""
+    """Bind a kernel that takes `n_arguments` integers after the pool, with and without the GIL."""
     with_gil, without_gil = (
         bind(address, 1 + n_arguments, holds_gil=held) for held in (True, False)
     )
@@ -109,7 +115,7 @@ def _stub(n_arguments: int, holds_gil: bool) -> int:
 
 
 def _build(module: ir.Module, n_arguments: int, holds_gil: bool) -> None:
-    """Write `call(known, objects, n)`: returns an int object, or 0 where it has set an error."""
+    """Write `call(known, objects, n)`: returns an int object, or 0 after setting an error."""
     code, (known, objects, n) = function(module, "call", 3, I64)
     kernel, as_int, failed, refuse, let_go, take_again, new_int = code.load_array(
         known + BYTES_START, 1 + len(INTERPRETER)
@@ -132,7 +138,7 @@ def _build(module: ir.Module, n_arguments: int, holds_gil: bool) -> None:
 
 
 def _run(code: Code, kernel: Value, numbers: list[Value]) -> None:
-    """Write the call of a kernel; the time that it takes is added to its pool's."""
+    """Write the call of a kernel, and add its time to the pool's."""
     begun, so_far = now(code), numbers[0] + TICKS
     code.call_at(kernel, VOID, *numbers)
     code.store(code.load(so_far, I64) + (now(code) - begun), so_far)

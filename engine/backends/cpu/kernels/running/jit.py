@@ -27,13 +27,13 @@ Build = Callable[[ir.Module], None]
 """Function that writes a module's IR."""
 
 REVISION = 1
-"""Number in all cache keys; raised when compiling the same IR in another way."""
+"""Part of all cache keys; raise it when the same IR compiles differently."""
 
 SOURCES_ELSEWHERE = (
     "formats/quants/layout.py", "model/forward/operands.py", "model/forward/pages.py",
     "model/forward/state.py",
 )  # fmt: skip
-"""Files of the engine outside this package whose constants and formulas stand in the IR."""
+"""Files outside this package with constants and formulas that end up in the IR."""
 
 _lock = threading.Lock()
 _engines: list[Any] = []  # compiled code lives as long as the program
@@ -43,13 +43,13 @@ def addresses(name: str, isa: Isa, names: Iterable[str], build: Build) -> dict[s
     """Compile a module, or load it from the disk cache under a hash of its IR.
 
     Args:
-        name: name of the module, for people who look at the files.
+        name: name of the module, in the names of the cached files.
         isa: instruction set to compile for.
-        names: names of the wanted functions.
-        build: function that writes the module; the same IR each time.
+        names: names of the functions to return.
+        build: function that writes the module; must write the same IR each time.
 
     Returns:
-        The address of each wanted function.
+        The addresses of the functions.
     """
     with _lock:
         machine = _target_machine(isa)
@@ -61,8 +61,8 @@ def addresses(name: str, isa: Isa, names: Iterable[str], build: Build) -> dict[s
 def addresses_by_source(name: str, isa: Isa, names: Iterable[str], build: Build) -> dict[str, int]:
     """Compile a module, or load it from the disk cache under a hash of the package's source.
 
-    For modules of this package, each with a name of its own. A cached module's IR is not written at
-    all, which would take longer than to load it.
+    For modules of this package, with unique names. A cached module's IR is not even generated,
+    which would take longer than loading it.
     """
     sources = _sources()
     if not sources:
@@ -76,7 +76,7 @@ def addresses_by_source(name: str, isa: Isa, names: Iterable[str], build: Build)
 
 @cache
 def _sources() -> str:
-    """Return a hash of the source files that IR depends on; "" where they are not installed."""
+    """Return a hash of the sources that the IR depends on; "" if they are not installed."""
     package = Path(__file__).parents[1]
     files = sorted(package.rglob("*.py"))
     if not files:
@@ -89,9 +89,9 @@ def _sources() -> str:
 
 
 def _cached(name: str, make: Callable[[], bytes]) -> bytes:
-    """Read object code from the disk cache, or make it and store it there.
+    """Read object code from the disk cache, or compile it and store it there.
 
-    A folder into which other users could have put code is not used.
+    A folder that other users can write to is not used.
     """
     folder = cache_folder()
     if folder and (why := exposure(folder)):
@@ -108,13 +108,13 @@ def _cached(name: str, make: Callable[[], bytes]) -> bytes:
 
 @cache
 def _warn(why: str) -> None:
-    log.warning("kernels for the CPU are compiled anew at each start: %s", why)
+    log.warning("CPU kernels are compiled at each start: %s", why)
 
 
 def cache_folder() -> Path | None:
     """Return the folder of the disk cache: `TANDEM_KERNEL_CACHE`, or in the user's cache folder.
 
-    None if there is no such folder: some containers run as a user without a home.
+    None if there is neither, as in containers whose user has no home.
     """
     if named := os.environ.get("TANDEM_KERNEL_CACHE"):
         return Path(named)
@@ -123,19 +123,19 @@ def cache_folder() -> Path | None:
 
 
 def assembly(isa: Isa, build: Build, triple: str = "") -> str:
-    """Return the assembly of a compiled module, for tests and for people."""
+    """Return the assembly of a compiled module, for tests and debugging."""
     machine = _target_machine(isa, triple)
     return str(machine.emit_assembly(_optimise(_write_ir("shown", build, machine), machine)))
 
 
 def object_file(isa: Isa, build: Build, triple: str = "") -> bytes:
-    """Return the object file of a compiled module, also for another system; for tests."""
+    """Return the object file of a compiled module, for tests; `triple` names another system."""
     machine = _target_machine(isa, triple)
     return _compile(_write_ir("shown", build, machine), machine)
 
 
 def _target_machine(isa: Isa, triple: str = "") -> Any:
-    """Return LLVM's target machine for an instruction set, on this system or on `triple`."""
+    """Return LLVM's target machine for an instruction set, on this system or `triple`."""
     if triple:
         llvm.initialize_all_targets()
         llvm.initialize_all_asmprinters()
@@ -152,10 +152,11 @@ def _target_machine(isa: Isa, triple: str = "") -> Any:
 
 
 def _target(triple: str) -> tuple[str, str]:
-    """Return the triple to compile for, and a feature string or ""; on Windows, ELF replaces COFF.
+    """Return the triple to compile for, and a feature string or "".
 
-    LLVM's in-memory linker cannot load COFF. Windows on ARM is compiled as Linux, because LLVM 22
-    cannot compile all kernels for it in ELF; calls are the same but for register x18.
+    Windows uses ELF, since LLVM's in-memory linker cannot load COFF. Windows on ARM is compiled as
+    Linux, since LLVM 22 cannot compile all kernels for it as ELF; the calling conventions differ
+    only in register x18.
     """
     if "windows" not in triple:
         return triple, ""
@@ -172,7 +173,6 @@ def _define_windows_symbols() -> None:
 
 
 def _write_ir(name: str, build: Build, machine: Any) -> str:
-    """Return the IR of a module as text."""
     module = ir.Module(name)
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
@@ -181,7 +181,6 @@ def _write_ir(name: str, build: Build, machine: Any) -> str:
 
 
 def _optimise(text: str, machine: Any) -> Any:
-    """Parse IR and run LLVM's passes over it."""
     module = llvm.parse_assembly(text)
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_unrolling = False  # kernels unroll their own loops
@@ -195,16 +194,13 @@ def _compile(text: str, machine: Any) -> bytes:
 
 
 def _digest(text: str, isa: Isa) -> str:
-    """Return the cache key of a text: a hash of it, the compiler and the target."""
+    """Return a cache key: a hash of a text, the compiler and the target."""
     about = (REVISION, llvmlite.__version__, isa.cpu, isa.features)
     return hashlib.sha256(f"{about}\n{text}".encode()).hexdigest()[:24]
 
 
 def _read(path: Path) -> bytes | None:
-    """Read object code from a file and check its hash; None if it is missing or damaged.
-
-    None as well if another user could have written the file.
-    """
+    """Read object code; None if the file is missing, corrupted, or writable by other users."""
     try:
         with path.open("rb") as file:
             stored = b"" if exposed(os.fstat(file.fileno())) else file.read()
@@ -215,7 +211,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, code: bytes) -> None:
-    """Store object code in a file atomically; a full disk is ignored."""
+    """Store object code atomically; ignore errors such as a full disk."""
     with suppress(OSError):
         make_private(path.parent)
         with atomic_write(path, is_durable=False) as file:
@@ -223,7 +219,6 @@ def _write(path: Path, code: bytes) -> None:
 
 
 def _link(code: bytes, machine: Any, names: Iterable[str]) -> dict[str, int]:
-    """Load object code into executable memory and return the addresses of functions."""
     empty = llvm.parse_assembly("")
     engine = llvm.create_mcjit_compiler(empty, machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))

@@ -1,4 +1,4 @@
-"""Replays recorded calls of kernels, without Python between them."""
+"""Replays recorded kernel calls without Python in between."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from engine.backends.cpu.kernels.running.thread_all_reduce import ADDED, COMPLET
 from engine.backends.cpu.kernels.running.thread_pool import WAITED, ThreadPool, now
 
 ARGUMENTS = ("calls", "place", "stop")
-"""Arguments of the kernel. calls: address of a log's words. place: address of a word index: where
-to start, and on return the call after which the replay stopped. stop: index of the word to stop
-at."""
+"""Arguments of the kernel. calls: address of a log's words. place: address of a word index: the
+start, and on return the call after which the replay stopped. stop: index of the end."""
 
 
 def build(module: ir.Module) -> None:
@@ -48,16 +47,12 @@ def build(module: ir.Module) -> None:
 
 @cache
 def _kernel() -> Kernel:
-    """Compile the kernel; calls release Python's lock."""
     address = jit.addresses_by_source("replay", chosen(), ["replay"], build)["replay"]
     return bind(address, 1 + len(ARGUMENTS), holds_gil=False)
 
 
 class KernelReplay:
-    """Recorded calls that can be replayed any number of times.
-
-    All memory that they point to must stay where it is.
-    """
+    """Recorded calls, to be replayed any number of times on the same memory."""
 
     def __init__(self, log: CallLog, pool: ThreadPool) -> None:
         self._pool = pool
@@ -68,10 +63,10 @@ class KernelReplay:
         self._run = _kernel()
 
     def run(self, start: int, stop: int) -> None:
-        """Replay the calls from word `start` up to word `stop`.
+        """Replay the calls from word `start` to word `stop`.
 
         Raises:
-            threading.BrokenBarrierError: another rank of an all-reduce is gone.
+            threading.BrokenBarrierError: another rank of an all-reduce has failed.
         """
         calls, place = self._addresses
         self._place[0] = start

@@ -1,8 +1,8 @@
-"""Memory for large results, which the next ones use again.
+"""Reused memory for large results.
 
-The C library gives tensors of some MiB back to the system as soon as they are freed, so that each
-pass over a prompt waited for new pages, a tenth of its time. Here memory returns to the thread that
-asked for it once nothing refers to a result any more, views of it included.
+The C library returns tensors of some MiB to the system as soon as they are freed; faulting in new
+pages took a tenth of a prompt's time. Here memory returns to the allocating thread once a result
+and all views of it are garbage.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MIN_RESULT_BYTES = 256 << 10
-"""Smallest result whose memory is kept, in bytes; the C library keeps that of smaller ones."""
+"""Smallest result whose memory is kept, in bytes; the C library keeps smaller ones."""
 
 MAX_KEPT = 256 << 20
-"""Most bytes that a thread keeps while nothing uses them."""
+"""Maximum unused bytes that a thread keeps."""
 
 MAX_SPARE = 2
-"""How many times as large as a result the memory may be that it gets."""
+"""Maximum ratio of a block's size to its result."""
 
 Bytes = NDArray[np.uint8]
 
 
 class FreeBlocks:
-    """Blocks of memory that nothing uses, of one thread; others may add to them."""
+    """Unused blocks of memory of one thread; other threads may add blocks."""
 
     def __init__(self) -> None:
         self._blocks: list[Bytes] = []
 
     def take(self, n_bytes: int) -> Bytes:
-        """Return a block of at least `n_bytes`: the smallest that is free, or a new one."""
+        """Return the smallest free block of at least `n_bytes`, or a new one."""
         most = n_bytes * MAX_SPARE
         fitting = [block for block in self._blocks if n_bytes <= block.nbytes <= most]
         if not fitting:
@@ -51,7 +51,7 @@ class FreeBlocks:
         return found
 
     def add(self, block: Bytes) -> None:
-        """Keep a block that is free again; those that were freed first go if it is too much."""
+        """Add a free block; drop the oldest ones beyond `MAX_KEPT`."""
         self._blocks.append(block)
         while sum(block.nbytes for block in self._blocks) > MAX_KEPT:
             self._blocks.pop(0)
@@ -84,31 +84,31 @@ def free_blocks() -> FreeBlocks:
 
 
 def free_results() -> None:
-    """Free the memory of results that no thread uses."""
+    """Free the unused memory of all threads."""
     for free in list(_all_threads):
         free.clear()
 
 
 def result(*shape: int) -> Tensor:
-    """Return an uninitialised F32 tensor; large ones are in memory that is used again."""
+    """Return an uninitialised F32 tensor; large ones are in reused memory."""
     n_bytes = 4 * prod(shape)
     if n_bytes < MIN_RESULT_BYTES:
         return torch.empty(shape)
     free = _thread.free
     block = free.take(n_bytes)
-    lent = block[:n_bytes].view(np.float32)  # the tensor's memory refers to this view, not to block
+    lent = block[:n_bytes].view(np.float32)  # the tensor refers to this view, not to block
     weakref.finalize(lent, free.add, block).atexit = False
     return torch.from_numpy(lent).view(shape)
 
 
 class GrowingMemory:
-    """Memory that grows to the largest size that was asked for.
+    """Scratch memory that grows to the largest requested size.
 
     Args:
         allocate: returns an uninitialised tensor of n elements.
 
     Attributes:
-        memory: the memory, of which callers use the first elements.
+        memory: the current tensor.
     """
 
     def __init__(self, allocate: Callable[[int], Tensor]) -> None:
@@ -116,7 +116,7 @@ class GrowingMemory:
         self.memory = allocate(0)
 
     def tensor(self, n: int) -> Tensor:
-        """Return memory for n elements or more, valid until the next call."""
+        """Return a tensor of at least n elements, valid until the next call."""
         if self.memory.numel() < n:
             self.memory = self._allocate(n)
         return self.memory

@@ -1,15 +1,14 @@
-"""All-reduce among threads: each shows its numbers, spins until all have arrived, and adds up all.
+"""All-reduce among threads: each publishes its numbers, spins until all have, and sums them.
 
-Every member has a seat, which holds the number of rounds in which it has arrived. A member writes
-that number after what it shows in the round: the address and the number of its F32 values. Two
-slots for these alternate. Nobody waits until the others have read: a member may write the next slot
-while a slower one still reads this one, but to write this one again, it must have met all others in
-the round in between.
+Every member has a seat with the number of its last round. A member writes that number after the
+slot of the round: the address and the number of its F32 values. Two slots alternate, so there is no
+second barrier: a fast member can write the next slot while a slow one still reads this one, and to
+write this one again, it must have met all others in the round in between.
 
 Members spin because waking a thread takes longer than adding a few thousand numbers. They spin for
-a bounded time: then a member counts itself as asleep, and whoever completes the round is told to
-wake it. A sleeper counts itself first and then looks once more for the others; a member that
-arrives writes its round first and then looks for sleepers. So one of the two sees the other.
+a bounded time: then a member counts itself as asleep, and the member that completes the round wakes
+it. A sleeper first counts itself, then checks the others again; an arriving member first writes its
+round, then checks for sleepers. So one of the two sees the other.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import chosen
 from engine.backends.cpu.kernels.language.loops import for_each_vector
-from engine.backends.cpu.kernels.language.values import I64, function
+from engine.backends.cpu.kernels.language.values import I64, function, internal
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.call_log import CallLog, Finish
 from engine.backends.cpu.kernels.running.fastcall import Kernel, bind
@@ -37,33 +36,33 @@ from engine.backends.cpu.kernels.running.thread_pool import (
 )
 
 IS_BROKEN, N_ASLEEP, N_SEAT, HEAD_BYTES = 0, 8, 64, 128
-"""Byte offsets in the shared head: abort flag, number of members asleep, number of seats. As in a
-pool's memory, the address of the system's yield is at `YIELD`."""
+"""Byte offsets in the shared head: abort flag, number of sleeping members, number of seats. The
+address of the system's yield function is at `YIELD`, as in a pool's memory."""
 
 ROUND, SHOWN, RESULT, SEAT_BYTES = 0, 8, 64, 128
 """Byte offsets in a seat: number of rounds; two slots of an address and a count; result of the last
-call, in a cache line that the others do not read. That line also has `TICKS`, as a pool's memory:
-a seat is the first argument of a bound kernel."""
+call, in a cache line that the others do not read. That line also has `TICKS`, as a pool's memory,
+since a seat is the first argument of a bound kernel."""
 assert RESULT < TICKS < SEAT_BYTES
 
 COMPLETE, ADDED, OTHERS_SLEEP = 1, 2, 4
-"""Bits of a call's result: all have arrived; `out` has the sum; members are to be woken."""
+"""Bits of a call's result: all have arrived; `out` has the sum; members need waking."""
 
 NO_NUMBERS = -1
-"""Count that a member shows for a value that cannot be added here."""
+"""Count for a value that cannot be added here."""
 
 YIELD_TURNS = 50
-"""Turns of spinning after which the core is yielded. Fewer than a pool's: where there are fewer
-cores than ranks, the rank that is waited for may need this core."""
+"""Spins before yielding the core; fewer than in a pool, since with fewer cores than ranks, the
+missing rank may need this core."""
 
 ALL_REDUCE = ("head", "round", "address", "n", "out", "turns")
 COUNT_ASLEEP = ("head", "round", "change")
-"""Arguments of the kernels, after the seat. `round` is a number from 1, or 0 for the seat's next
-one; `turns` is the number of turns that a thread spins before it gives up."""
+"""Arguments of the kernels, after the seat. `round` counts from 1, 0 is the seat's next one;
+`turns` is the number of spins before giving up."""
 
 
 def build(module: ir.Module) -> None:
-    """Write `all_reduce` and `count_asleep`: see the methods of `ThreadAllReduce`."""
+    """Write `all_reduce` and `count_asleep`, see the methods of `ThreadAllReduce`."""
     _add_all_arrived(module)
     _add_wait(module)
     _add_sum(module)
@@ -76,7 +75,7 @@ def build(module: ir.Module) -> None:
 
 
 def _build_all_reduce(module: ir.Module) -> None:
-    """Write `all_reduce(seat, *ALL_REDUCE)`: see `ThreadAllReduce.all_reduce`."""
+    """Write `all_reduce(seat, *ALL_REDUCE)`, see `ThreadAllReduce.all_reduce`."""
     code, (seat, head, given, address, n, out, turns) = function(
         module, "all_reduce", 1 + len(ALL_REDUCE)
     )
@@ -97,8 +96,7 @@ def _build_all_reduce(module: ir.Module) -> None:
 
 def _add_all_arrived(module: ir.Module) -> None:
     """Write `all_arrived(head, round)`: returns 1 if all have arrived in the round, else 0."""
-    code, (head, number) = function(module, "all_arrived", 2, I64)
-    code.builder.function.linkage = "internal"
+    code, (head, number) = internal(module, "all_arrived", 2, I64)
     with (
         code.loop(code.number(0), load(code, head + N_SEAT)) as index,
         code.when(load(code, head + HEAD_BYTES + index * SEAT_BYTES + ROUND) < number),
@@ -108,13 +106,11 @@ def _add_all_arrived(module: ir.Module) -> None:
 
 
 def _add_wait(module: ir.Module) -> None:
-    """Write `wait(head, round, turns)`: spins until all have arrived; returns 1, 0 if it gave up.
+    """Write `wait(head, round, turns)`: spins until all have arrived; returns 1, or 0 on giving up.
 
-    It returns 0 after an abort even if all have arrived: members that left may have freed what they
-    show.
+    Returns 0 after an abort even if all have arrived: members may have freed their values.
     """
-    code, (head, number, turns) = function(module, "wait", 3, I64)
-    code.builder.function.linkage = "internal"
+    code, (head, number, turns) = internal(module, "wait", 3, I64)
     waited = code.variable(code.number(0))
     with code.forever() as leave:
         leave(load(code, head + IS_BROKEN) > 0)
@@ -127,12 +123,11 @@ def _add_wait(module: ir.Module) -> None:
 
 
 def _add_sum(module: ir.Module) -> None:
-    """Write `add_up(shown, n_seat, n, out)`: returns 1 if all that show values show n, else 0.
+    """Write `add_up(shown, n_seat, n, out)`: returns 1 if all members with values have n, else 0.
 
-    The sum is made in the order of the seats, so that all members get the same bits.
+    Adds in the order of the seats, so that all members get the same bits.
     """
-    code, (shown, n_seat, n, out) = function(module, "add_up", 4, I64)
-    code.builder.function.linkage = "internal"
+    code, (shown, n_seat, n, out) = internal(module, "add_up", 4, I64)
     with code.when(n < 1):
         code.builder.ret(code.number(0).raw)
     with code.loop(code.number(0), n_seat) as index:
@@ -166,7 +161,6 @@ class _Kernels(NamedTuple):
 
 @cache
 def _kernels() -> _Kernels:
-    """Compile the kernels; waiting releases Python's lock."""
     found = jit.addresses_by_source(
         "thread-all-reduce", chosen(), ["all_reduce", "count_asleep"], build
     )
@@ -178,9 +172,9 @@ def _kernels() -> _Kernels:
 
 
 class ThreadAllReduce:
-    """The shared memory of an all-reduce among threads, each of which has a seat of its own.
+    """The shared memory of an all-reduce among threads, with a seat for each.
 
-    Methods that return bits return `COMPLETE` and others, or 0 if they gave up or after an abort.
+    Methods that return bits return `COMPLETE` and others, or 0 after giving up or an abort.
     """
 
     def __init__(self, n_seats: int) -> None:
@@ -195,7 +189,7 @@ class ThreadAllReduce:
         self._all_reduce, self._count_asleep, self._all_reduce_address = _kernels()
 
     def round(self, seat: int) -> int:
-        """Return the last round in which a seat has arrived, 0 for none."""
+        """Return the last round in which a seat has arrived, or 0."""
         return self._words[self._starts[seat] + ROUND // 8]
 
     def result(self, seat: int) -> int:
@@ -203,23 +197,23 @@ class ThreadAllReduce:
         return self._words[self._starts[seat] + RESULT // 8]
 
     def all_reduce(self, seat: int, number: int, x: int, n: int, out: int, turns: int) -> int:
-        """Arrive in a round, spin until all have, and add up what they show; return bits.
+        """Arrive in a round, spin until all have, and add up their values; return bits.
 
         Args:
             seat: index of the member's seat.
             number: number of the round, from 1.
             x: address of n F32 numbers, which must not change before the next round is complete; 0
-                for a member that shows nothing.
-            n: number of values that the others show, 0 if it is not known, or `NO_NUMBERS`. Values
-                are added only where all members that show any show n.
-            out: address for the sum.
-            turns: number of turns to spin before giving up.
+                for a member without values.
+            n: number of values, 0 if unknown, or `NO_NUMBERS`. Values are added only if all members
+                with values have n.
+            out: address of the sum.
+            turns: number of spins before giving up.
         """
         self._all_reduce(self._seats[seat], self._head, number, x, n, out, turns)
         return self.result(seat)
 
     def called_s(self, seat: int) -> float | None:
-        """Return the seconds that a seat's calls from Python have taken; None without a counter."""
+        """Return the total seconds of a seat's calls from Python; None without a counter."""
         length = tick_s()
         return length and length * self._words[self._starts[seat] + TICKS // 8]
 
@@ -231,16 +225,16 @@ class ThreadAllReduce:
         Args:
             log: log to record in.
             seat, x, n, out, turns: see `all_reduce`.
-            end: function that is called where a replay's bits are not just `COMPLETE | ADDED`.
+            end: function to call if a replay's bits are not `COMPLETE | ADDED`.
         """
         arguments = self._seats[seat], self._head, 0, x, n, out, turns
         log.add_checked(self._all_reduce_address, arguments, end)
 
     def count_asleep(self, seat: int, number: int, change: int) -> int:
-        """Change the number of members asleep, then look whether all have arrived; return bits."""
+        """Change the number of sleeping members, then check if all have arrived; return bits."""
         self._count_asleep(self._seats[seat], self._head, number, change)
         return self.result(seat)
 
     def abort(self) -> None:
-        """Abort: members that wait give up, now and in all later rounds."""
+        """Abort: waiting members give up, now and in all later rounds."""
         self._words[IS_BROKEN // 8] = 1

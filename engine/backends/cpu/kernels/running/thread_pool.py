@@ -1,20 +1,20 @@
-"""A pool of threads that share the pieces of kernels: they spin during a pass and sleep between.
+"""A pool of threads that run the pieces of kernels: they spin during a pass and sleep in between.
 
 A kernel's work is a function `task(arguments, index)`, called once for every index below `n`: its
-pieces. The calling thread works too, and each thread takes the next piece when it is free, so that
-a thread which the system suspends delays its own piece alone. All threads take pieces from the
-front (`run`), or each has a share of neighbouring pieces and helps others behind its last one
-(`run_in_shares`): memory that pieces read in order is read fastest by one thread from front to
-back, whose prefetches go on from one piece to the next.
+pieces. The calling thread works too, and each thread takes the next piece when it is free, so a
+thread that the system suspends delays only its own piece. All threads take pieces from the front
+(`run`), or each has a share of adjacent pieces and then helps others (`run_in_shares`): memory that
+is read in the order of the pieces is read fastest by one thread from front to back, whose
+prefetches continue from piece to piece.
 
 One 64-bit word describes the job: number of pieces, whether there are shares, and in its upper bits
 the number of jobs so far. Each share has a word with the same upper bits and the number of its
-pieces that nobody has taken yet; one with other upper bits belongs to a job before, so none of the
-present job's pieces have been taken. A thread takes a piece by compare-and-swap of that word, which
-fails if another thread or job came first; so where it succeeds, all that the thread has read about
-the job is still right.
+remaining pieces; a word with other upper bits belongs to an earlier job, so no pieces of the
+current job have been taken. A thread takes a piece by compare-and-swap of that word, which fails if
+another thread or job came first; so if it succeeds, everything the thread has read about the job is
+valid.
 
-Threads spin because waking one takes longer than a small kernel. They spin for a bounded time.
+Threads spin, for a bounded time, because waking one takes longer than a small kernel.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from engine.backends.cpu.kernels.language.values import (
     Value,
     Variable,
     function,
+    internal,
 )
 from engine.backends.cpu.kernels.running import jit
 
@@ -47,7 +48,7 @@ CALIBRATION_S = 0.01
 
 
 def now(code: Code) -> Value:
-    """Write a read of the counter, in ticks; always 0 on processors whose counter is not known."""
+    """Write a read of the timestamp counter, in ticks; 0 on processors without a known counter."""
     family = code.builder.module.triple.split("-")[0]
     if family in ("x86_64", "amd64"):
         return code.call("llvm.readcyclecounter", I64)  # at a constant rate
@@ -66,7 +67,7 @@ def _register(code: Code, name: str) -> Value:
 
 @cache
 def tick_s() -> float | None:
-    """Return the length of a tick in seconds, measured once; None where no counter is known."""
+    """Return the length of a tick in seconds, measured once; None without a counter."""
     address = jit.addresses_by_source("clock", chosen(), ["read"], build)["read"]
     read = ctypes.CFUNCTYPE(ctypes.c_int64)(address)
     begun, first = time.perf_counter(), read()
@@ -82,7 +83,7 @@ def build(module: ir.Module) -> None:
 
 
 JOIN_S = 5.0
-"""Longest time to wait for the end of a worker thread, in seconds."""
+"""Timeout for joining a worker thread, in seconds."""
 
 LEFT_BITS = 24
 """Bits of a word that count pieces."""
@@ -91,43 +92,40 @@ MAX_PIECES = (1 << LEFT_BITS) - 1
 """Largest number of pieces of a job."""
 
 IN_SHARES = 1 << LEFT_BITS
-"""Bit of the job's word that is set where each thread has a share."""
+"""Bit of the job's word: each thread has a share."""
 
 ONE_JOB = 2 * IN_SHARES
-"""What the job's word grows by with each job."""
+"""Increment of the job's word with each job."""
 
 WORD, TASK, ARGUMENTS, THREADS, YIELD = 0, 64, 72, 80, 88
 TICKS, REST, LOG, WAITED, DONE, SHARES = 96, 104, 112, 120, 128, 192
-"""Byte offsets in a pool's memory; words that several threads write have cache lines of their own.
+"""Byte offsets in a pool's memory; words that several threads write are in separate cache lines.
 
-`WORD` describes the job, see above, as do `TASK` and `ARGUMENTS`; `DONE` counts its finished
-pieces; from `SHARES` on lie the words of shares. `THREADS`: number of threads. `YIELD`: address of
-the system's function that yields the core. `TICKS`: time that kernels have taken, in ticks
-(`cpu.kernels.timestamp_counter`); `WAITED`: how much of it was waiting for other ranks. `REST`: 1
-where workers shall not spin. `LOG`: address of the log that calls of kernels are recorded in, or 0.
+`WORD`, `TASK` and `ARGUMENTS` describe the job, see above; `DONE` counts its finished pieces; the
+words of shares start at `SHARES`. `THREADS`: number of threads. `YIELD`: address of the system's
+function that yields the core. `TICKS`: total time of kernels, in ticks; `WAITED`: the part of it
+spent waiting for other ranks. `REST`: 1 if workers must not spin. `LOG`: address of the log of
+kernel calls, or 0.
 """
 
 SHARE_BYTES = 64
-"""Bytes from one share's word to the next."""
+"""Bytes between the words of shares."""
 
 SPIN_TURNS = 60_000
-"""Turns that an idle worker spins before it sleeps: one or two milliseconds. That is longer than
-ranks spin for each other, so that the first rank to go on finds its workers awake."""
+"""Spins of an idle worker before it sleeps: one or two milliseconds, longer than ranks spin for
+each other, so that the first rank to continue finds its workers awake."""
 
 YIELD_TURNS = 2_000
-"""Turns of spinning after which the system may run another thread on the core."""
+"""Spins before yielding the core."""
 
 
 def memory_bytes(n_threads: int) -> int:
-    """Return the size of a pool's memory, which begins on a multiple of 64 bytes."""
+    """Return the size of a pool's memory, which is aligned to 64 bytes."""
     return SHARES + SHARE_BYTES * n_threads
 
 
 def add_run(module: ir.Module) -> None:
-    """Write `run` and `run_in_shares(pool, task, arguments, n)`: they do 0 to `MAX_PIECES` pieces.
-
-    With the latter, threads begin with shares of their own.
-    """
+    """Write `run` and `run_in_shares(pool, task, arguments, n)` for 0 to `MAX_PIECES` pieces."""
     _add_take_pieces(module)
     for name, bit in (("run", 0), ("run_in_shares", IN_SHARES)):
         code, (pool, task, arguments, n) = function(module, name, 4)
@@ -146,9 +144,9 @@ def add_run(module: ir.Module) -> None:
 
 
 def _build_work_loop(module: ir.Module) -> None:
-    """Write `work_loop(pool, number, turns)`: the loop of the worker of a number, from 1 on.
+    """Write `work_loop(pool, number, turns)`: the loop of a worker, numbered from 1.
 
-    It ends when the worker found no piece for so many turns; at once where the pool shall rest.
+    It ends after `turns` spins without a piece; immediately if the pool is resting.
     """
     _add_take_pieces(module)
     code, (pool, number, turns) = function(module, "work_loop", 3)
@@ -167,13 +165,12 @@ def _build_work_loop(module: ir.Module) -> None:
 
 
 def _add_take_pieces(module: ir.Module) -> None:
-    """Write `take_pieces(pool, word, number)`: does pieces of a job until none are left.
+    """Write `take_pieces(pool, word, number)`: runs remaining pieces; returns how many it ran.
 
-    The other arguments are the job's word and the thread's number. Returns how many it did.
+    `word` is the job's word, `number` the thread's number.
     """
     _add_take_share(module)
-    code, (pool, word, number) = function(module, "take_pieces", 3, I64)
-    code.builder.function.linkage = "internal"
+    code, (pool, word, number) = internal(module, "take_pieces", 3, I64)
     n, has_shares = word & MAX_PIECES, (word & IN_SHARES) > 0
     n_share = code.where(has_shares, load(code, pool + THREADS), code.number(1))
     did = code.variable(code.number(0))
@@ -186,12 +183,11 @@ def _add_take_pieces(module: ir.Module) -> None:
 
 
 def _add_take_share(module: ir.Module) -> None:
-    """Write `take_share(pool, word, share, first, end)`: does what is left of a share's pieces.
+    """Write `take_share(pool, word, share, first, end)`: runs the remaining pieces of a share.
 
-    The last two arguments are its first piece and the one behind its last. Returns how many it did.
+    The share's pieces are `first` to `end` - 1. Returns how many it ran.
     """
-    code, (pool, word, share, first, end) = function(module, "take_share", 5, I64)
-    code.builder.function.linkage = "internal"
+    code, (pool, word, share, first, end) = internal(module, "take_share", 5, I64)
     task, arguments = (load(code, pool + at) for at in (TASK, ARGUMENTS))
     address, job = pool + SHARES + share * SHARE_BYTES, word & -IN_SHARES
     place = code.builder.inttoptr(address.raw, I64.as_pointer())
@@ -200,7 +196,7 @@ def _add_take_share(module: ir.Module) -> None:
         before = load(code, address)
         is_begun = (before & -IN_SHARES).equals(job)
         left = code.where(is_begun, before & MAX_PIECES, end - first)
-        # read behind `before`, which is no later job's then
+        # read after `before`, which then does not belong to a later job
         leave(left.equals(0) | load(code, pool + WORD).differs(word))
         after = job + left - 1
         taken = code.builder.cmpxchg(place, before.raw, after.raw, "seq_cst", "seq_cst")
@@ -226,12 +222,11 @@ def store(code: Code, number: Value, address: Value) -> None:
 
 
 def pause(code: Code, pool: Value, waited: Variable, yield_turns: int = YIELD_TURNS) -> None:
-    """Write one turn of a spin loop: a pause instruction, and now and then a yield of the core.
+    """Write one spin: a pause instruction, and every `yield_turns` spins a yield of the core.
 
     Args:
-        pool: address of a memory that has the system's function at `YIELD`.
-        waited: number of turns so far; counted up here.
-        yield_turns: number of turns after which the core is yielded.
+        pool: address of memory with the system's function at `YIELD`.
+        waited: number of spins so far; incremented here.
     """
     waited.set(waited.get() + 1)
     family = code.builder.module.triple.split("-")[0]
@@ -245,7 +240,6 @@ def pause(code: Code, pool: Value, waited: Variable, yield_turns: int = YIELD_TU
 
 @cache
 def _work_loop() -> Callable[[int, int, int], None]:
-    """Compile the worker's loop."""
     address = jit.addresses_by_source("pool", chosen(), ["work_loop"], _build_work_loop)[
         "work_loop"
     ]
@@ -253,7 +247,7 @@ def _work_loop() -> Callable[[int, int, int], None]:
 
 
 def yield_address() -> int:
-    """Return the address of the system's function that lets another thread run."""
+    """Return the address of the system's function that yields the core."""
     if sys.platform == "win32":
         library, name = ctypes.WinDLL("kernel32"), "SwitchToThread"
     else:
@@ -264,12 +258,12 @@ def yield_address() -> int:
 class _State:
     """Sleep and wake-up of the workers.
 
-    Workers hold this and not the pool, so that a pool nobody holds is freed and ends them.
+    Workers refer to this, not to the pool, so that garbage collection of the pool ends them.
 
     Attributes:
-        n_asleep: number of workers that sleep.
+        n_asleep: number of sleeping workers.
         n_calls: number of wake-up calls so far.
-        is_closed: whether the workers shall end.
+        is_closed: whether the workers must end.
     """
 
     def __init__(self) -> None:
@@ -279,7 +273,7 @@ class _State:
         self._condition = threading.Condition()
 
     def sleep(self, n_calls: int) -> None:
-        """Sleep until the next wake-up call; return at once if there were more than `n_calls`."""
+        """Sleep until the next wake-up call; return immediately if it is past `n_calls`."""
         with self._condition:
             self.n_asleep += 1
             if self.n_calls == n_calls:
@@ -297,13 +291,12 @@ class _State:
                 self._condition.notify_all()
 
     def close(self) -> None:
-        """Have the workers end."""
         self.is_closed = True
         self.wake()
 
 
 def _work(state: _State, memory: object, address: int, number: int) -> None:
-    """Run the worker of a number; it holds `memory`, in which the pool's address lies."""
+    """Run a worker; it keeps `memory` alive, which contains the pool's `address`."""
     take_part = _work_loop()
     while True:
         n_calls = state.n_calls  # read first: closing counts as a call
@@ -314,13 +307,13 @@ def _work(state: _State, memory: object, address: int, number: int) -> None:
 
 
 class ThreadPool:
-    """The calling thread and `n_threads - 1` workers, which share the pieces of kernels.
+    """The calling thread and `n_threads - 1` workers, which run the pieces of kernels.
 
     Only one thread at a time may call kernels with it.
 
     Attributes:
         address: address of the pool's memory, the first argument of each kernel.
-        n_threads: number of threads, with the calling one.
+        n_threads: number of threads, including the calling one.
     """
 
     def __init__(self, n_threads: int) -> None:
@@ -346,13 +339,13 @@ class ThreadPool:
 
     @property
     def kernel_s(self) -> float | None:
-        """Time that kernels have computed, in seconds; None without a timestamp counter."""
+        """Total time of kernels in seconds; None without a timestamp counter."""
         length = tick_s()
         return length and length * (self._word(TICKS) - self._word(WAITED))
 
     @property
     def waited_s(self) -> float | None:
-        """Time that replays waited for other ranks, in seconds; None without such a counter."""
+        """Time that replays waited for other ranks, in seconds; None without a counter."""
         length = tick_s()
         return length and length * self._word(WAITED)
 
@@ -360,17 +353,17 @@ class ThreadPool:
         return ctypes.c_int64.from_address(self.address + offset).value
 
     def log_calls(self, log: int) -> None:
-        """Record calls of kernels in the log at an address; 0 ends that."""
+        """Record kernel calls in the log at an address; 0 stops recording."""
         ctypes.c_int64.from_address(self.address + LOG).value = log
 
     def wake(self) -> None:
-        """Wake the workers that sleep; to be called before each kernel that uses them."""
+        """Wake sleeping workers; call it before each kernel that uses them."""
         if self._is_resting:
             self._rest(wanted=False)
         self._state.wake()
 
     def rest(self) -> None:
-        """Send the workers to sleep at once: other threads, such as torch's, need the cores."""
+        """Stop the workers from spinning: other threads, such as torch's, need the cores."""
         if not self._is_resting:
             self._rest(wanted=True)
 
@@ -379,7 +372,7 @@ class ThreadPool:
         ctypes.c_int64.from_address(self.address + REST).value = wanted
 
     def close(self) -> None:
-        """End the workers and wait for that; safe to call twice."""
+        """End the workers and join them; safe to call twice."""
         self.rest()
         self._finalizer()
         for thread in self._threads:

@@ -1,1 +1,1 @@
-"""The small operations between products: norms, activations, RoPE, routing and additions."""
+"""Small operations between products: norms, activations, RoPE, routing, element-wise functions."""

@@ -13,7 +13,7 @@ from engine.backends.cpu.kernels.language.loops import (
     for_each_vector,
     piece,
 )
-from engine.backends.cpu.kernels.language.values import F32, I32, VOID, Code, Value, function
+from engine.backends.cpu.kernels.language.values import F32, I32, VOID, Code, Value, internal
 from engine.backends.cpu.kernels.running.thread_pool import add_run
 from engine.model.forward.operands import OAI_ALPHA
 
@@ -47,7 +47,6 @@ def _n_pieces(code: Code, given: Named) -> Value:
 
 
 def _emit_piece(code: Code, kind: str, given: Named, index: Value) -> None:
-    """Write a piece: some columns of a row."""
     n = given["n"]
     per_row = ceil_div(n, COLUMNS)
     row, first = index // per_row, index % per_row * COLUMNS
@@ -64,14 +63,12 @@ def _emit_piece(code: Code, kind: str, given: Named, index: Value) -> None:
 
 def _add_row(module: ir.Module, kind: str) -> None:
     """Write `kind_alone(gate, n, out)` and `kind_both(gate, up, n, limit, out)`."""
-    code, (gate, n, out) = function(module, f"{kind}_alone", 3)
-    code.builder.function.linkage = "internal"
+    code, (gate, n, out) = internal(module, f"{kind}_alone", 3)
     for_each_vector(
         code, n, lambda lanes: lanes.store(activated(code, kind, lanes.load(gate)), out)
     )
     code.builder.ret_void()
-    code, (gate, up, n, bits, out) = function(module, f"{kind}_both", 5)
-    code.builder.function.linkage = "internal"
+    code, (gate, up, n, bits, out) = internal(module, f"{kind}_both", 5)
     limit = code.splat(bits.to(I32).bitcast(F32))
 
     def below(x: Value) -> Value:

@@ -1,6 +1,8 @@
-"""Functions with parameters, element by element: softplus, a cap of logits, xIELU."""
+"""Element-wise functions: softplus, softcap and xIELU; sum and product of two tensors."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
@@ -24,35 +26,62 @@ ARGUMENTS = ("x", "n", *PARAMETERS, "out")
 """Arguments of the kernels: x and out have n F32 numbers each. The parameters are the bits of F32:
 none for the softplus; the cap; xIELU's factors `positive`, `negative`, `beta` and `eps`."""
 
-PER_PIECE = 4096
+PAIRWISE = ("add", "multiply")
+
+PAIRWISE_ARGUMENTS = ("x", "y", "n", "out")
+"""Arguments of the sum and the product: x, y and out have n F32 numbers each."""
+
+PER_PIECE, PAIRWISE_PER_PIECE = 4096, 16384
 """Elements of a piece."""
 
 
 def build(module: ir.Module) -> None:
     """Write a kernel `name(pool, *ARGUMENTS)` for each of `NAMES`."""
-    add_run(module)
-    for name in NAMES:
-        with piece(module, name, ARGUMENTS) as (code, given, index):
-            _emit_piece(code, name, given, index * PER_PIECE)
-        add_kernel(module, name, ARGUMENTS, lambda _, given: ceil_div(given["n"], PER_PIECE))
 
-
-def _emit_piece(code: Code, name: str, given: Named, start: Value) -> None:
-    """Write a piece: up to `PER_PIECE` elements from index `start` on."""
-    x, out = (given[place] + start * 4 for place in ("x", "out"))
-    factors = [code.splat(given[p].to(I32).bitcast(F32)) for p in PARAMETERS]
-
-    def compute(lanes: SimdLanes) -> None:
-        v = lanes.load(x)
+    def function(code: Code, name: str, given: Named, numbers: list[Value]) -> Value:
+        (x,) = numbers
+        factors = [code.splat(given[p].to(I32).bitcast(F32)) for p in PARAMETERS]
         if name == "softplus":
-            y = maths.softplus(code, v)
-        elif name == "softcap":
-            y = maths.tanh(code, v / factors[0]) * factors[0]
-        else:
-            y = _xielu(code, v, factors)
-        lanes.store(y, out)
+            return maths.softplus(code, x)
+        if name == "softcap":
+            return maths.tanh(code, x / factors[0]) * factors[0]
+        return _xielu(code, x, factors)
 
-    for_each_vector(code, code.min_signed(given["n"] - start, code.number(PER_PIECE)), compute)
+    _build(module, NAMES, ARGUMENTS, PER_PIECE, function)
+
+
+def build_pairwise(module: ir.Module) -> None:
+    """Write `add(pool, *PAIRWISE_ARGUMENTS)` and `multiply(pool, *PAIRWISE_ARGUMENTS)`."""
+
+    def function(_code: Code, name: str, _given: Named, numbers: list[Value]) -> Value:
+        a, b = numbers
+        return a + b if name == "add" else a * b
+
+    _build(module, PAIRWISE, PAIRWISE_ARGUMENTS, PAIRWISE_PER_PIECE, function)
+
+
+def _build(
+    module: ir.Module, names: Sequence[str], arguments: Sequence[str], per_piece: int,
+    function: Callable[[Code, str, Named, list[Value]], Value],
+) -> None:  # fmt: skip
+    add_run(module)
+    inputs = [name for name in arguments if name in "xy"]
+
+    def emit(code: Code, name: str, given: Named, start: Value) -> None:
+        places = [given[place] + start * 4 for place in inputs]
+        out = given["out"] + start * 4
+
+        def compute(lanes: SimdLanes) -> None:
+            numbers = [lanes.load(place) for place in places]
+            lanes.store(function(code, name, given, numbers), out)
+
+        n = code.min_signed(given["n"] - start, code.number(per_piece))
+        for_each_vector(code, n, compute)
+
+    for name in names:
+        with piece(module, name, arguments) as (code, given, index):
+            emit(code, name, given, index * per_piece)
+        add_kernel(module, name, arguments, lambda _, given: ceil_div(given["n"], per_piece))
 
 
 def _xielu(code: Code, x: Value, factors: list[Value]) -> Value:

@@ -1,22 +1,21 @@
 """RMSNorm and LayerNorm: `y = x / sqrt(mean(x²) + eps) × weight + bias`; LayerNorm first centres x.
 
-Sums are made in four vectors, always in the same order.
+Sums are made in four vectors, always in the same order. `build_sums` fuses an addition to the
+residual stream with the next norm, with the same bits as the separate operations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.loops import (
     Named,
     SimdLanes,
-    add_kernel,
-    ceil_div,
+    add_row_kernel,
     for_each_vector,
-    piece,
-    rows_per_piece,
 )
 from engine.backends.cpu.kernels.language.values import (
     F32,
@@ -27,7 +26,7 @@ from engine.backends.cpu.kernels.language.values import (
     Code,
     Value,
     Variable,
-    function,
+    internal,
 )
 from engine.backends.cpu.kernels.running.thread_pool import add_run
 
@@ -41,43 +40,62 @@ ARGUMENTS = (
 shape, contiguous. weight and bias are (n,) F32, or 0 for none; with a `weight_stride` (bytes), each
 head has its own. eps: the bits of an F32."""
 
-Term = Callable[[Value], Value]
-"""Function of elements, to be summed."""
+SUM_NAMES = tuple(f"add_{name}" for name in NAMES)
+
+SUM_ARGUMENTS = (
+    "x", "x_stride", "delta", "delta_stride", "n_tokens", "n", "weight", "bias", "eps", "total",
+    "out",
+)  # fmt: skip
+"""Arguments of the kernels of `build_sums`. x and delta are F32, (n_tokens, n), with strides in
+bytes; total, their sum, and out have that shape, contiguous. The others are as in `ARGUMENTS`."""
 
 
 def build(module: ir.Module) -> None:
     """Write `rms_norm(pool, *ARGUMENTS)` and `layer_norm(pool, *ARGUMENTS)`."""
     add_run(module)
+
+    def emit(name: str, code: Code, given: Named, token: Value) -> None:
+        n, n_heads = given["n"], given["n_heads"]
+        with code.loop(code.number(0), n_heads) as head:
+            x = given["x"] + token * given["token_stride"] + head * given["head_stride"]
+            out = given["out"] + (token * n_heads + head) * n * 4
+            weights = given["weight"], given["bias"], head * given["weight_stride"]
+            code.call(f"{name}_row", VOID, x, n, *weights, given["eps"], out)
+
     for name in NAMES:
-        add_row(module, name)
-        with piece(module, name, ARGUMENTS) as (code, given, index):
-            _emit_piece(code, name, given, index)
-        add_kernel(module, name, ARGUMENTS, _n_pieces)
+        _add_row(module, name)
+        add_row_kernel(
+            module, name, ARGUMENTS, lambda given: given["n_heads"] * given["n"],
+            partial(emit, name),
+        )  # fmt: skip
 
 
-def _n_pieces(code: Code, given: Named) -> Value:
-    per_piece = rows_per_piece(code, given["n_heads"] * given["n"])
-    return ceil_div(given["n_tokens"], per_piece)
+def build_sums(module: ir.Module) -> None:
+    """Write `add_rms_norm(pool, *SUM_ARGUMENTS)` and `add_layer_norm(pool, *SUM_ARGUMENTS)`."""
+    add_run(module)
+
+    def emit(name: str, code: Code, given: Named, token: Value) -> None:
+        n = given["n"]
+        x = given["x"] + token * given["x_stride"]
+        delta = given["delta"] + token * given["delta_stride"]
+        total, out = (given[place] + token * n * 4 for place in ("total", "out"))
+        for_each_vector(
+            code, n, lambda lanes: lanes.store(lanes.load(x) + lanes.load(delta), total)
+        )
+        weights = given["weight"], given["bias"], code.number(0)
+        code.call(f"{name}_row", VOID, total, n, *weights, given["eps"], out)
+
+    for name, sum_name in zip(NAMES, SUM_NAMES, strict=True):
+        _add_row(module, name)
+        add_row_kernel(
+            module, sum_name, SUM_ARGUMENTS, lambda given: given["n"], partial(emit, name)
+        )
 
 
-def _emit_piece(code: Code, name: str, given: Named, index: Value) -> None:
-    """Write a piece: all heads of some tokens."""
-    n, n_heads = given["n"], given["n_heads"]
-    per_piece = rows_per_piece(code, n_heads * n)
-    stop = code.min_signed((index + 1) * per_piece, given["n_tokens"])
-    none = code.number(0)
-    with code.loop(index * per_piece, stop) as token, code.loop(none, n_heads) as head:
-        x = given["x"] + token * given["token_stride"] + head * given["head_stride"]
-        out = given["out"] + (token * n_heads + head) * n * 4
-        weights = given["weight"], given["bias"], head * given["weight_stride"]
-        code.call(f"{name}_row", VOID, x, n, *weights, given["eps"], out)
-
-
-def add_row(module: ir.Module, name: str) -> None:
+def _add_row(module: ir.Module, name: str) -> None:
     """Write `name_row(x, n, weight, bias, offset, eps, out)`: one row; offset of its weights."""
     is_centred = name == "layer_norm"
-    code, (x, n, weight, bias, offset, eps, out) = function(module, f"{name}_row", 7)
-    code.builder.function.linkage = "internal"
+    code, (x, n, weight, bias, offset, eps, out) = internal(module, f"{name}_row", 7)
     count = n.to(F32)
     zero = code.constant(F32, 0.0)
     centre = code.splat(_sum(code, x, n, lambda v: v) / count if is_centred else zero)
@@ -103,7 +121,7 @@ def add_row(module: ir.Module, name: str) -> None:
     code.builder.ret_void()
 
 
-def _sum(code: Code, x: Value, n: Value, term: Term) -> Value:
+def _sum(code: Code, x: Value, n: Value, term: Callable[[Value], Value]) -> Value:
     sums = [code.variable(code.constant(FLOATS, 0.0)) for _ in range(4)]
 
     def add(lanes: SimdLanes, total: Variable = sums[0]) -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.loops import (
     Named,
     SimdLanes,
-    add_kernel,
-    ceil_div,
+    add_row_kernel,
     for_each_vector,
-    piece,
-    rows_per_piece,
 )
-from engine.backends.cpu.kernels.language.values import LANES, VOID, Code, Value, function
+from engine.backends.cpu.kernels.language.values import LANES, VOID, Code, Value, internal
 from engine.backends.cpu.kernels.running.thread_pool import add_run
 
 STYLES = ("norm", "neox")
@@ -38,33 +37,24 @@ def build(module: ir.Module) -> None:
     add_run(module)
     for style in STYLES:
         _add_head(module, style)
-        with piece(module, style, ARGUMENTS) as (code, given, index):
-            _emit_piece(code, style, given, index)
-        add_kernel(module, style, ARGUMENTS, _n_pieces)
+        add_row_kernel(
+            module, style, ARGUMENTS, lambda given: given["n_heads"] * given["head_dim"],
+            partial(_emit_token, style=style),
+        )  # fmt: skip
 
 
-def _n_pieces(code: Code, given: Named) -> Value:
-    per_piece = rows_per_piece(code, given["n_heads"] * given["head_dim"])
-    return ceil_div(given["n_tokens"], per_piece)
-
-
-def _emit_piece(code: Code, style: str, given: Named, index: Value) -> None:
-    """Write a piece: all heads of some tokens."""
+def _emit_token(code: Code, given: Named, token: Value, style: str) -> None:
     n_heads, head_dim, n_pairs = given["n_heads"], given["head_dim"], given["n_pairs"]
-    per_piece = rows_per_piece(code, n_heads * head_dim)
-    stop = code.min_signed((index + 1) * per_piece, given["n_tokens"])
-    with code.loop(index * per_piece, stop) as token:
-        angles = [given[name] + token * n_pairs * 4 for name in ("cos", "sin")]
-        with code.loop(code.number(0), n_heads) as head:
-            x = given["x"] + token * given["token_stride"] + head * given["head_stride"]
-            out = given["out"] + (token * n_heads + head) * head_dim * 4
-            code.call(f"{style}_head", VOID, x, head_dim, n_pairs, *angles, out)
+    cos_sin = [given[name] + token * n_pairs * 4 for name in ("cos", "sin")]
+    with code.loop(code.number(0), n_heads) as head:
+        x = given["x"] + token * given["token_stride"] + head * given["head_stride"]
+        out = given["out"] + (token * n_heads + head) * head_dim * 4
+        code.call(f"{style}_head", VOID, x, head_dim, n_pairs, *cos_sin, out)
 
 
 def _add_head(module: ir.Module, style: str) -> None:
     """Write `style_head(x, head_dim, n_pairs, cos, sin, out)`: rotates one head of one token."""
-    code, (x, head_dim, n_pairs, cos, sin, out) = function(module, f"{style}_head", 6)
-    code.builder.function.linkage = "internal"
+    code, (x, head_dim, n_pairs, cos, sin, out) = internal(module, f"{style}_head", 6)
 
     def rotate(lanes: SimdLanes) -> None:
         c, s = lanes.load(cos), lanes.load(sin)

@@ -1,12 +1,10 @@
 """Routing of tokens to experts, and the weighted sum of the experts' results (`layers.moe`).
 
-Scores are compared as integer keys in the same order; the least key marks experts that were chosen
-already. So NaNs choose distinct experts too. Of equal scores, the first wins.
+Scores are compared as integer keys in the same order, with the lowest key for experts that are
+already chosen, so NaNs select distinct experts, too. Of equal scores, the first wins.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from llvmlite import ir
 
@@ -14,7 +12,7 @@ from engine.backends.cpu.kernels.language import maths
 from engine.backends.cpu.kernels.language.loops import (
     Named,
     SimdLanes,
-    add_kernel,
+    add_row_kernel,
     ceil_div,
     for_each_vector,
     piece,
@@ -33,22 +31,23 @@ from engine.backends.cpu.kernels.language.values import (  # fmt: skip
     Code,
     Value,
     function,
+    internal,
 )
 from engine.backends.cpu.kernels.running.thread_pool import add_run
 
 GATINGS = ("softmax", "sigmoid", "softmax_chosen")
-"""Functions that make scores of logits, see `layers.moe`; the last one is applied to the
-chosen experts' logits alone."""
+"""Functions from logits to scores, see `layers.moe`; `softmax_chosen` is applied to the logits of
+the chosen experts only."""
 
 ASSIGN = (
     "logits", "n_token", "n_expert", "n_used", "bias", "normalise", "scale", "smallest", "n_group",
     "n_group_used", "weights", "chosen", "table", "expert_of", "pair_of", "row_of", "n_found",
 )  # fmt: skip
-"""Arguments of the routing kernels. logits are F32, (n_token, n_expert); bias (n_expert,), or 0
-for none; `normalise` is 0 or 1; scale and smallest (the least sum that weights are divided by) are
-the bits of an F32. weights are F32, (n_token, n_used), in ascending order of experts, as `chosen`
-is. The next ones are as in `forward.expert_rows.Groups`; n_found is the address for the
-number of experts in use."""
+"""Arguments of the routing kernels. logits are F32, (n_token, n_expert); bias (n_expert,), or 0 for
+none; `normalise` is 0 or 1; scale and smallest (the least sum that weights are divided by) are the
+bits of an F32. weights are F32, (n_token, n_used), in ascending order of experts, like `chosen`.
+`table` to `row_of` are as in `forward.expert_rows.Groups`; n_found is the address of the number of
+experts in use."""
 
 SUM = ("y", "y_stride", "weights", "row_of", "n_token", "n_used", "n", "out")
 """Arguments of `sum_of_experts`. y is F32, (n_row, n) with a stride in bytes; weights (n_token,
@@ -56,10 +55,10 @@ n_used), or 0 for none; row_of holds the rows of y that are added up for each to
 (n_token, n)."""
 
 TAKEN, OUT_OF_REACH = -(1 << 31), 1 - (1 << 31)
-"""Keys of experts that were chosen and that must not be; below those of all numbers."""
+"""Keys of chosen and of excluded experts; lower than the keys of all numbers."""
 
 MAX_EXPERTS = 4096
-"""Largest number of experts; arrays of that length are kept on the stack."""
+"""Maximum number of experts; arrays of this length are on the stack."""
 
 
 def build(module: ir.Module) -> None:
@@ -73,13 +72,14 @@ def build(module: ir.Module) -> None:
     for gating in GATINGS:
         _add_token(module, gating)
         _add_assign(module, gating)
-    with piece(module, "sum_of_experts", SUM) as (code, given, index):
-        _emit_sums(code, given, index)
-    add_kernel(module, "sum_of_experts", SUM, _n_sum_pieces)
+    add_row_kernel(
+        module, "sum_of_experts", SUM, lambda given: given["n"] * given["n_used"], _emit_sum,
+        "n_token",
+    )  # fmt: skip
 
 
 def _key(code: Code, x: Value) -> Value:
-    """Return integer keys in the order of the floats x, NaNs below or above all numbers by sign."""
+    """Return integer keys in the order of the floats x; NaNs are lowest or highest by sign."""
     kind = INTS if isinstance(x.kind, ir.VectorType) else I32
     bits = x.bitcast(kind)
     key = code.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
@@ -98,20 +98,12 @@ def _list(code: Code, n: Value) -> Value:
 
 
 def _padded(n: Value) -> Value:
-    """Return n, rounded up to a multiple of 16."""
     return (n + (LANES - 1)) // LANES * LANES
-
-
-def _internal(module: ir.Module, name: str, n: int, result: Any = VOID) -> tuple[Code, list[Value]]:
-    """Begin a function of n 64-bit integers that only its module calls."""
-    code, values = function(module, name, n, result)
-    code.builder.function.linkage = "internal"
-    return code, values
 
 
 def _add_take_largest(module: ir.Module) -> None:
     """Write `take_largest(keys, n)`: marks the first of the largest keys as taken."""
-    code, (keys, n) = _internal(module, "take_largest", 2)
+    code, (keys, n) = internal(module, "take_largest", 2)
     best = code.variable(code.constant(INTS, TAKEN))
     places = code.variable(code.constant(INTS, 0))
     lanes = code.vector_of(INTS, range(LANES))
@@ -132,11 +124,11 @@ def _add_take_largest(module: ir.Module) -> None:
 
 
 def _add_best_groups(module: ir.Module) -> None:
-    """Write `best_groups(keys, n, n_group, n_used)`: puts experts of all other groups out of reach.
+    """Write `best_groups(keys, n, n_group, n_used)`: excludes the experts of all other groups.
 
-    A group's score is the sum of its two largest.
+    A group's score is the sum of its two highest.
     """
-    code, (keys, n, n_group, n_used) = _internal(module, "best_groups", 4)
+    code, (keys, n, n_group, n_used) = internal(module, "best_groups", 4)
     groups, size, none = _list(code, n_group), n // n_group, code.number(0)
     with code.loop(none, _padded(n_group), LANES) as group:
         code.store(code.constant(INTS, TAKEN), groups + group * 4)
@@ -161,8 +153,8 @@ def _add_best_groups(module: ir.Module) -> None:
 
 
 def _add_softmax(module: ir.Module) -> None:
-    """Write `apply_softmax(x, n, out)`: a softmax; out has room up to a multiple of 16."""
-    code, (x, n, out) = _internal(module, "apply_softmax", 3)
+    """Write `apply_softmax(x, n, out)`: a softmax; out is padded to a multiple of 16."""
+    code, (x, n, out) = internal(module, "apply_softmax", 3)
     lowest = code.constant(FLOATS, float("-inf"))
     largest, total = code.variable(lowest), code.variable(code.constant(FLOATS, 0.0))
 
@@ -189,7 +181,7 @@ def _add_softmax(module: ir.Module) -> None:
 
 def _add_normalise(module: ir.Module) -> None:
     """Write `normalise(weights, n, smallest)`: divides by the larger of the sum and `smallest`."""
-    code, (weights, n, smallest) = _internal(module, "normalise", 3)
+    code, (weights, n, smallest) = internal(module, "normalise", 3)
     total = code.variable(code.constant(F32, 0.0))
     with code.loop(code.number(0), n) as index:
         total.set(total.get() + code.load(weights + index * 4, F32))
@@ -200,13 +192,13 @@ def _add_normalise(module: ir.Module) -> None:
 
 
 TOKEN = ("n_expert", "n_used", "bias", "normalise", "scale", "smallest", "n_group", "n_group_used")
-"""Arguments of `ASSIGN` that the function for one token takes."""
+"""The arguments of `ASSIGN` for one token."""
 
 
 def _add_token(module: ir.Module, gating: str) -> None:
     """Write `gating_token(logits, weights, chosen, *TOKEN)`: routes one token."""
     name = f"{gating}_token"
-    code, (logits, weights, chosen, *values) = _internal(module, name, 3 + len(TOKEN))
+    code, (logits, weights, chosen, *values) = internal(module, name, 3 + len(TOKEN))
     given = dict(zip(TOKEN, values, strict=True))
     n, n_used, none = given["n_expert"], given["n_used"], code.number(0)
     scores, keys = _list(code, n), _list(code, n)
@@ -238,9 +230,9 @@ def _add_token(module: ir.Module, gating: str) -> None:
 
 
 def _emit_keys(code: Code, given: Named, logits: Value, scores: Value, keys: Value) -> None:
-    """Write the keys that experts are chosen by: those of the scores with the bias.
+    """Write the keys for the choice of experts: of the biased scores.
 
-    Without bias and groups, those of the logits: different logits may have equal scores.
+    Without bias and groups, of the logits, since different logits may have equal scores.
     """
     bias = given["bias"]
     source = code.where(bias.equals(0) & given["n_group"].equals(1), logits, scores)
@@ -274,7 +266,7 @@ def _emit_chosen(
 
 def _add_sort(module: ir.Module) -> None:
     """Write `sort_rows(*ASSIGN)`: a counting sort of pairs (token, expert) by expert."""
-    code, values = _internal(module, "sort_rows", len(ASSIGN))
+    code, values = internal(module, "sort_rows", len(ASSIGN))
     given, none = dict(zip(ASSIGN, values, strict=True)), code.number(0)
     n_pairs, n_expert = given["n_token"] * given["n_used"], given["n_expert"]
     next_rows = _list(code, n_expert * 2)
@@ -321,27 +313,19 @@ def _add_assign(module: ir.Module, gating: str) -> None:
     code.builder.ret_void()
 
 
-def _n_sum_pieces(code: Code, given: Named) -> Value:
-    """Return the number of pieces of `sum_of_experts`."""
-    return ceil_div(given["n_token"], rows_per_piece(code, given["n"] * given["n_used"]))
-
-
-def _emit_sums(code: Code, given: Named, index: Value) -> None:
-    """Write a piece of `sum_of_experts`: some tokens."""
+def _emit_sum(code: Code, given: Named, token: Value) -> None:
     n, n_used, weights = given["n"], given["n_used"], given["weights"]
-    per_piece = rows_per_piece(code, n * n_used)
-    stop = code.min_signed((index + 1) * per_piece, given["n_token"])
-    with code.loop(index * per_piece, stop) as token:
+    first = token * n_used
 
-        def emit(lanes: SimdLanes, first: Value = token * n_used) -> None:
-            total = code.variable(code.constant(FLOATS, 0.0))
-            with code.loop(first, first + n_used) as pair:
-                row = code.load(given["row_of"] + pair * 8, I64)
-                numbers = code.variable(lanes.load(given["y"] + row * given["y_stride"]))
-                with code.when(weights.differs(0)):
-                    weight = code.splat(code.load(weights + pair * 4, F32))
-                    numbers.set(numbers.get() * weight)
-                total.set(total.get() + numbers.get())
-            lanes.store(total.get(), given["out"] + first // n_used * n * 4)
+    def emit(lanes: SimdLanes) -> None:
+        total = code.variable(code.constant(FLOATS, 0.0))
+        with code.loop(first, first + n_used) as pair:
+            row = code.load(given["row_of"] + pair * 8, I64)
+            numbers = code.variable(lanes.load(given["y"] + row * given["y_stride"]))
+            with code.when(weights.differs(0)):
+                weight = code.splat(code.load(weights + pair * 4, F32))
+                numbers.set(numbers.get() * weight)
+            total.set(total.get() + numbers.get())
+        lanes.store(total.get(), given["out"] + token * n * 4)
 
-        for_each_vector(code, n, emit)
+    for_each_vector(code, n, emit)

@@ -1,8 +1,8 @@
-"""The small operations of decoding, on torch tensors: norms, activations, RoPE, add and multiply.
+"""Small operations for torch tensors: norms, activations, RoPE, add and multiply.
 
-A method returns None where a tensor is not of the kind that its kernel takes (F32 on the CPU,
-elements of a row side by side); the caller then uses torch. Most calls take a few microseconds, so
-they keep Python's lock, and every check here counts.
+A method returns None if its kernel does not support a tensor (F32 on the CPU, with contiguous
+rows); the caller then uses torch. Most calls take a few microseconds, so they keep the GIL, and
+checks are kept to a minimum.
 """
 
 from __future__ import annotations
@@ -20,19 +20,12 @@ from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
 from engine.backends.cpu.kernels.running.result_memory import MIN_RESULT_BYTES, result
 from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
-from engine.backends.cpu.kernels.small import (
-    activation,
-    add_norm,
-    elementwise,
-    functions,
-    norm,
-    rope,
-)
+from engine.backends.cpu.kernels.small import activation, functions, norm, rope
 
 F32 = torch.float32
 
 SHORT_CALL = 1 << 16
-"""Largest number of elements for which a call keeps Python's lock."""
+"""Calls with at most this many elements keep the GIL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +34,9 @@ class SmallKernels:
 
     Attributes:
         norms: RMSNorm and LayerNorm.
-        sums_and_norms: the same of a sum of two tensors.
+        sums_and_norms: norms of a sum of two tensors.
         activations: activations, gated or not.
-        ropes: RoPE, by the style of pairing.
+        ropes: RoPE, by style.
         pairwise: element-wise sum and product.
         functions: softplus and other functions with parameters.
     """
@@ -63,10 +56,10 @@ def kernels(name: str) -> SmallKernels:
     found = []
     for group, names, arguments, build in (
         ("norm", norm.NAMES, norm.ARGUMENTS, norm.build),
-        ("add-norm", add_norm.NAMES, add_norm.ARGUMENTS, add_norm.build),
+        ("add-norm", norm.SUM_NAMES, norm.SUM_ARGUMENTS, norm.build_sums),
         ("activation", activation.KINDS, activation.ARGUMENTS, activation.build),
         ("rope", rope.STYLES, rope.ARGUMENTS, rope.build),
-        ("elementwise", elementwise.NAMES, elementwise.ARGUMENTS, elementwise.build),
+        ("elementwise", functions.PAIRWISE, functions.PAIRWISE_ARGUMENTS, functions.build_pairwise),
         ("functions", functions.NAMES, functions.ARGUMENTS, functions.build),
     ):
         at = jit.addresses_by_source(group, isa, names, build)
@@ -82,7 +75,7 @@ def f32_bits(number: float) -> int:
 
 @cache
 def _limit(kind: str, limit: float) -> int:
-    """Return the bits of an activation's limit; infinity where a limit of 0 means none."""
+    """Return the bits of an activation's limit; infinity if 0 means none."""
     return f32_bits(limit if limit or kind == "oai" else inf)
 
 
@@ -149,17 +142,17 @@ class SmallOps:
         return total, out
 
     def activation(self, kind: str, limit: float) -> tuple[int, int] | None:
-        """Return the address and the argument `limit` of an activation, for other kernels."""
+        """Return the address and the argument `limit` of an activation kernel."""
         kernel = self._activations.get(kind)
         return kernel and (kernel.address, _limit(kind, limit))
 
     def gated(
         self, kind: str, limit: float, gate: Tensor, up: Tensor | None, *, in_place: bool = False
     ) -> Tensor | None:
-        """Compute `Ops.gated`, or `activate` if up is None; gate and up have one shape.
+        """Compute `Ops.gated`, or `activate` if up is None; gate and up have the same shape.
 
         Args:
-            in_place: whether the result may replace gate, which nothing reads any more.
+            in_place: whether the result may overwrite gate.
         """
         kernel = self._activations.get(kind)
         if kernel is None or (up is not None and up.shape != gate.shape):
@@ -210,7 +203,7 @@ class SmallOps:
         return out
 
     def pairwise(self, name: str, x: Tensor, y: Tensor) -> Tensor | None:
-        """Return x + y ("add") or x * y ("multiply"); shapes may differ in leading ones only."""
+        """Return x + y ("add") or x * y ("multiply"); shapes may differ in leading ones."""
         long, short = (x, y) if x.dim() >= y.dim() else (y, x)
         extra = long.dim() - short.dim()
         if long.shape[extra:] != short.shape or long.shape[:extra].count(1) != extra:
@@ -223,20 +216,15 @@ class SmallOps:
         return out
 
     def _binding(self, kernel: BoundKernel, out: Tensor) -> Kernel:
-        """Return the binding for a result of this size; wake the workers if it is large."""
-        if out.numel() <= SHORT_CALL:
-            return kernel.with_gil
-        self._pool.wake()
-        return kernel.without_gil
+        return kernel.chosen(self._pool, is_short=out.numel() <= SHORT_CALL)
 
 
 RowLayout = tuple[int, int, int, int, int]
-"""Shape of a tensor as kernels take it: strides of tokens and of heads in bytes, then n_tokens,
-n_heads, n."""
+"""Kernel arguments for a tensor: token stride and head stride in bytes, n_tokens, n_heads, n."""
 
 
 def row_layout(x: Tensor) -> RowLayout | None:
-    """Return the layout of x (T, n) or (T, n_head, n), None where kernels cannot take it."""
+    """Return the layout of x (T, n) or (T, n_head, n), or None if unsupported."""
     if x.dtype is not F32 or not x.is_cpu:
         return None
     shape, strides = x.shape, x.stride()
@@ -276,7 +264,6 @@ def _is_f32(x: Tensor) -> bool:
 
 
 def _empty(x: Tensor) -> Tensor:
-    """Return an empty contiguous tensor of x's shape."""
     if 4 * x.numel() >= MIN_RESULT_BYTES:
         return result(*x.shape)
     if x.is_contiguous():

@@ -1,4 +1,4 @@
-"""Kernels that write the KV cache and attend over it, against the reference."""
+"""KV cache writes and attention kernels against the reference."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ ISAS = supported()
 EVERY = pytest.mark.parametrize(
     ("isa", "kv_type"), first_in_full(ISAS, TYPES), ids=lambda x: getattr(x, "name", x)
 )
-"""All types on the best kind of processor here, and one on each of the others."""
+"""All types on the best instruction set here, one type on the others."""
 
 QUICK = [case.values for case in first_in_full(ISAS, TYPES) if not case.marks]
 
@@ -47,7 +47,7 @@ def attended(
 
 @EVERY
 @pytest.mark.parametrize("n_tokens", [1, 3, 300])
-def test_writing_is_that_of_the_reference(isa: Isa, kv_type: str, n_tokens: int) -> None:
+def test_writes_match_the_reference(isa: Isa, kv_type: str, n_tokens: int) -> None:
     steps = CacheOps(ThreadPool(2), isa)
     fast, plain = (layer(kv_type, 6, 3, 96, 64, 310) for _ in range(2))
     whole = numbers(3, n_tokens, 3 * (96 + 64)) * 5
@@ -60,8 +60,8 @@ def test_writing_is_that_of_the_reference(isa: Isa, kv_type: str, n_tokens: int)
 
 
 @EVERY
-def test_hard_numbers_are_rounded_as_by_torch_and_gguf(isa: Isa, kv_type: str) -> None:
-    """Numbers of all sizes, with ties, zeros of both signs, and the least and largest of F16."""
+def test_rounding_matches_torch_and_gguf(isa: Isa, kv_type: str) -> None:
+    """Numbers of all magnitudes, ties, both zeros, and the smallest and largest F16 numbers."""
     rng = np.random.default_rng(5)
     x = rng.normal(size=(2000, 64)) * np.exp(rng.uniform(-22, 12, (2000, 1)))
     x = x.astype(np.float32)
@@ -86,7 +86,7 @@ def test_hard_numbers_are_rounded_as_by_torch_and_gguf(isa: Isa, kv_type: str) -
 @pytest.mark.parametrize(
     ("isa", "kv_type"), first_in_full(ISAS, TYPES[:3]), ids=lambda x: getattr(x, "name", x)
 )
-def test_heads_that_end_anywhere(isa: Isa, kv_type: str) -> None:
+def test_head_sizes_that_are_no_multiple_of_16(isa: Isa, kv_type: str) -> None:
     steps = CacheOps(ThreadPool(1), isa)
     for dim_k, dim_v in ((1, 1), (8, 6), (40, 24), (33, 100), (80, 48)):
         held = layer(kv_type, 6, 2, dim_k, dim_v, 150)
@@ -142,7 +142,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(cases())
 @settings(deadline=None, max_examples=60)
-def test_attention_is_that_of_the_reference(case: dict[str, Any]) -> None:
+def test_attention_matches_the_reference(case: dict[str, Any]) -> None:
     n_head, n_past, n_tokens = case["n_head"], case["n_past"], case["n_tokens"]
     held = layer(
         case["kv_type"], n_head, case["n_kv"], 96, 64, n_past + n_tokens, v_in_k=case["v_in_k"]
@@ -163,7 +163,7 @@ def test_attention_is_that_of_the_reference(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "kv_type", swept([case.values[0] for case in MIXED], ("q8_0/q4_0", "bf16/f16"))
 )
-def test_any_type_of_keys_goes_with_any_of_values(kv_type: str) -> None:
+def test_key_and_value_types_can_be_combined(kv_type: str) -> None:
     held, q = layer(kv_type, 6, 2, 64, 96, PAGE + 20), numbers(7, 1, 6, 64) * 2
     found = attended(CacheOps(ThreadPool(2)), q, held, PAGE + 9, Scores(0.2))
     q = as_multiplied(q, held)
@@ -184,8 +184,8 @@ def test_results_do_not_depend_on_threads_and_other_tokens(isa: Isa, kv_type: st
 
 
 @pytest.mark.parametrize("isa", swept(ISAS, (ISAS[0], ISAS[-1])), ids=lambda isa: isa.name)
-def test_scores_far_apart_and_infinite_ones(isa: Isa) -> None:
-    """The largest score may come late, and what comes before may have no weight at all."""
+def test_extreme_and_infinite_scores(isa: Isa) -> None:
+    """The largest score may come late, so that all earlier weights become 0."""
     held = layer("f32", 2, 1, 16, 16, 600)
     held.k *= 400
     held.k[0, 3] = -torch.inf
@@ -198,8 +198,8 @@ def test_scores_far_apart_and_infinite_ones(isa: Isa) -> None:
     assert attended(CacheOps(ThreadPool(1), isa), q, held, 599, Scores(1.0)).isnan().all()
 
 
-def test_a_token_elsewhere_takes_the_same_calls() -> None:
-    """Only what `begin` writes gives its position, for layers with and without a window."""
+def test_calls_can_be_replayed_for_another_position() -> None:
+    """Calls read positions only from the memory that `begin` writes, with and without a window."""
     steps, held = CacheOps(ThreadPool(1)), layer("f16", 4, 2, 32, 32, 600)
     kinds = [Scores(0.3), Scores(0.3, window=20), Scores(0.3, chunk=256)]
     q, k = numbers(18, 1, 4, 32), numbers(19, 1, 2, 32)
@@ -218,7 +218,7 @@ def test_a_token_elsewhere_takes_the_same_calls() -> None:
             assert torch.equal(out, attended(CacheOps(ThreadPool(1)), q, held, n_past, scores))
 
 
-def test_a_cache_whose_memory_moves_is_found_again() -> None:
+def test_a_reallocated_cache_is_detected() -> None:
     steps, held = CacheOps(ThreadPool(1)), layer("f16", 2, 1, 32, 32, 40)
     q = numbers(14, 1, 2, 32)
     before = attended(steps, q, held, 30, Scores(0.3))
@@ -231,7 +231,7 @@ def test_a_cache_whose_memory_moves_is_found_again() -> None:
     )
 
 
-def test_what_would_lie_outside_of_the_cache_is_refused() -> None:
+def test_out_of_range_accesses_are_refused() -> None:
     steps, held = CacheOps(ThreadPool(1)), layer("f16", 4, 2, 32, 32, 40)
     x, scores = numbers(15, 3, 2, 32), Scores(0.1)
     for start in (-1, 38, 1 << 40):

@@ -1,4 +1,4 @@
-"""The grouped GEMM over experts, against one product after another."""
+"""The grouped GEMM over experts against separate products."""
 
 import ctypes
 from collections.abc import Callable, Iterator
@@ -30,16 +30,16 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 KINDS = [(Kind.Q6_K, 2), (Kind.Q4_0, 1), (Kind.Q6_K, 1), (Kind.MXFP4, 1)]
-"""Types and bytes of an activation: scales of 256 columns, of blocks, in whole powers of two."""
+"""Types, each with bytes of an activation: super-block scales, block scales, powers of two."""
 
 N_EXPERT, N_BLOCKS, SKIP = 7, 11, 3
 FINITE = 0xBB
-"""Mask of random bytes that leaves every scale finite."""
+"""Mask of random bytes that keeps all scales finite."""
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """The kernels of one instruction set and type, for experts and for a single matrix."""
+    """Kernels of one instruction set and type, for experts and for a single matrix."""
 
     isa: Isa
     kind: Kind
@@ -98,7 +98,7 @@ _compiled: dict[str, Callable[..., None]] = {}
 _all = [Kernels(isa, kind, n) for isa in supported() for kind, n in KINDS]
 _quick = [*_all[: len(KINDS)], *_all[len(KINDS) + 1 :: len(KINDS)]]
 every_kernel = pytest.mark.parametrize("kernels", swept(_all, _quick), ids=str)
-"""All for the best kind of processor here; the others differ by what one type shows of each."""
+"""All on the best instruction set here; one type on the others."""
 
 
 @pytest.fixture(params=[1, 3], scope="module")
@@ -109,7 +109,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[ThreadPool]:
 
 
 def one_by_one(kernels: Kernels, planes: Bytes, n_rows: int, x: Floats, groups: Groups) -> Floats:
-    """Compute each expert's product by itself."""
+    """Compute each expert's product separately."""
     pool, out = ThreadPool(1), np.empty((len(x), n_rows), np.float32)
     memory = np.empty(kernels.panel_bytes(len(x)), np.uint8)
     for expert, rows in groups:
@@ -137,7 +137,7 @@ def at_once(
     kernels: Kernels, pool: ThreadPool, planes: Bytes, n_rows: int, x: Floats, groups: Groups,
     sizes: tuple[int, int],
 ) -> Floats:  # fmt: skip
-    """Compute all experts in one job, with pieces of these sizes; x may be one row for all."""
+    """Compute all experts in one job, in pieces of these sizes; x may be one row for all."""
     n_row, is_shared = groups.n_row, len(x) < groups.n_row
     out = np.full((n_row, n_rows + 3), np.nan, np.float32)
     memory = np.empty(kernels.panel_bytes(len(x)), np.uint8)
@@ -161,10 +161,10 @@ def at_once(
 @every_kernel
 @pytest.mark.parametrize(("n_rows", "sizes"), [(16, (1, 16)), (53, (3, 8))])
 @pytest.mark.parametrize("n_token", [1, 9, 70])
-def test_the_bits_are_those_of_each_expert_alone(
+def test_grouped_products_have_the_bits_of_separate_ones(
     kernels: Kernels, pool: ThreadPool, n_rows: int, n_token: int, sizes: tuple[int, int]
 ) -> None:
-    """Expert 0 gets most tokens; the last one gets none, and its weights are NaN."""
+    """Expert 0 gets most tokens, the last one none; its weights are NaN."""
     torch.manual_seed(n_token)
     liked = torch.tensor([2.0, *[0.0] * (N_EXPERT - 2), -99.0])
     groups = Groups.of((torch.randn(n_token, N_EXPERT) + liked).topk(3).indices.sort().values)
@@ -186,7 +186,7 @@ def test_one_row_for_all_experts_is_quantised_once(kernels: Kernels, pool: Threa
 
 
 @every_kernel
-def test_rows_are_quantised_where_their_tokens_lie(kernels: Kernels, pool: ThreadPool) -> None:
+def test_rows_are_quantised_from_their_tokens(kernels: Kernels, pool: ThreadPool) -> None:
     groups = Groups.of(torch.randn(21, N_EXPERT).topk(3).indices.sort().values)
     x = torch.randn(21, N_BLOCKS * BLOCK)
     gathered, table = groups.rows(x), (groups.table.data_ptr(), len(groups.table))

@@ -1,4 +1,4 @@
-"""Bound kernels may live on while the interpreter ends."""
+"""Bound kernels may outlive the interpreter's shutdown."""
 
 import os
 import subprocess

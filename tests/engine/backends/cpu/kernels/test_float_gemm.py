@@ -36,11 +36,11 @@ def kernel(isa: Isa, kind: str, name: str) -> Callable[..., None]:
 @pytest.mark.parametrize(
     ("n_heads", "n_rows", "n_columns", "n_tokens"), [(1, 1, 1, 1), (3, 7, 70, 13), (2, 96, 65, 6)]
 )
-def test_products_are_those_of_float64(
+def test_products_match_float64(
     isa: Isa, pool: ThreadPool, kind: str, transposed: bool, n_heads: int, n_rows: int,
     n_columns: int, n_tokens: int,
 ) -> None:  # fmt: skip
-    """Compare all heads' products; tokens and matrices have gaps between their rows."""
+    """All heads' products; tokens and matrices have strided rows."""
     torch.manual_seed(0)
     w = torch.randn(n_heads, n_rows, n_columns + 5).to(DTYPES[kind])[:, :, :n_columns]
     n_in, n_out = (n_rows, n_columns) if transposed else (n_columns, n_rows)

@@ -1,4 +1,4 @@
-"""The choice of an instruction set, and kernels that need nothing but the processor."""
+"""The choice of an instruction set, and kernels without external symbols."""
 
 import re
 from collections.abc import Container, Iterator
@@ -33,12 +33,12 @@ UNIQUE = [name for name in MODULES if name not in LIKE_OTHERS]
 
 
 def third(n: int) -> Container[str]:
-    """Return every third module, from `n` on; like others is none of them."""
+    """Return every third module, from `n` on, without duplicates of others."""
     return UNIQUE[n::3]
 
 
 def cases(triple: str, main: str, *others: str, quick: Container[str] = ()) -> list[Any]:
-    """Return all modules for some instruction sets; all but the quick ones are slow."""
+    """Return all modules for some instruction sets; marked slow except for the quick ones."""
     return [
         pytest.param(
             name, isa_named(isa), triple, id=f"{name}-{isa}-{triple}",
@@ -52,7 +52,7 @@ def cases(triple: str, main: str, *others: str, quick: Container[str] = ()) -> l
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Forget the chosen instruction set before and after each test."""
+    """Reset the chosen instruction set before and after each test."""
     monkeypatch.delenv("TANDEM_CPU", raising=False)
     chosen.cache_clear()
     yield monkeypatch
@@ -76,7 +76,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
         (("neon", "dotprod"), ["neon", "generic"]),
     ],
 )
-def test_a_processor_gets_what_it_can_do(
+def test_supported_instruction_sets_by_features(
     features: tuple[str, ...], expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: dict.fromkeys(features, True))
@@ -94,7 +94,7 @@ def test_a_processor_gets_what_it_can_do(
         ("linux", None, "generic"),
     ],
 )
-def test_arm_is_asked_whether_it_multiplies_bytes(
+def test_arm_dot_products_are_detected(
     system: str, facts: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "cpuinfo"
@@ -107,26 +107,26 @@ def test_arm_is_asked_whether_it_multiplies_bytes(
     assert supported()[0].name == expected
 
 
-def test_the_best_kind_is_chosen(fresh: pytest.MonkeyPatch) -> None:
+def test_the_best_instruction_set_is_chosen(fresh: pytest.MonkeyPatch) -> None:
     assert chosen().name == supported()[0].name
 
 
 @pytest.mark.parametrize("name", [isa.name for isa in supported()])
-def test_another_kind_can_be_named(name: str, fresh: pytest.MonkeyPatch) -> None:
+def test_the_environment_can_choose_another(name: str, fresh: pytest.MonkeyPatch) -> None:
     fresh.setenv("TANDEM_CPU", name)
     assert chosen().name == name
 
 
 @pytest.mark.parametrize("name", ["pentium", "AVX2", "neon avx2"])
-def test_a_kind_that_is_none_is_refused(name: str, fresh: pytest.MonkeyPatch) -> None:
+def test_an_unknown_instruction_set_is_refused(name: str, fresh: pytest.MonkeyPatch) -> None:
     fresh.setenv("TANDEM_CPU", name)
     with pytest.raises(EngineError) as refusal:
         chosen()
-    assert str(refusal.value) == f"TANDEM_CPU is {name!r}, which is no kind of this processor."
+    assert str(refusal.value) == f"TANDEM_CPU is '{name}', which this processor does not support."
     assert refusal.value.hint == f"Set it to one of {', '.join(i.name for i in supported())}."
 
 
-def test_a_kind_of_other_processors_is_refused(fresh: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_instruction_set_is_refused(fresh: pytest.MonkeyPatch) -> None:
     names = {kind.name for kind in ISAS} - {isa.name for isa in supported()}
     assert names
     for name in names:
@@ -146,12 +146,12 @@ def test_a_kind_of_other_processors_is_refused(fresh: pytest.MonkeyPatch) -> Non
         (MACOS_ARM, {"cosf"}),
     ],
 )
-def test_what_is_missing_is_seen(triple: str, expected: set[str]) -> None:
+def test_unresolved_symbols_are_detected(triple: str, expected: set[str]) -> None:
     assert unresolved(jit.object_file(isa_named("generic"), _build_needy, triple)) == expected
 
 
 def _build_needy(module: ir.Module) -> None:
-    """Write `needy(address)`: a cosine and a conversion that not all processors have."""
+    """Write `needy(address)`: a cosine and a conversion that some processors lack."""
     code, (address,) = function(module, "needy", 1)
     code.store(code.unary("cos", code.load(address, F32)), address)
     code.store(code.load(address + 4, F16).to(F32), address + 8)
@@ -169,12 +169,12 @@ def _build_needy(module: ir.Module) -> None:
         *cases(MACOS, "", "avx2", "avx512"),
     ],
 )
-def test_kernels_need_nothing_but_a_processor(name: str, isa: Isa, triple: str) -> None:
+def test_kernels_have_no_unresolved_symbols(name: str, isa: Isa, triple: str) -> None:
     given = {"__chkstk"} if triple == WINDOWS else set()  # see `jit`
     assert unresolved(jit.object_file(isa, MODULES[name](isa), triple)) <= given
 
 
-def test_kernels_leave_the_register_of_windows_alone() -> None:
+def test_kernels_do_not_use_register_x18() -> None:
     texts = [
         jit.assembly(NEON, MODULES["product-IQ4_NL"](NEON), triple)
         for triple in (LINUX_ARM, WINDOWS_ARM)
@@ -193,7 +193,7 @@ def test_kernels_leave_the_register_of_windows_alone() -> None:
         ("generic", ["pmaddwd"], ["%ymm", "\tv", "pshufb", "pmaddubsw"]),
     ],
 )
-def test_products_use_the_instructions_meant(
+def test_products_use_the_expected_instructions(
     name: str, wanted: list[str], unwanted: list[str], kind: str
 ) -> None:
     isa = isa_named(name)
@@ -203,7 +203,7 @@ def test_products_use_the_instructions_meant(
     assert [part for part in unwanted if part in text] == []
 
 
-def test_products_of_words_multiply_and_add_at_once() -> None:
+def test_int16_products_use_vpdpwssd() -> None:
     isa = isa_named("avx512")
     text = jit.assembly(isa, lambda m: int16_gemm.build(m, isa), LINUX)
     assert "vpdpwssd" in text

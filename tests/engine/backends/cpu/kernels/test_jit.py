@@ -1,4 +1,4 @@
-"""Compiled kernels are kept on disk and found again; damaged or missing files do no harm."""
+"""The disk cache of compiled kernels, with corrupted, missing and foreign files."""
 
 import ast
 import ctypes
@@ -22,7 +22,7 @@ WITHOUT_IR = {
     "engine.model.forward.batch", "engine.model.forward.recording",
     "engine.model.layers.mixers.attention",
 }  # fmt: skip
-"""Modules that kernel modules import for Python code and types alone."""
+"""Modules that kernel modules import only for Python code and types."""
 
 
 def _build(module: ir.Module) -> None:
@@ -55,7 +55,7 @@ class Compiler:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a path for the cache, which does not exist yet."""
+    """Return a path for the cache that does not exist yet."""
     path = tmp_path / "deep" / "kernels"
     monkeypatch.setenv("TANDEM_KERNEL_CACHE", str(path))
     return path
@@ -66,14 +66,14 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     return Compiler(monkeypatch)
 
 
-def test_what_was_compiled_once_is_found_again(folder: Path, compiler: Compiler) -> None:
+def test_compiled_modules_are_cached(folder: Path, compiler: Compiler) -> None:
     assert results() == [23, 40]
     assert [path.suffix for path in folder.iterdir()] == [".o"]
     assert results() == [23, 40]
     assert compiler.n_modules == 1
 
 
-def test_other_modules_and_processors_have_files_of_their_own(folder: Path) -> None:
+def test_modules_and_instruction_sets_have_separate_files(folder: Path) -> None:
     isa = chosen()
     other = type("Other", (type(isa),), {"features": isa.features + ",+sse2"})()
     names = {
@@ -85,7 +85,7 @@ def test_other_modules_and_processors_have_files_of_their_own(folder: Path) -> N
 
 
 @pytest.mark.parametrize("left", [0, 1, 31, 32, 33, -1])
-def test_a_cut_file_is_compiled_anew(folder: Path, compiler: Compiler, left: int) -> None:
+def test_a_truncated_file_is_recompiled(folder: Path, compiler: Compiler, left: int) -> None:
     results()
     (path,) = folder.iterdir()
     whole = path.read_bytes()
@@ -96,7 +96,7 @@ def test_a_cut_file_is_compiled_anew(folder: Path, compiler: Compiler, left: int
 
 
 @pytest.mark.parametrize("place", [0, 40, -1])
-def test_a_damaged_file_is_compiled_anew(folder: Path, compiler: Compiler, place: int) -> None:
+def test_a_corrupted_file_is_recompiled(folder: Path, compiler: Compiler, place: int) -> None:
     results()
     (path,) = folder.iterdir()
     damaged = bytearray(path.read_bytes())
@@ -106,15 +106,13 @@ def test_a_damaged_file_is_compiled_anew(folder: Path, compiler: Compiler, place
     assert compiler.n_modules == 2
 
 
-def test_a_folder_that_cannot_be_made_does_no_harm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_folder_is_harmless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("TANDEM_KERNEL_CACHE", str(tmp_path / "file" / "kernels"))
     assert results() == [23, 40]
 
 
-def test_a_full_disk_does_no_harm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_harmless(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -123,7 +121,7 @@ def test_a_full_disk_does_no_harm(folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert list(folder.iterdir()) == []
 
 
-def test_a_folder_in_the_place_of_a_file_does_no_harm(folder: Path, compiler: Compiler) -> None:
+def test_a_folder_in_place_of_a_file_is_harmless(folder: Path, compiler: Compiler) -> None:
     results()
     (path,) = folder.iterdir()
     path.unlink()
@@ -170,13 +168,13 @@ def test_a_folder_that_everybody_can_replace_is_not_used(folder: Path, compiler:
     assert "can be written by everybody" in exposure(folder)
     results()
     assert compiler.n_modules == 2
-    folder.parent.chmod(0o1777)  # as /tmp, where only owners can replace what is theirs
+    folder.parent.chmod(0o1777)  # like /tmp, where only owners can replace their files
     results()
     assert compiler.n_modules == 2
 
 
 @needs_owners
-def test_a_file_that_others_could_write_is_compiled_anew(folder: Path, compiler: Compiler) -> None:
+def test_a_file_that_others_can_write_is_recompiled(folder: Path, compiler: Compiler) -> None:
     results()
     (path,) = folder.iterdir()
     path.chmod(0o666)
@@ -259,12 +257,12 @@ def test_two_programs_at_once_write_the_same_whole_files(folder: Path) -> None:
     assert {path: path.read_bytes() for path in folder.iterdir()} == written
 
 
-def test_all_that_is_wanted_is_there(folder: Path) -> None:
+def test_missing_functions_raise(folder: Path) -> None:
     with pytest.raises(KeyError, match="thrice"):
         jit.addresses("sums", chosen(), ["twice", "thrice"], _build)
 
 
-def test_the_key_of_our_modules_covers_all_that_their_ir_is_written_from() -> None:
+def test_the_cache_key_covers_all_sources_of_the_ir() -> None:
     package = Path(jit.__file__).parents[1]
     imported = {
         node.module

@@ -1,4 +1,4 @@
-"""Functions of the kernels against F64, over all of F32."""
+"""Mathematical functions against F64, over the whole range of F32."""
 
 import ctypes
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Kernels for ARM, run by an emulator where one is installed: packing, panels and products.
+"""Kernels for ARM in an emulator, if one is installed: packing, panels and products.
 
 On Debian: apt install qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross.
 """
@@ -84,7 +84,7 @@ typical_first = pytest.mark.parametrize(
 
 
 class Emulator:
-    """Emulator of ARM, which compiles, links and runs one kernel at a time."""
+    """ARM emulator that compiles, links and runs one kernel at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -92,7 +92,7 @@ class Emulator:
     def run(
         self, isa: Isa, build: Build, name: str, *arguments: int | NDArray[np.generic]
     ) -> list[bytes]:
-        """Call a kernel and return what the arrays among its arguments hold then."""
+        """Call a kernel and return the arrays among its arguments."""
         program = self._linked(isa, build, name)
         given = struct.pack("<q", len(arguments))
         for argument in arguments:
@@ -133,7 +133,7 @@ def emulator(tmp_path: Path) -> Emulator:
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[thread_pool.ThreadPool]:
-    """Make a pool on this machine."""
+    """Return a pool on this machine."""
     made = thread_pool.ThreadPool(1)
     yield made
     made.close()
@@ -179,7 +179,7 @@ def test_planes_are_those_of_this_machine(
 
 @pytest.mark.parametrize("isa_name", ["neon", pytest.param("generic", marks=pytest.mark.slow)])
 @typical_first
-def test_products_are_those_of_float64(
+def test_products_match_float64(
     kind: Kind, isa_name: str, emulator: Emulator, here: thread_pool.ThreadPool
 ) -> None:
     isa, n_tokens = isa_named(isa_name), 7
@@ -195,7 +195,7 @@ def test_products_are_those_of_float64(
     assert np.abs(out - exact).max() <= 1e-6 * np.abs(exact).max()
 
 
-def test_what_is_no_number_stays_none(emulator: Emulator, here: thread_pool.ThreadPool) -> None:
+def test_nan_and_infinity_become_nan(emulator: Emulator, here: thread_pool.ThreadPool) -> None:
     isa, kind = Neon(), Kind.Q4_K
     x = np.ones((5, 32 * N_BLOCKS), np.float32)
     x[1, 40], x[2, 100], x[3, 200] = np.nan, np.inf, -np.inf

@@ -1,4 +1,4 @@
-"""Planes hold the bits of the file, wherever rows and columns are split."""
+"""Planes have the file's bits, wherever rows and columns are split."""
 
 from collections.abc import Iterator
 
@@ -28,14 +28,14 @@ def pool() -> Iterator[ThreadPool]:
 
 
 def any_bytes(kind: Kind, n_rows: int) -> NDArray[np.uint8]:
-    """Return rows of all byte values, also in scales."""
+    """Return rows of random bytes, also in scales."""
     block, size = GGML_QUANT_SIZES[kind]
     shape = (n_rows, N_COLUMNS // block * size)
     return np.random.default_rng(int(kind)).integers(0, 256, shape, np.uint8)
 
 
 def part_of(parts: Parts, first: int, stop: int, sub: int) -> Parts:
-    """Return some blocks of 32 columns of such rows."""
+    """Return some blocks of 32 columns of the rows."""
     per_block = 32 // sub
     return Parts(
         parts.codes[:, first:stop],
@@ -54,7 +54,7 @@ def assert_same(actual: Parts, expected: Parts) -> None:
 
 @every_type
 @pytest.mark.parametrize("n_rows", [1, 15, 16, 17, 50])
-def test_planes_hold_the_files_very_bytes(kind: Kind, n_rows: int, pool: ThreadPool) -> None:
+def test_planes_have_the_bits_of_the_file(kind: Kind, n_rows: int, pool: ThreadPool) -> None:
     raw = any_bytes(kind, n_rows)
     planes = packed(raw, kind, chosen(), pool)
     parts = read(planes, LAYOUTS[kind], n_rows, N_BLOCKS, 0)
@@ -89,7 +89,7 @@ def test_rows_may_come_in_chunks_of_any_size(kind: Kind, pool: ThreadPool) -> No
 
 
 @every_type
-def test_a_chunk_touches_its_own_rows_only(kind: Kind, pool: ThreadPool) -> None:
+def test_a_chunk_writes_only_its_rows(kind: Kind, pool: ThreadPool) -> None:
     raw = any_bytes(kind, 64)
     before = packed(raw, kind, chosen(), pool)
     planes, others = before.copy(), raw[:21] ^ 0xFF
@@ -101,7 +101,7 @@ def test_a_chunk_touches_its_own_rows_only(kind: Kind, pool: ThreadPool) -> None
 
 
 @every_type
-def test_rows_may_lie_apart_and_anywhere(kind: Kind, pool: ThreadPool) -> None:
+def test_rows_may_be_strided_and_unaligned(kind: Kind, pool: ThreadPool) -> None:
     raw = any_bytes(kind, 18)
     memory = np.full((18, raw.shape[1] + 5), 0xEE, np.uint8)
     memory[:, 3:-2] = raw
@@ -109,7 +109,7 @@ def test_rows_may_lie_apart_and_anywhere(kind: Kind, pool: ThreadPool) -> None:
     assert np.array_equal(planes, packed(raw, kind, chosen(), pool))
 
 
-def test_every_type_is_packed_alike_for_each_number_of_threads() -> None:
+def test_planes_do_not_depend_on_threads() -> None:
     raw = any_bytes(Kind.Q6_K, 200)
     planes = []
     for n_threads in (1, 2, 5):

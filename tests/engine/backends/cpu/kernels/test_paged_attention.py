@@ -1,4 +1,4 @@
-"""Attention over pages, of rows of several sequences: the reference's numbers, bits of its own."""
+"""Paged attention for rows of several sequences, against the reference, and equal bits."""
 
 from itertools import pairwise
 from typing import Any
@@ -29,7 +29,7 @@ TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 
 N_PAGES = 8
 TABLES = ([6, 0, 3], [1, 7], [4, 2, 5])
-"""Pages of three sequences, in a cache of `N_PAGES`."""
+"""Pages of three sequences in a cache of `N_PAGES`."""
 
 PLAIN = Scores(0.2)
 HIDING = (PLAIN, Scores(0.2, window=70), Scores(0.2, chunk=100), Scores(0.2, window=300))
@@ -50,7 +50,7 @@ def attended(
 
 
 def cut(whole: Piece, *sizes: int) -> list[Piece]:
-    """Return a piece in parts."""
+    """Split a piece."""
     bounds = [whole.n_past]
     for size in sizes:
         bounds.append(bounds[-1] + size)
@@ -141,7 +141,7 @@ def test_rows_have_the_same_bits_in_any_pass(
     ("isa", "kv_type"), first_in_full(ISAS, TYPES), ids=lambda x: getattr(x, "name", x)
 )
 def test_bits_of_all_types(isa: Isa, kv_type: str) -> None:
-    """Blocks that are decoded first give the bits of those that are read as they are."""
+    """Decoding blocks first and reading them in place gives the same bits."""
     held, q = layer(kv_type, 4, 1, 64, 32, N_PAGES * PAGE), numbers(11, 30, 4, 64)
     whole = piece(2, 300, 30)
     steps = CacheOps(ThreadPool(1), isa)
@@ -152,7 +152,7 @@ def test_bits_of_all_types(isa: Isa, kv_type: str) -> None:
 
 
 def test_latent_attention_with_many_heads() -> None:
-    """Values are part of the keys, and a single token's heads fill tiles."""
+    """Values are part of the keys, and one token's heads fill a tile."""
     held, q = layer("f16", 80, 1, 576, 512, N_PAGES * PAGE, v_in_k=True), numbers(3, 12, 80, 576)
     scores = Scores(0.05)
     whole = piece(0, 500, 12)
@@ -165,7 +165,7 @@ def test_latent_attention_with_many_heads() -> None:
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 def test_prompts_of_few_pages(kv_type: str) -> None:
-    """A prompt's tiles, whose pages are merged at once, give the bits of each row alone."""
+    """Tiles of a prompt whose pages are merged together give the same bits as single rows."""
     held, q = layer(kv_type, 8, 2, 64, 64, N_PAGES * PAGE), numbers(11, 300, 8, 64)
     whole, steps = piece(1, 0, 300), CacheOps(ThreadPool(2))
     for sinks in (None, numbers(12, 8)):
@@ -177,8 +177,8 @@ def test_prompts_of_few_pages(kv_type: str) -> None:
             assert torch.equal(alone, found[row : row + 1])
 
 
-def test_many_results_are_merged_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where memory is short for the results of all pages, the bits are the same."""
+def test_page_results_are_merged_incrementally(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without memory for the results of all pages, the bits are the same."""
     held, q = layer("f16", 8, 2, 64, 64, N_PAGES * PAGE), numbers(3, 3, 8, 64)
     pieces = (piece(0, 700, 1), piece(1, 400, 1), piece(2, 90, 1))
     expected = attended(CacheOps(ThreadPool(2)), q, held, pieces)
@@ -188,7 +188,7 @@ def test_many_results_are_merged_as_they_come(monkeypatch: pytest.MonkeyPatch) -
 
 @KINDS
 @pytest.mark.parametrize("n", [1, 40])
-def test_what_no_row_sees_may_be_anything(isa: Isa, n: int) -> None:
+def test_invisible_positions_may_hold_anything(isa: Isa, n: int) -> None:
     held, q = layer("f32", 8, 2, 64, 48, N_PAGES * PAGE), numbers(5, n, 8, 64)
     for scores in HIDING:
         pieces = (piece(0, 300, n),)
@@ -205,7 +205,7 @@ def test_what_no_row_sees_may_be_anything(isa: Isa, n: int) -> None:
             )
 
 
-def test_an_infinite_value_shows_only_to_rows_that_see_it() -> None:
+def test_an_infinite_value_affects_only_rows_that_see_it() -> None:
     held, q = layer("f32", 4, 1, 32, 32, N_PAGES * PAGE), numbers(5, 40, 4, 32)
     before = attended(CacheOps(ThreadPool(1)), q, held, (piece(0, 100, 40),))
     held.v[:, TABLES[0][0] * PAGE + 120] = torch.nan
@@ -214,7 +214,7 @@ def test_an_infinite_value_shows_only_to_rows_that_see_it() -> None:
     assert after[20:].isnan().all()
 
 
-def test_pages_that_are_gone_are_not_looked_up() -> None:
+def test_freed_pages_are_not_read() -> None:
     held, q = layer("f16", 4, 2, 32, 32, N_PAGES * PAGE), numbers(5, 30, 4, 32)
     scores = Scores(0.2, window=100)
     gone = Piece(620, 30, ([GONE, GONE, 3],))
@@ -247,8 +247,8 @@ def test_layers_of_a_group_use_its_tables() -> None:
         torch.testing.assert_close(found, alone, rtol=2e-5, atol=8e-6)
 
 
-def test_recorded_calls_serve_other_sequences() -> None:
-    """Passes of each number of single tokens keep addresses of their own."""
+def test_recorded_calls_can_be_replayed_for_other_sequences() -> None:
+    """Each number of single tokens has separate, fixed addresses."""
     steps, held = CacheOps(ThreadPool(1)), layer("f16", 4, 2, 32, 32, N_PAGES * PAGE)
     kinds, recorded = [PLAIN, Scores(0.2, window=20)], []
     for n in (1, 2, 3):
@@ -277,7 +277,7 @@ def test_recorded_calls_serve_other_sequences() -> None:
                 )
 
 
-def test_a_table_that_grows_in_place_is_seen() -> None:
+def test_a_growing_page_table_is_detected() -> None:
     steps, held, table = CacheOps(ThreadPool(1)), layer("f16", 2, 1, 32, 32, N_PAGES * PAGE), [2]
     q = numbers(5, 1, 2, 32)
     attended(steps, q, held, (Piece(255, 1, (table,)),))

@@ -1,4 +1,4 @@
-"""Products of planes and panels against float64, and the same bits however they are computed."""
+"""Products of planes and panels against float64, and the same bits in all ways to compute them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -37,16 +37,16 @@ FIRST, N_BLOCKS = 3, 18  # of 24: partial super-blocks on both sides
 N_ROWS = 37
 
 TYPICAL = (Kind.Q4_K, Kind.Q6_K, Kind.IQ4_NL)
-"""Types with minima, with scales of 16 columns, and with a table, whose code differs most."""
+"""Types with minima, with scales of 16 columns, and with a table: the most different code."""
 
 LEAD = {isa: TYPICAL[n % len(TYPICAL)] for n, isa in enumerate(ISAS)}
-"""The type that stands for all on each kind of processor."""
+"""The type for tests on all instruction sets."""
 
 every_isa = pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
 
 
 def every_type_and_isa(test: Callable[..., None]) -> Callable[..., None]:
-    """Parametrise a test; on lesser processors, all types but one are left to `-m slow`."""
+    """Parametrise a test; on other instruction sets, all types but one are slow."""
     cases = [
         pytest.param(
             kind, isa, id=f"{kind.name}-{isa.name}",
@@ -90,12 +90,12 @@ def result(
 
 
 def coded(x: Floats, isa: Isa, pool: ThreadPool) -> Doubles:
-    """Return activations as the products see them, rounded."""
+    """Return the rounded activations that the products use."""
     return activations(quantised(x, isa, pool), len(x), x.shape[1] // 32, isa)
 
 
 def scaled(kind: Kind, codes: int, *, factor: float = 0.01) -> NDArray[np.uint8]:
-    """Return rows whose bytes are all equal, codes and inner scales, under one factor."""
+    """Return rows with equal bytes for all codes and inner scales, and one factor."""
     block, size = GGML_QUANT_SIZES[kind]
     raw = np.full((N_ROWS, N_COLUMNS // block, size), codes, np.uint8)
     for offset in F16_OFFSETS[kind.name]:
@@ -106,7 +106,7 @@ def scaled(kind: Kind, codes: int, *, factor: float = 0.01) -> NDArray[np.uint8]
 
 
 @every_isa
-def test_panels_hold_the_nearest_of_255_steps(isa: Isa, pool: ThreadPool) -> None:
+def test_panels_round_to_the_nearest_step(isa: Isa, pool: ThreadPool) -> None:
     x = random_x(15)
     x[3, 64:96] = 0
     blocks = x.reshape(15, 2 * N_BLOCKS, 16).astype(np.float64)
@@ -118,9 +118,7 @@ def test_panels_hold_the_nearest_of_255_steps(isa: Isa, pool: ThreadPool) -> Non
 
 
 @every_isa
-def test_panels_hold_sums_and_scales_of_what_the_bytes_stand_for(
-    isa: Isa, pool: ThreadPool
-) -> None:
+def test_panels_have_the_sums_and_scales_of_the_bytes(isa: Isa, pool: ThreadPool) -> None:
     x = random_x(1)
     panel = quantised(x, isa, pool).reshape(N_BLOCKS, 64)
     halves = in_columns(panel[:, :32]).reshape(N_BLOCKS, 2, 16).sum(-1, dtype=np.int64)
@@ -133,7 +131,7 @@ def test_panels_hold_sums_and_scales_of_what_the_bytes_stand_for(
 
 
 @every_type_and_isa
-def test_products_are_those_of_float64(kind: Kind, isa: Isa, pool: ThreadPool) -> None:
+def test_products_match_float64(kind: Kind, isa: Isa, pool: ThreadPool) -> None:
     raw, x = random_rows(kind, N_ROWS, N_COLUMNS), random_x(17)
     weights = dequantised(raw, kind)
     out = result(raw, x, kind, isa, pool)
@@ -152,7 +150,7 @@ def test_activations_of_one_sign_cost_no_accuracy(kind: Kind, isa: Isa, pool: Th
 
 
 @every_type_and_isa
-def test_a_token_has_the_same_bits_in_any_company(kind: Kind, isa: Isa, pool: ThreadPool) -> None:
+def test_a_token_has_the_same_bits_in_any_batch(kind: Kind, isa: Isa, pool: ThreadPool) -> None:
     raw, x = random_rows(kind, N_ROWS, N_COLUMNS), random_x(64)
     planes = windowed(raw, kind, isa, pool)
     together = multiplied(planes, N_ROWS, x, kind, isa, pool, skip=FIRST % 8, tokens_per_pass=64)
@@ -190,7 +188,7 @@ def test_activations_of_two_bytes_are_finer(kind: Kind, isa: Isa, pool: ThreadPo
 @every_isa
 @pytest.mark.parametrize("x_bytes", [1, 2])
 def test_threads_that_share_columns_pack_the_same_bytes(isa: Isa, x_bytes: int) -> None:
-    """One thread packs whole tokens; the others of three take groups of 256 columns, also cut."""
+    """One thread packs whole tokens, three threads groups of 256 columns, also partial ones."""
     with closing(ThreadPool(1)) as one, closing(ThreadPool(3)) as three:
         for n_tokens, n_columns, skip in ((1, 8192, 0), (3, 2080, 5), (8, 576, 1), (9, 1024, 7)):
             x = np.random.default_rng(skip).normal(0, 1, (n_tokens, n_columns)).astype(np.float32)
@@ -200,7 +198,7 @@ def test_threads_that_share_columns_pack_the_same_bytes(isa: Isa, x_bytes: int) 
 
 
 @every_isa
-def test_threads_and_pieces_change_no_bit(isa: Isa) -> None:
+def test_bits_do_not_depend_on_threads_and_pieces(isa: Isa) -> None:
     kind, x = LEAD[isa], random_x(33)
     raw = random_rows(kind, 150, N_COLUMNS)
     results = []
@@ -243,7 +241,7 @@ def test_zeros_give_zeros(kind: Kind, isa: Isa, pool: ThreadPool) -> None:
 
 
 @every_type_and_isa
-def test_what_is_no_number_stays_none(kind: Kind, isa: Isa, pool: ThreadPool) -> None:
+def test_nan_and_infinity_become_nan(kind: Kind, isa: Isa, pool: ThreadPool) -> None:
     raw, x = random_rows(kind, N_ROWS, N_COLUMNS), random_x(9)
     good, others = result(raw, x, kind, isa, pool), np.arange(9) != 4
     for bad in (np.nan, np.inf, -np.inf):
@@ -254,7 +252,7 @@ def test_what_is_no_number_stays_none(kind: Kind, isa: Isa, pool: ThreadPool) ->
 
 
 @every_isa
-def test_numbers_too_small_to_invert_count_as_zeros(isa: Isa, pool: ThreadPool) -> None:
+def test_tiny_numbers_count_as_zeros(isa: Isa, pool: ThreadPool) -> None:
     kind = LEAD[isa]
     x = np.full((1, 32 * N_BLOCKS), 1e-41, np.float32)
     assert (result(random_rows(kind, N_ROWS, N_COLUMNS), x, kind, isa, pool) == 0).all()
@@ -269,7 +267,7 @@ def test_a_whole_row_of_the_file(kind: Kind, isa: Isa, pool: ThreadPool) -> None
     assert np.abs(out - exact).max() <= 1e-6 * np.abs(exact).max()
 
 
-def test_nothing_to_do_is_done(pool: ThreadPool) -> None:
+def test_no_tokens(pool: ThreadPool) -> None:
     isa, kind = ISAS[0], Kind.Q4_K
     raw, x = random_rows(kind, N_ROWS, N_COLUMNS), random_x(2)
     assert result(raw, x[:0], kind, isa, pool).shape == (0, N_ROWS)

@@ -1,4 +1,4 @@
-"""A replay of recorded calls computes with the numbers that are in memory then."""
+"""Replays of recorded calls read memory at replay time."""
 
 import threading
 
@@ -21,7 +21,7 @@ from engine.backends.cpu.kernels.small.small_ops import SmallOps
 from engine.model.forward.recording import recording_to, refuse_replay
 
 
-def test_calls_are_repeated_in_their_order() -> None:
+def test_calls_are_replayed_in_order() -> None:
     pool, log = ThreadPool(2), CallLog()
     steps = SmallOps(pool)
     x, y = torch.randn(1, 3000), torch.randn(1, 3000)
@@ -50,7 +50,7 @@ def test_calls_are_repeated_in_their_order() -> None:
     assert torch.equal(normal, before), "that call was left out"
 
 
-def test_time_counts_as_the_pools() -> None:
+def test_replayed_time_counts_for_the_pool() -> None:
     pool, log = ThreadPool(1), CallLog()
     steps, x = SmallOps(pool), torch.randn(1, 60_000)
     pool.log_calls(log.address)
@@ -62,7 +62,7 @@ def test_time_counts_as_the_pools() -> None:
         assert pool.kernel_s > before + len(kept) * 1e-7
 
 
-def test_a_log_that_is_full_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_log_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "MAX_WORDS", 20)
     pool, log, x = ThreadPool(1), CallLog(), torch.randn(4)
     pool.log_calls(log.address)
@@ -75,7 +75,7 @@ def test_a_log_that_is_full_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not log.finishes
 
 
-def test_the_first_refusal_counts_and_only_for_the_present_log() -> None:
+def test_the_first_refusal_counts_for_the_current_log_only() -> None:
     refuse_replay("nobody listens")
     log = CallLog()
     with recording_to(log):
@@ -92,14 +92,14 @@ def test_the_first_refusal_counts_and_only_for_the_present_log() -> None:
     assert current_log() is None
 
 
-def test_a_kernel_has_at_most_so_many_arguments() -> None:
+def test_the_number_of_arguments_is_limited() -> None:
     bind(1, MAX_ARGUMENTS, holds_gil=True)
     with pytest.raises(AssertionError, match="replayed"):
         bind(1, MAX_ARGUMENTS + 1, holds_gil=True)
 
 
 class Seat:
-    """One of two members that replay an all-reduce again and again."""
+    """One of two members that replay an all-reduce repeatedly."""
 
     def __init__(self, board: ThreadAllReduce, seat: int, turns: int) -> None:
         self.pool, self.log = ThreadPool(1), CallLog()
@@ -125,14 +125,14 @@ class Seat:
 
 
 @pytest.mark.parametrize("turns", [1, 1 << 30], ids=["stops", "waits"])
-def test_meetings_repeat_in_new_rounds(turns: int) -> None:
+def test_replayed_all_reduces_use_new_rounds(turns: int) -> None:
     board, everyone = ThreadAllReduce(2), threading.Barrier(2)
     sums: list[list[float]] = [[], []]
     seats = [Seat(board, n, turns) for n in range(2)]
 
     def work(seat: int) -> None:
         for number in range(300):
-            everyone.wait(60)  # nobody reads what the last round was about
+            everyone.wait(60)  # the last round's values are not read
             sums[seat].append(float(seats[seat].run((seat + 1) * number).mean()))
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]

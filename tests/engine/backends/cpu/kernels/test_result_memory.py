@@ -1,4 +1,4 @@
-"""Memory of large results is used again, but never while something refers to it."""
+"""Memory of large results is reused, but not while referenced."""
 
 import threading
 from collections.abc import Callable
@@ -17,13 +17,13 @@ ROWS = MIN_RESULT_BYTES // 4 // 64
 
 
 def in_new_thread(test: Callable[[], None]) -> None:
-    """Run a test in a thread of its own, which has no free blocks yet."""
+    """Run a test in a new thread, without free blocks."""
 
     with ThreadPoolExecutor(1) as pool:
         pool.submit(test).result()
 
 
-def test_freed_memory_is_used_again() -> None:
+def test_freed_memory_is_reused() -> None:
     def test() -> None:
         first = result(2 * ROWS, 64)
         assert first.shape == (2 * ROWS, 64)
@@ -52,7 +52,7 @@ def test_memory_in_use_is_not_lent_twice() -> None:
     in_new_thread(test)
 
 
-def test_memory_returns_to_the_thread_that_asked_for_it() -> None:
+def test_memory_returns_to_the_allocating_thread() -> None:
     def test() -> None:
         held, free = [result(ROWS, 64)], free_blocks()
         other = threading.Thread(target=held.clear)
@@ -65,19 +65,19 @@ def test_memory_returns_to_the_thread_that_asked_for_it() -> None:
     in_new_thread(test)
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_kept_memory_is_bounded() -> None:
     def test() -> None:
         columns = MAX_KEPT // 4 // 64 // 2
         results = [result(columns + n, 64) for n in range(3)]
         place = results[2].data_ptr()
         del results[2], results[1], results[0]
         assert 0 < free_blocks().n_bytes <= MAX_KEPT
-        assert result(columns, 64).data_ptr() != place  # what was freed first went first
+        assert result(columns, 64).data_ptr() != place  # the oldest was dropped
 
     in_new_thread(test)
 
 
-def test_much_larger_blocks_are_left_to_larger_results() -> None:
+def test_much_larger_blocks_are_not_used() -> None:
     def test() -> None:
         place = result(5 * ROWS, 64).data_ptr()
         assert result(ROWS, 64).data_ptr() != place

@@ -1,4 +1,4 @@
-"""Norms, activations and RoPE by kernels, against the reference, for every instruction set."""
+"""Kernels of norms, activations and RoPE against the reference, on every instruction set."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ def test_norms(steps: SmallOps, norm: str, shape: tuple[int, ...], has: str) -> 
 @pytest.mark.parametrize("kind", ["rms", "layer"])
 @pytest.mark.parametrize("shape", [(0, 5), (1, 17), (1, 2048), (70, 1001)], ids=str)
 @pytest.mark.parametrize("has", ["", "weight", "weight, bias"])
-def test_a_sum_and_its_norm_have_the_bits_of_both_alone(
+def test_fused_sum_and_norm_have_the_bits_of_both(
     steps: SmallOps, kind: str, shape: tuple[int, int], has: str
 ) -> None:
     x, delta = rows(1, *shape), rows(2, shape[0], shape[1] + 3)[:, :-3]
@@ -89,7 +89,7 @@ def test_sums_and_products(steps: SmallOps, shape: tuple[int, ...]) -> None:
 
 
 def test_rows_with_gaps_between(steps: SmallOps) -> None:
-    """Rows come like this from a matrix that makes queries, keys and values at once."""
+    """As from a fused matrix of queries, keys and values."""
     whole = rows(1, 6, 300)
     for x in (whole[:, 20:120], whole[:, 50:242].unflatten(1, (3, 64))):
         found = steps.rms_norm(x, None, None, 1e-6)
@@ -167,7 +167,7 @@ def test_results_do_not_depend_on_threads_and_other_tokens(steps: SmallOps) -> N
         assert torch.equal(a[7:8], c)
 
 
-def test_what_kernels_cannot_read_is_left_to_others() -> None:
+def test_unsupported_tensors_return_none() -> None:
     steps, x = SmallOps(ThreadPool(1)), rows(1, 4, 64)
     assert steps.rms_norm(x.double(), None, None, 1e-5) is None
     assert steps.rms_norm(x.T, None, None, 1e-5) is None
@@ -186,7 +186,7 @@ def test_what_kernels_cannot_read_is_left_to_others() -> None:
     assert steps.rope(x, angles, angles, "norm") is None
 
 
-def test_a_kernel_refuses_what_is_no_64_bit_integer() -> None:
+def test_arguments_must_be_64_bit_integers() -> None:
     touched = fastcall.bind(0, 2, holds_gil=True)
     for arguments in ((1,), (1, 2, 3), ("1", 2), (1.0, 2)):
         with pytest.raises(TypeError):

@@ -1,4 +1,4 @@
-"""Ranks that spin: the same sums and failures as ranks that sleep, and nobody is left asleep."""
+"""Spinning ranks: the same sums and failures as sleeping ranks, and no missed wake-ups."""
 
 import random
 import threading
@@ -44,7 +44,7 @@ class Ranks:
 
 
 class Pair:
-    """Ranks that spin and, for comparison, ranks that sleep at once."""
+    """Ranks that spin and, for comparison, ranks that sleep immediately."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -61,7 +61,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 @pytest.fixture(params=[1, 30_000], ids=["impatient", "patient"])
 def turns(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Set how long ranks spin: the impatient ones fall asleep nearly every time."""
+    """Set how long ranks spin; with few turns they sleep nearly every time."""
     monkeypatch.setattr("engine.backends.cpu.thread_comm.SPIN_TURNS", request.param)
     return int(request.param)
 
@@ -76,7 +76,7 @@ def test_sums_have_the_bits_of_torch(pair: Pair, shape: tuple[int, ...]) -> None
 
 
 @pytest.mark.parametrize("absent", [{0}, {1}, {0, 1}])
-def test_ranks_with_nothing_do_not_count(pair: Pair, absent: set[int]) -> None:
+def test_ranks_without_values(pair: Pair, absent: set[int]) -> None:
     values = [None if r in absent else torch.randn(2, 40) for r in range(pair.n)]
     if all(value is None for value in values):
         return
@@ -85,7 +85,7 @@ def test_ranks_with_nothing_do_not_count(pair: Pair, absent: set[int]) -> None:
 
 
 def others(n: int) -> dict[str, list[Tensor]]:
-    """Return values that the kernel does not add."""
+    """Return values that the kernel does not support."""
     return {
         "of another type": [torch.randn(3, 8).double() for _ in range(n)],
         "with gaps": [torch.randn(8, 3).T for _ in range(n)],
@@ -110,7 +110,7 @@ def test_negative_zeros_and_infinities_stay(pair: Pair) -> None:
 
 
 def test_thousands_of_rounds_never_mix(pair: Pair, turns: int) -> None:
-    """Ranks stop now and then, so that each is the last one, and the first one, many times."""
+    """Ranks pause at random, so that each is often the last and the first."""
     n, everyone = pair.n, pair.awake.everyone
 
     def count(comm: ThreadCommunicator) -> Tensor:
@@ -144,7 +144,7 @@ def test_groups_meet_apart(pair: Pair, turns: int) -> None:
     assert found == [300 * sum(len(g) for g in halves if rank in g) for rank in range(n)]
 
 
-def test_a_failure_wakes_those_who_wait(pair: Pair, turns: int) -> None:
+def test_a_failure_wakes_waiting_ranks(pair: Pair, turns: int) -> None:
     ranks = pair.awake
 
     def fail(comm: ThreadCommunicator) -> Tensor:
@@ -168,7 +168,7 @@ def test_a_rank_that_never_comes_is_reported(monkeypatch: pytest.MonkeyPatch) ->
     ranks.pool.close()
 
 
-def test_who_waits_long_leaves_the_core_alone() -> None:
+def test_long_waits_do_not_use_the_core() -> None:
     ranks = Ranks(2, spins=True)
 
     def step(comm: ThreadCommunicator) -> Tensor:
@@ -185,7 +185,7 @@ def test_who_waits_long_leaves_the_core_alone() -> None:
     ranks.pool.close()
 
 
-def test_a_board_tells_what_came_of_it() -> None:
+def test_result_bits() -> None:
     board = ThreadAllReduce(2)
     x, out = torch.tensor([1.0, 2.0]), torch.zeros(2)
     assert board.all_reduce(0, 1, x.data_ptr(), 2, out.data_ptr(), 10) == 0, "nobody else is here"
@@ -196,7 +196,7 @@ def test_a_board_tells_what_came_of_it() -> None:
     assert out.tolist() == [2, 4]
 
 
-def test_a_board_that_is_broken_off_ends_all_waiting() -> None:
+def test_an_abort_ends_all_waiting() -> None:
     board, found = ThreadAllReduce(2), []
     thread = threading.Thread(target=lambda: found.append(board.all_reduce(0, 1, 0, 0, 0, 1 << 40)))
     thread.start()

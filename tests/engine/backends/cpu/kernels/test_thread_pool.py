@@ -1,4 +1,4 @@
-"""Every piece of a job is done once, whichever threads are awake; no thread outlives its pool."""
+"""Every piece of a job runs once, whichever threads are awake; no thread outlives its pool."""
 
 import ctypes
 import gc
@@ -28,7 +28,7 @@ COUNTS = ("count", "count_in_shares")
 def _build(module: ir.Module) -> None:
     """Write `count(pool, counters, n, n_jobs, busy)`: jobs that add 1 to each of n counters.
 
-    In `count_in_shares`, every other job begins with shares of all threads.
+    In `count_in_shares`, every other job uses shares.
     """
     add_run(module)
     code, (place, index) = function(module, "add_one", 2)
@@ -79,7 +79,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 3, 4, 5])
-def test_ten_thousand_jobs_do_each_piece_once(count: Kernel, n_threads: int) -> None:
+def test_ten_thousand_jobs_run_each_piece_once(count: Kernel, n_threads: int) -> None:
     pool = ThreadPool(n_threads)
     for n in (1, 2, 5, 23):
         assert (counted(count, pool, n, n_jobs=2500) == 2500).all()
@@ -87,7 +87,7 @@ def test_ten_thousand_jobs_do_each_piece_once(count: Kernel, n_threads: int) -> 
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 5])
-def test_jobs_from_python_do_each_piece_once(count: Kernel, n_threads: int) -> None:
+def test_jobs_from_python_run_each_piece_once(count: Kernel, n_threads: int) -> None:
     pool = ThreadPool(n_threads)
     for number in range(1000):
         n = number % 40
@@ -118,7 +118,7 @@ def test_more_threads_than_cores_make_progress(count: Kernel) -> None:
         pool.close()
 
 
-def test_helpers_fall_asleep_and_take_part_again(count: Kernel) -> None:
+def test_workers_sleep_and_wake_up(count: Kernel) -> None:
     pool = ThreadPool(3)
     meet = meeting()
     for _ in range(3):
@@ -128,17 +128,17 @@ def test_helpers_fall_asleep_and_take_part_again(count: Kernel) -> None:
     pool.close()
 
 
-def test_work_is_done_while_all_helpers_sleep(count: Kernel) -> None:
+def test_jobs_run_while_all_workers_sleep(count: Kernel) -> None:
     pool = ThreadPool(4)
     wait_until(lambda: pool._state.n_asleep == 3)
     counters = np.zeros(100, np.int64)
-    count(pool.address, counters.ctypes.data, 100, 50, 0)  # nobody was called
+    count(pool.address, counters.ctypes.data, 100, 50, 0)  # no wake-up call
     assert (counters == 50).all()
     pool.close()
 
 
 def _build_meeting(module: ir.Module) -> None:
-    """Write `meet(pool, seen)`: two pieces, each of which waits until the other has begun."""
+    """Write `meet(pool, seen)`: two pieces that wait for each other."""
     add_run(module)
     code, (seen, index) = function(module, "hello", 2)
     pointers = [
@@ -160,7 +160,7 @@ def _build_meeting(module: ir.Module) -> None:
 
 
 def meeting() -> Callable[[ThreadPool], list[int]]:
-    """Compile a job of two pieces that ends only if two threads take one each."""
+    """Compile a job of two pieces that ends only if two threads take part."""
     found = jit.addresses("test-meeting", chosen(), ["meet"], _build_meeting)
     kernel = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 2)(found["meet"])
 
@@ -174,7 +174,7 @@ def meeting() -> Callable[[ThreadPool], list[int]]:
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 5])
-def test_a_closed_team_leaves_no_thread(count: Kernel, n_threads: int) -> None:
+def test_a_closed_pool_leaves_no_thread(count: Kernel, n_threads: int) -> None:
     before = helpers()
     pool = ThreadPool(n_threads)
     assert len(helpers() - before) == n_threads - 1
@@ -184,7 +184,7 @@ def test_a_closed_team_leaves_no_thread(count: Kernel, n_threads: int) -> None:
     assert helpers() <= before
 
 
-def test_a_team_may_be_closed_while_its_helpers_sleep() -> None:
+def test_a_pool_may_be_closed_while_its_workers_sleep() -> None:
     before = helpers()
     pool = ThreadPool(4)
     wait_until(lambda: pool._state.n_asleep == 3)
@@ -192,7 +192,7 @@ def test_a_team_may_be_closed_while_its_helpers_sleep() -> None:
     assert helpers() <= before
 
 
-def test_a_team_that_is_dropped_leaves_no_thread(count: Kernel) -> None:
+def test_a_garbage_collected_pool_leaves_no_thread(count: Kernel) -> None:
     before = helpers()
     pool = ThreadPool(4)
     counted(count, pool, 10)
@@ -201,7 +201,7 @@ def test_a_team_that_is_dropped_leaves_no_thread(count: Kernel) -> None:
     wait_until(lambda: helpers() <= before)
 
 
-def test_pools_may_come_and_go_at_once(count: Kernel) -> None:
+def test_pools_may_be_created_and_closed_concurrently(count: Kernel) -> None:
     before = helpers()
     for _ in range(50):
         pool = ThreadPool(3)
@@ -210,7 +210,7 @@ def test_pools_may_come_and_go_at_once(count: Kernel) -> None:
     assert helpers() <= before
 
 
-def test_python_runs_on_while_a_kernel_works(count: Kernel) -> None:
+def test_python_runs_during_kernels(count: Kernel) -> None:
     pool = ThreadPool(2)
     worker = threading.Thread(target=counted, args=(count, pool, 64, 20, 200_000))
     worker.start()
@@ -224,7 +224,7 @@ def test_python_runs_on_while_a_kernel_works(count: Kernel) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="counts processor time as POSIX does")
-def test_a_team_without_work_needs_no_processor(count: Kernel) -> None:
+def test_an_idle_pool_uses_no_cpu_time(count: Kernel) -> None:
     pool = ThreadPool(3)
     counted(count, pool, 10)
     wait_until(lambda: pool._state.n_asleep == 2)

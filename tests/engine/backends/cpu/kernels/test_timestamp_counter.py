@@ -1,4 +1,4 @@
-"""The time of kernels is added up for each pool, by a counter that agrees with Python's clock."""
+"""Kernel times are added up per pool, by a counter that agrees with Python's clock."""
 
 import time
 
@@ -25,7 +25,7 @@ def _build(module: ir.Module) -> None:
 
 
 @pytest.mark.parametrize("holds_gil", [True, False])
-def test_the_time_of_calls_is_that_of_their_team(*, holds_gil: bool) -> None:
+def test_kernel_time_is_counted_per_pool(*, holds_gil: bool) -> None:
     address = jit.addresses("test-clock", chosen(), ["wait"], _build)["wait"]
     wait = fastcall.bind(address, 2, holds_gil=holds_gil)
     pool, other = ThreadPool(1), ThreadPool(1)
