@@ -70,7 +70,7 @@ ERROR: Schema = {
 
 
 def openapi_document(operations: Sequence[Operation]) -> dict[str, Any]:
-    """Return the description of all operations."""
+    """Return the OpenAPI document of all operations."""
     named: dict[str, Schema] = {"Error": ERROR}
     paths: dict[str, Any] = {}
     for operation in operations:
