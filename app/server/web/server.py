@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from app.core.translation import tr_later
 from app.server.context import ServerContext
 from app.server.refusal import BUSY_S, Refusal
 from app.server.settings import ServerSettings
@@ -294,16 +295,16 @@ def listen(settings: ServerSettings) -> Listener:
 def _not_listening(host: str, port: int, error: Exception) -> EngineError:
     number = getattr(error, "errno", None)
     if number in (errno.EADDRINUSE, getattr(errno, "WSAEADDRINUSE", None)):
-        text, hint = "Port {port} of {host} is already in use.", "Choose another one with --port."
-        return EngineError(text, hint, port=port, host=host)
+        text = tr_later("Port {port} of {host} is already in use.")
+        return EngineError(text, "Choose another one with --port.", port=port, host=host)
     if number in (errno.EACCES, errno.EPERM):
-        hint = "Choose 1024 or more with --port."
-        return EngineError("Listening on port {port} is not permitted.", hint, port=port)
+        text = tr_later("Listening on port {port} is not permitted.")
+        return EngineError(text, "Choose 1024 or more with --port.", port=port)
     if number == errno.EADDRNOTAVAIL:
         hint = "Use --host 127.0.0.1."
         return EngineError("{host} is not an address of this machine.", hint, host=host)
     problem = Sentence(getattr(error, "strerror", None) or str(error))
-    text = "The server cannot listen on {host}:{port}: {problem}."
+    text = tr_later("The server cannot listen on {host}:{port}: {problem}.")
     return EngineError(text, host=host, port=port, problem=problem)
 
 
@@ -376,8 +377,8 @@ class ServerThread:
         self._thread.start()
         if not self._is_ready.wait(START_S) or self._problem is not None:
             self.stop()
-            problem = self._problem or Sentence("it took too long")
-            text = "The server could not start: {problem}."
+            problem = self._problem or Sentence(tr_later("it took too long"))
+            text = tr_later("The server could not start: {problem}.")
             raise EngineError(text, problem=problem if isinstance(problem, str) else str(problem))
         return address
 

@@ -35,5 +35,5 @@ def test_the_footer_keeps_the_speed_where_there_is_little_room(qtbot: QtBot) -> 
         assert figures.text().startswith("61.8 tok/s")
         assert figures.fontMetrics().horizontalAdvance(figures.text()) <= figures.width()
         is_whole = figures.text().endswith("max tokens")
-        assert ("77 of 99 guesses" in figures.toolTip()) is not is_whole
+        assert ("77 of 99 draft tokens" in figures.toolTip()) is not is_whole
         assert "max tokens" in figures.text()

@@ -68,7 +68,7 @@ def test_forms_of_other_programs_are_read(text: str, server: ToolServer) -> None
         ('{"a": {"url": "http://[b"}}', "http://[b is not an address that begins with"),
         ('{"": {"command": "b"}}', "A server needs a name of at most 64 characters."),
         ('{"a": {"command": "b\\u0000"}}', "a has no usable command."),
-        ('{"a": {"url": "http://b", "headers": {"X": "1\\n2"}}}', "The header X has "),
+        ('{"a": {"url": "http://b", "headers": {"X": "1\\n2"}}}', "The header X contains "),
     ],
 )  # fmt: skip
 def test_what_is_no_server_is_a_sentence(text: str, sentence: str) -> None:
