@@ -159,8 +159,8 @@ def test_what_was_proven_of_a_link_is_told(
     (edge,) = links_picture(pair, topology, links, measured, ways).edges
     assert edge.is_measured
     assert edge.facts.latency_s == (3e-5 if lost else 1e-5)
-    assert edge.detail.endswith("Values go directly; tested on 2026-03-01.")
-    assert ("Small values go by the host, large ones directly;" in edge.detail) == lost
+    assert edge.detail.endswith("Transfers go directly; tested on 2026-03-01.")
+    assert ("Small transfers go by the host, large ones directly;" in edge.detail) == lost
     assert (edge.kind, len(edge.problems)) == ("p2p", int(lost))
     panel.show_picture(InterconnectPicture((), (edge,)), ["cuda:0", "cuda:1"], ["GPU 0", "GPU 1"])
     assert panel.problems.isHidden() != lost
@@ -215,7 +215,7 @@ def test_gpus_are_tried_together_and_what_is_found_is_said(
     ]  # fmt: skip
     assert said[3:7] == [
         "Testing kernels on cuda:0, cuda:1 …",
-        "PyTorch computes on cuda:1 instead of Tandem's kernels: a test program ended.",
+        "cuda:1 uses PyTorch instead of Tandem's kernels: a test program ended.",
         "Testing routes between cuda:0, cuda:1 …",
         "cuda:0 is slow.",
     ]
