@@ -130,16 +130,16 @@ def test_a_repository_has_files_with_size_hash_and_state(server: HostileServer) 
     [
         (Mischief(status=404, headers={"X-Error-Code": "RepoNotFound"}), "no repository acme/x"),
         (Mischief(status=403, headers={"X-Error-Code": "GatedRepo"}), "acme/x is gated"),
-        (Mischief(status=401, body=b"{}"), "no repository acme/x|does not accept your token"),
+        (Mischief(status=401, body=b"{}"), "no repository acme/x|rejected your token"),
         (Mischief(status=500), r"is busy \(status 500\)"),
         (Mischief(status=429), r"is busy \(status 429\)"),
-        (Mischief(status=418), "status 418"),
-        (Mischief(status=200, body=b"<html>"), "not understood"),
-        (Mischief(status=200, body=b"[]"), "not understood"),
-        (Mischief(status=200, body=b'{"id": 3, "siblings": 5}'), "not understood"),
-        (Mischief(status=200, body=b"[" * 100_000), "not understood"),
+        (Mischief(status=418), "error 418"),
+        (Mischief(status=200, body=b"<html>"), "invalid response"),
+        (Mischief(status=200, body=b"[]"), "invalid response"),
+        (Mischief(status=200, body=b'{"id": 3, "siblings": 5}'), "invalid response"),
+        (Mischief(status=200, body=b"[" * 100_000), "invalid response"),
         (Mischief(cut_after=3, status=200, body=b"{}{}{}"), "cannot be reached"),
-        (Mischief(stall_after=0, status=200, body=b"{}"), "does not answer"),
+        (Mischief(stall_after=0, status=200, body=b"{}"), "does not respond"),
     ],
 )
 def test_each_failure_of_the_hub_is_a_sentence_without_the_token(
