@@ -17,14 +17,12 @@ from app.widgets.theme import px, set_role
 
 INFO_MS = 8000
 ROLES = {"info": "", "warning": "warn", "error": "danger"}
-GAP = 6
-"""Distance of a floating banner from the page's edge in pixels."""
-NARROW = 420
-"""Width in pixels below which the button is under the text."""
+GAP = 6  # distance of a floating banner from the page's edge in pixels
+NARROW = 420  # width in pixels below which the button is under the text
 
 
 class Banner(QFrame):
-    """Banner with one notice at a time; those of kind "info" disappear after a while.
+    """Banner with one notice at a time; notices of kind "info" disappear after a while.
 
     It does not change while the mouse is over it, so that clicks hit their target.
     """
@@ -103,11 +101,7 @@ class Banner(QFrame):
             self.dismiss()
 
     def dismiss_failure(self, asked_at: float) -> None:
-        """Hide an error of the engine after a successful answer.
-
-        Args:
-            asked_at: start of the answer by `time.perf_counter`; later errors stay.
-        """
+        """Hide an error of the engine that was shown before `asked_at`, the start of an answer."""
         notice = self._notice
         is_error = notice is not None and notice.is_of_engine and notice.kind == "error"
         if is_error and self._shown_at < asked_at:
@@ -173,12 +167,7 @@ class Banner(QFrame):
 
 
 class FloatingBanner(Banner):
-    """Banner over a page, which does not move when the banner is shown or hidden.
-
-    Args:
-        width: maximum width in pixels at 100 %.
-        margin: distance from the page's sides in pixels.
-    """
+    """Banner over a page, which does not move; `width` and `margin` are in pixels at 100 %."""
 
     def __init__(self, page: QWidget, width: int, margin: int) -> None:
         super().__init__(page.parentWidget())

@@ -14,8 +14,7 @@ from app.widgets.text import caption_text, set_tip
 from app.widgets.theme import icon, px, set_role, theme, theme_signals
 from engine import one_line
 
-MIN_SHOWN = "mmmm…"
-"""Shortest text of an elided button."""
+MIN_SHOWN = "mmmm…"  # shortest text of an elided button
 
 
 class IconButton(QToolButton):

@@ -83,12 +83,7 @@ def keep_margin(scroll: QScrollArea, layout: QLayout) -> None:
 
 
 def page_scroll(content: QWidget, layout: QLayout, name: str) -> QScrollArea:
-    """Return a frameless vertical scroll area for a page.
-
-    Args:
-        layout: layout of the content.
-        name: name for screen readers.
-    """
+    """Return a frameless vertical scroll area for a page, named for screen readers."""
     scroll = QScrollArea()
     scroll.setFrameShape(QFrame.Shape.NoFrame)
     scroll.setWidgetResizable(True)
@@ -162,14 +157,7 @@ class ColourDot(QWidget):
 
 
 class Sheet(QFrame):
-    """A popup as high as its content; Esc or a click outside closes it.
-
-    Args:
-        name: name for screen readers.
-
-    Attributes:
-        column: layout of the content.
-    """
+    """A popup as high as the contents of `column`; Esc or a click outside closes it."""
 
     def __init__(self, name: str, parent: QWidget) -> None:
         super().__init__(parent, Qt.WindowType.Popup)
@@ -236,8 +224,7 @@ class LateWidget(QWidget, Generic[W]):
         super().showEvent(event)
 
 
-HEADROOM: Final = 1.1
-"""Minimum ratio of an axis' top to the highest value."""
+HEADROOM: Final = 1.1  # minimum ratio of an axis' top to the highest value
 
 
 def nice_top(highest: float) -> float:

@@ -61,8 +61,7 @@ def fill(
 NO_MARGINS = (0, 0, 0, 0)
 GAP = 6
 
-MAX_HEIGHT = 176
-"""Maximum height of a `FlowArea` in pixels."""
+MAX_HEIGHT = 176  # maximum height of a `FlowArea` in pixels
 
 
 class FlowBox(QWidget):
@@ -172,11 +171,7 @@ class _Scaled(QObject):
 
 
 def scaled(widget: QWidget, apply: Callable[..., object], *sizes: int) -> None:
-    """Call `apply` with zoomed sizes, now and after each change of the zoom.
-
-    Args:
-        widget: owner of the connection.
-    """
+    """Call `apply` with zoomed sizes, now and after each change of the zoom."""
     _Scaled(widget, apply, sizes)
 
 

@@ -13,10 +13,8 @@ from app.widgets.shortcuts import is_pressed
 from app.widgets.theme import px
 
 ROW_HEIGHT = 30
-GOOD_NAME = 290
-"""Width of the name column in pixels, below which other columns are hidden."""
-MIN_NAME = 140
-"""Minimum width of the name column in pixels."""
+GOOD_NAME = 290  # width of the name column in pixels, below which other columns are hidden
+MIN_NAME = 140  # minimum width of the name column in pixels
 
 
 class RowTable(QTableView):
@@ -41,11 +39,7 @@ class RowTable(QTableView):
         self.setSelectionMode(QTableView.SelectionMode.SingleSelection)
 
     def set_headers(self, droppable: Sequence[int] = ()) -> None:
-        """Lay out the columns; call it after setting a model.
-
-        Args:
-            droppable: columns to hide if not all fit, in this order.
-        """
+        """Lay out the columns; `droppable` ones are hidden in this order if not all fit."""
         self._droppable = droppable
         header = self.horizontalHeader()
         header.setDefaultAlignment(Qt.AlignmentFlag.AlignLeft)
@@ -99,8 +93,7 @@ class RowTable(QTableView):
             super().keyPressEvent(event)
 
 
-LINE_PIXELS = 10
-"""Maximum vertical distance between widgets on one line."""
+LINE_PIXELS = 10  # maximum vertical distance between widgets on one line
 
 
 def place_among(widgets: Sequence[QWidget], number: int) -> None:

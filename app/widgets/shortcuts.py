@@ -19,13 +19,7 @@ from app.core.translation import tr, tr_later
 
 @dataclass(frozen=True, slots=True)
 class Shortcut:
-    """One or several keys for an action.
-
-    Args:
-        keys: as in `QKeySequence`; the first is shown in tooltips.
-        text: the action, for `tr`.
-        group: where it works, for `tr`.
-    """
+    """Keys of an action, the first one for tooltips; `text` and `group` are for `tr`."""
 
     keys: tuple[str, ...]
     text: str

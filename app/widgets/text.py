@@ -25,11 +25,9 @@ from PySide6.QtWidgets import (
 
 from engine import one_line, printable
 
-MAX_TIP: Final = 2000
-"""Maximum number of characters of a tooltip."""
+MAX_TIP: Final = 2000  # maximum number of characters of a tooltip
 
-MAX_CAPTION: Final = 80
-"""Maximum number of characters of a button or menu entry."""
+MAX_CAPTION: Final = 80  # maximum number of characters of a button or menu entry
 
 
 class PlainLabel(QLabel):

@@ -61,8 +61,7 @@ ICON_SIZES: Final = (16, 20, 24, 32, 48)
 INDICATORS: Final = {"chevron-up": "muted", "chevron-down": "muted", "check": "on_accent"}
 """Icons of the style sheet with their theme colour."""
 
-LENGTH: Final = re.compile(r"(border-radius: )?\b(\d+)px")
-"""A length in the style sheet."""
+LENGTH: Final = re.compile(r"(border-radius: )?\b(\d+)px")  # a length in the style sheet
 
 _at_exit = ExitStack()
 atexit.register(_at_exit.close)

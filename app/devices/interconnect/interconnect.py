@@ -50,12 +50,7 @@ class ProvenRoute:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Device in the graph.
-
-    Attributes:
-        slot: present state of its slot, such as "4.0 x16"; "" for the CPU or if unknown.
-        slot_at_most: maximum of the slot if that is higher; else "".
-    """
+    """Device in the graph, with the state of its slot ("4.0 x16"), and the maximum if higher."""
 
     device: str
     slot: str = ""
@@ -117,11 +112,7 @@ def proven_routes(
 def read_links(
     devices: Sequence[DeviceInfo], rig: Rig | None = None, wires: Wires | None = None
 ) -> InterconnectPicture:
-    """Return the links between these devices, or of a simulated rig.
-
-    Args:
-        wires: links to other machines among the devices.
-    """
+    """Return the links between these devices or of a simulated rig; `wires` lead to others."""
     if rig is not None:
         return links_picture(rig.devices, rig.topology, rig.links, {})
     usable = [device for device in devices if device.usable]

@@ -24,11 +24,7 @@ Meter = Callable[[Sequence[DeviceInfo], Callable[[str], None], Callable[[], bool
 
 
 class InterconnectPresenter(QObject):
-    """Reads the links whenever the panel is shown, and measures on request.
-
-    Attributes:
-        lacks_engine: whether no engine is installed; measuring needs one.
-    """
+    """Reads the links whenever the panel is shown, and measures on request."""
 
     measured = Signal()  # predictions should be updated
 
@@ -44,7 +40,7 @@ class InterconnectPresenter(QObject):
     ) -> None:
         super().__init__(parent)
         self._panel, self._read, self._measure = panel, read, measure
-        self.lacks_engine = False
+        self.lacks_engine = False  # measuring needs an engine
         self._devices: tuple[DeviceInfo, ...] = ()
         self._rig: Rig | None = None
         self._wires: Wires | None = None

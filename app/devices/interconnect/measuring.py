@@ -20,8 +20,7 @@ log = logging.getLogger(__name__)
 
 COMMAND = program_command("app.devices.interconnect.measuring")
 
-MAX_S = 600.0
-"""Time limit of one measurement, in seconds; it may compile kernels for several GPUs."""
+MAX_S = 600.0  # time limit of one measurement, in seconds; it may compile kernels for several GPUs
 
 
 def measure_apart(
@@ -51,7 +50,7 @@ def measure_apart(
                 say(step)
     except OSError as error:
         why = error.strerror or str(error)
-        what = tr("Nothing can be measured: {why}.").format(why=why)
+        what = tr("Measuring failed: {why}.").format(why=why)
         raise EngineError(what, tr("Try again.")) from error
 
 

@@ -114,29 +114,21 @@ PART_TITLES: Final = {
 STEMS: Final = ("q", "k", "v", "qkv", "gate", "up", "gate_up", "down", "output")
 """Ends of tensor names, in the order of their columns within a part."""
 
-REST: Final = tr_later("norms, rest")
-"""Title of the column of tensors that every rank holds."""
+REST: Final = tr_later("norms, rest")  # title of the column of tensors that every rank holds
 INPUT_ROW, OUTPUT_ROW = "emb", "head"
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Tensors of one kind in one block.
-
-    Attributes:
-        span: number of columns that the cell takes.
-        ranks: bytes on each rank.
-        is_shared: whether every rank of the block holds a full copy.
-        is_pinned: whether an override decides the device.
-    """
+    """Tensors of one kind in one block, with their bytes on each rank."""
 
     row: int
     column: int
-    span: int
+    span: int  # in columns
     tensors: tuple[TensorPlace, ...]
     ranks: tuple[int, ...]
-    is_shared: bool
-    is_pinned: bool
+    is_shared: bool  # every rank of the block holds a full copy
+    is_pinned: bool  # an override decides the device
 
     @property
     def parts(self) -> frozenset[Part]:
@@ -146,12 +138,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The whole map.
-
-    Attributes:
-        rows, columns: titles of rows and columns.
-        cells: cells by row and first column.
-    """
+    """The whole map: titles of rows and columns, and cells by row and first column."""
 
     rows: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()

@@ -68,8 +68,7 @@ FIGURES: Final[Mapping[str, Figure]] = {
 }  # fmt: skip
 """Figures by name, in the order of their graphs."""
 
-RATE: Final = "rate"
-"""Name of the graph of tokens per second."""
+RATE: Final = "rate"  # name of the graph of tokens per second
 
 DEFAULT_GRAPHS: Final = ("memory", "load", RATE)
 
@@ -208,8 +207,6 @@ class MonitorRecord:
     Attributes:
         histories: one per figure, with a series per device, and one for `RATE`.
         colours: index of each device's colour, by its id.
-        now_s: time of the newest reading.
-        latest: newest reading.
         n_answers: number of answers in the newest rate.
         drafts: text about draft tokens in the last answer, or "".
     """

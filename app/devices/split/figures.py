@@ -77,7 +77,7 @@ class RowFigures:
 
     @property
     def taken(self) -> int:
-        """Bytes of the model on the device, those of other ranks included."""
+        """Bytes of the model on the device, including other ranks."""
         others = sum(size for _, size in self.siblings)
         return self.memory.total + others + self.overhead + self.visiting
 
@@ -227,7 +227,7 @@ def rank_colour(settings: SplitSettings, inputs: FigureInputs, index: int) -> in
 def rank_labels(devices: Sequence[str]) -> list[str]:
     """Return a label for the device id of each rank.
 
-    GPUs have their CUDA number, "GPU 0", and CPU ranks are numbered, "CPU 0". Those of other
+    GPUs have their CUDA number, "GPU 0", and CPU ranks are numbered, "CPU 0". Devices of other
     machines are prefixed with the machine's number, counted from 1: "2: GPU 0", "2: CPU".
     """
     labels, n_cpu = [], 0
@@ -252,7 +252,7 @@ def short_name(name: str) -> str:
 
 
 def sensors_text(snapshot: DeviceSnapshot | None, slot: str = "") -> str:
-    """Return what is known of "PCIe 4 ×16 · 62 °C · 310 W"."""
+    """Return the known parts of "PCIe 4 ×16 · 62 °C · 310 W"."""
     parts = [slot] if slot else []
     if snapshot is None:
         return slot
@@ -268,9 +268,9 @@ def outside_bytes(
     loaded: ModelLoaded | None,
     overhead: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, int]:
-    """Return the bytes in use per device id, without those of the loaded model.
+    """Return the bytes in use per device id, excluding the loaded model.
 
-    The latter are released before another load or are part of the next plan.
+    Its bytes are released before another load or are part of the next plan.
 
     Args:
         overhead: bytes for using each of the model's devices at all.
@@ -447,19 +447,13 @@ class SplitPicture:
         return self.load_state == "ready" and self.can_load
 
 
-SEEN_BYTES = 64 << 20
-"""Smallest change of memory that is shown, as sizes have tenths of a GiB."""
+SEEN_BYTES = 64 << 20  # smallest change of memory that is shown, as sizes have tenths of a GiB
 
-SEEN_W = 5.0
-"""Smallest change of a device's power that is shown, in watts."""
+SEEN_W = 5.0  # smallest change of a device's power that is shown, in watts
 
 
 def readings_differ(old: DeviceSnapshot | None, new: DeviceSnapshot | None, part: float) -> bool:
-    """Return whether two readings of a device look different.
-
-    Args:
-        part: fraction of the device's memory that has to change.
-    """
+    """Return whether two readings look different; `part` is a fraction of the memory."""
     if old is None or new is None:
         return True
     if (old.device, old.problem, old.total_bytes) != (new.device, new.problem, new.total_bytes):

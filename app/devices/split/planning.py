@@ -32,8 +32,7 @@ from engine import (
 if TYPE_CHECKING:
     from engine import Choice, Evaluation, Forecast, Forecaster, Plan, Planner, Positions, Remedy
 
-MAX_KNOWN: Final = 64
-"""Number of (parameters, handle) pairs whose positions are cached."""
+MAX_KNOWN: Final = 64  # number of (parameters, handle) pairs whose positions are cached
 FREE_STEP: Final = 256 << 20
 """Free memory is rounded down to this many bytes, so that its flicker needs no new plans."""
 
@@ -47,7 +46,7 @@ def open_planner(path: str) -> Planner:
 
 
 class PlanSource:
-    """Plans splits of one model at a time, `info`."""
+    """Plans splits of one model at a time."""
 
     def __init__(self, factory: PlannerFactory) -> None:
         self._factory = factory
@@ -174,8 +173,7 @@ class PlanSource:
         self._positions.clear()
 
 
-MIN_TOKENS = 16
-"""Shortest answer, in tokens, from whose speed predictions are learned."""
+MIN_TOKENS = 16  # shortest answer, in tokens, from whose speed predictions are learned
 
 
 class SpeedSource:
@@ -272,12 +270,7 @@ class FitQuestion:
 
 @dataclass(frozen=True, slots=True)
 class FitAnswer:
-    """The answer to a `FitQuestion`.
-
-    Attributes:
-        n_ctx: longest context that fits, in tokens; None if the split cannot be made.
-        remedies: changes that make the load fit if it does not.
-    """
+    """Longest context that fits, None if the split cannot be made; and remedies."""
 
     question: FitQuestion
     n_ctx: int | None
@@ -388,8 +381,7 @@ def _comfortable_context(
     return n_ctx if n_ctx > params.context_for(info.n_ctx_train) else None
 
 
-PAUSE_MS = 150
-"""Milliseconds that settings must be unchanged before a search starts."""
+PAUSE_MS = 150  # milliseconds that settings must be unchanged before a search starts
 
 
 class FitFinder(QObject):

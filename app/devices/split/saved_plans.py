@@ -37,8 +37,7 @@ from engine import DeviceInfo, EngineError, Finished, LoadParams, ModelInfo, Mod
 if TYPE_CHECKING:
     from engine import ModelKey
 
-MAX_SHOWN: Final = 24
-"""Maximum length in characters of a name on the button."""
+MAX_SHOWN: Final = 24  # maximum length in characters of a name on the button
 FILTER: Final = tr_later("Plans (*.json);;All files (*)")
 
 
@@ -171,8 +170,7 @@ class PlanMenu(QWidget):
         self.button.setFocus(Qt.FocusReason.OtherFocusReason)
 
 
-MIN_TOKENS: Final = 16
-"""Shortest answer, in tokens, whose speed is saved."""
+MIN_TOKENS: Final = 16  # shortest answer, in tokens, whose speed is saved
 
 
 class PlansPresenter(QObject):

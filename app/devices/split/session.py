@@ -57,17 +57,14 @@ from engine import (
 if TYPE_CHECKING:
     from engine import Choice, Evaluation, Forecaster
 
-LARGE_CHANGE = 0.01
-"""Fraction of a device's memory; larger changes are shown immediately."""
+LARGE_CHANGE = 0.01  # fraction of a device's memory; larger changes are shown immediately
 
 SMALL_EVERY = 4
 """Number of readings after which smaller changes, which nearly every reading has, are shown."""
 
-MAX_INT: Final = 2**31 - 1
-"""Largest int of a Qt signal; a damaged file may claim a longer context."""
+MAX_INT: Final = 2**31 - 1  # largest int of a Qt signal; a damaged file may claim a longer context
 
-MAX_STEPS: Final = 200
-"""Number of changes that can be undone."""
+MAX_STEPS: Final = 200  # number of changes that can be undone
 
 
 class SettingsHistory:
@@ -207,7 +204,7 @@ class SplitSession(QObject):
     def set_devices(
         self, devices: Sequence[DeviceInfo], machine: MachineFacts | None = None
     ) -> None:
-        """Replace the devices; settings of those that remain are kept.
+        """Replace the devices; settings of remaining ones are kept.
 
         Args:
             machine: facts about them; None finds them when they are first used.
@@ -233,7 +230,7 @@ class SplitSession(QObject):
             self._plans.open(info)
         except EngineError as error:
             self._model_error = _sentence(error)
-        if is_other:  # blocks and tensors of the settings are those of the previous model
+        if is_other:  # the settings refer to blocks and tensors of the previous model
             self._suggested = SplitSettings(), ""
             self.history.clear()
             n_ctx = self.settings.n_ctx
@@ -309,7 +306,7 @@ class SplitSession(QObject):
         }
 
     def stop(self) -> None:
-        """Stop the search for fits, and emit no more figures."""
+        """Stop searching for fits and emitting figures."""
         self._finder.stop()
         self._timer.stop()
 
@@ -360,7 +357,7 @@ class SplitSession(QObject):
     # suggestions
 
     def tune_devices(self) -> tuple[str, ...]:
-        """Return the devices to tune: those of the active ranks, or of all if at most one is."""
+        """Return the devices to tune: of the active ranks, or all if at most one is active."""
         ranks = self.settings.ranks
         on = tuple(rank.device for rank in ranks if rank.is_on)
         return on if len(on) > 1 else tuple(rank.device for rank in ranks)
@@ -384,11 +381,11 @@ class SplitSession(QObject):
         self._schedule()
 
     def suggester(self) -> Callable[[ModelInfo], Choice | None]:
-        """Return a function that suggests, on another thread, where to put a model.
+        """Return a function for another thread that suggests a split of a model.
 
-        It also reads the header and makes a first plan, so that `set_model` need not.
+        It also opens a planner and makes the first plan, which saves `set_model` the time.
         """
-        is_chosen = self.info is None and self.history.can_undo  # by a person, before any model
+        is_chosen = self.info is None and self.history.can_undo  # by the user, before any model
         forecaster = None if is_chosen else self.speed.another()
         free, settings, factory = dict(self._plans.free), self.settings, self._factory
 
@@ -407,7 +404,7 @@ class SplitSession(QObject):
     # changes by the user
 
     def change(self, settings: SplitSettings) -> None:
-        """Use other settings, undoably."""
+        """Use other settings; undoable."""
         self._schedule()  # even if unchanged: a control may show a rejected value
         if settings != self.settings:
             self.history.note(self.settings)
@@ -415,11 +412,11 @@ class SplitSession(QObject):
             self.settings_changed.emit()
 
     def choose(self, params: LoadParams) -> None:
-        """Use settings that load `params`, undoably."""
+        """Use settings that load `params`; undoable."""
         self.change(settings_for(self.settings, params))
 
     def set_overrides(self, overrides: tuple[tuple[str, str], ...]) -> None:
-        """Set the tensors that are moved to other devices than the split's, undoably."""
+        """Move tensors to other devices than the split's; undoable."""
         self.change(replace(self.settings, overrides=overrides))
 
     def split_by_memory(self) -> None:

@@ -35,8 +35,7 @@ MAX_CPU_RANKS: Final = 8
 
 GGUF_SUFFIX = ".gguf"
 
-OWN_BLOCK = "mtp"
-"""Value of `SplitSettings.draft_path` for the model's MTP block."""
+OWN_BLOCK = "mtp"  # value of `SplitSettings.draft_path` for the model's MTP block
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,8 +422,7 @@ def _load_key(params: LoadParams, n_ctx_train: int) -> tuple[object, ...]:
     )
 
 
-SPECIAL = ("n_ctx", "mmproj_device", "p2p")
-"""Settings that `_load_key` compares itself."""
+SPECIAL = ("n_ctx", "mmproj_device", "p2p")  # settings that `_load_key` compares itself
 
 NEEDING_A_LOAD = (
     "path", "n_draft", "mmproj_device",

@@ -72,8 +72,7 @@ def _rendered(path: str, source: str, turns: list[dict[str, str]]) -> TemplatePr
         return TemplatePreview(template.source, problem=str(error))
 
 
-TYPED_MS = 400
-"""Milliseconds from the last key to the preview."""
+TYPED_MS = 400  # milliseconds from the last key to the preview
 
 
 class TemplateDialog(QDialog):

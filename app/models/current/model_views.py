@@ -351,8 +351,7 @@ class _Menu(QMenu):
 
 N_RECENT = 4
 WIDTH = 320
-PADDING = 32
-"""Padding of a button's text, in pixels."""
+PADDING = 32  # padding of a button's text, in pixels
 
 
 class StartView(QWidget):

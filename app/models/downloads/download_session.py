@@ -29,8 +29,7 @@ log = logging.getLogger(__name__)
 
 JobState = Literal["waiting", "running", "paused", "failed", "done"]
 
-MAX_RECORD = 1 << 20
-"""Maximum bytes of a record."""
+MAX_RECORD = 1 << 20  # maximum bytes of a record
 
 ID = re.compile(r"[0-9a-f]{32}")
 

@@ -22,15 +22,14 @@ from app.models.downloads.hub.client import (
     check_online,
     fetch_header,
 )
-from app.models.downloads.hub.offers import Address, ModelOffer, offers, wanted
+from app.models.downloads.hub.offers import Address, ModelOffer, find_offer, offers
 from app.models.downloads.transfer.source import RemoteFile, Source, TryLater
 from app.models.library.library_session import LibraryEntry, Situation, prospect_of, read_entry
 from app.models.library.library_view import LibraryCell, count_text, outlook
 from app.models.library.scan import FoundModel
 from engine import EngineError
 
-ROOM_FOR_REST = 1.1
-"""Memory of a model with a short context, relative to its weights."""
+ROOM_FOR_REST = 1.1  # memory of a model with a short context, relative to its weights
 
 
 def look_at(
@@ -79,8 +78,7 @@ def direct_name(url: str) -> str:
     return unquote(urlsplit(url).path).rpartition("/")[2]
 
 
-LEAVE_S = 1.0
-"""Maximum wait in seconds for a request when the window closes."""
+LEAVE_S = 1.0  # maximum wait in seconds for a request when the window closes
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +163,7 @@ class HubQuestions(QObject):
                 tr("{repository} has no GGUF model.").format(repository=repository.repo),
                 tr("Look for one with “GGUF” in its name."),
             )
-        first = wanted(found, address.quant, address.path)
+        first = find_offer(found, address.quant, address.path)
         if first is None and (address.quant or address.path):
             name = address.quant or address.path
             raise EngineError(

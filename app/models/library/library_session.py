@@ -115,12 +115,10 @@ def prospect_of(info: ModelInfo, situation: Situation) -> Prospect | None:
 
 log = logging.getLogger(__name__)
 
-SETTLE_MS = 1500
-"""Milliseconds without changes until folders are searched again."""
+SETTLE_MS = 1500  # milliseconds without changes until folders are searched again
 
 JOIN_S = 5.0
-MAX_WATCHED = 200
-"""Maximum number of watched folders, as systems limit watches."""
+MAX_WATCHED = 200  # maximum number of watched folders, as systems limit watches
 
 Known = dict[tuple[Path, int, float], LibraryEntry]
 
@@ -328,8 +326,7 @@ def move_to_trash(files: Iterable[Path]) -> list[Path]:
     return kept
 
 
-Mark = Literal["", "loaded", "loading"]
-"""State of a model of the library in the engine."""
+Mark = Literal["", "loaded", "loading"]  # state of a model of the library in the engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,8 +171,7 @@ DROPPABLE: Final = (7, 6, 5, 2, 4, 3)
 
 BUTTON_WIDTH: Final = 240
 
-ZERO_WIDTH_SPACE: Final = "\u200b"
-"""Allows a line break."""
+ZERO_WIDTH_SPACE: Final = "\u200b"  # allows a line break
 
 Index = QModelIndex | QPersistentModelIndex
 

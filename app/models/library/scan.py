@@ -14,11 +14,9 @@ from typing import Final, Literal
 from app.core.translation import tr_later
 from engine import read_file
 
-YOUR_FOLDERS: Final = tr_later("Your folders")
-"""Program name of folders that the user added."""
+YOUR_FOLDERS: Final = tr_later("Your folders")  # program name of folders that the user added
 
-OPENED: Final = tr_later("Opened")
-"""Program name of opened models outside of known folders."""
+OPENED: Final = tr_later("Opened")  # program name of opened models outside of known folders
 
 Layout = Literal["files", "hub", "ollama", "file"]
 """Layout of a place: folders, Hugging Face's cache, Ollama's manifests, or one file."""
@@ -87,20 +85,16 @@ def _existing(places: Iterable[Place]) -> list[Place]:
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
-DEEPEST = 8
-"""Maximum depth of folders."""
+DEEPEST = 8  # maximum depth of folders
 
-MAX_FILES = 20_000
-"""Maximum number of files; a folder with more is not one of models."""
+MAX_FILES = 20_000  # maximum number of files; a folder with more is not one of models
 
 SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.IGNORECASE)
 OLLAMA_MODEL = "application/vnd.ollama.image.model"
 OLLAMA_PROJECTOR = "application/vnd.ollama.image.projector"
-MAX_MANIFEST = 1 << 20
-"""Maximum bytes of an Ollama manifest."""
+MAX_MANIFEST = 1 << 20  # maximum bytes of an Ollama manifest
 
-FileIdentity = tuple[int, int]
-"""Device and inode of a file."""
+FileIdentity = tuple[int, int]  # device and inode of a file
 
 
 @dataclass(frozen=True, slots=True)

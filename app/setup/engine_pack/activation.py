@@ -10,8 +10,7 @@ from typing import Literal
 import engine
 from app.core.paths import engines_dir
 
-Origin = Literal["own", "pack", "none"]
-"""Source of torch: installed with Tandem, a pack, or none."""
+Origin = Literal["own", "pack", "none"]  # source of torch: installed with Tandem, a pack, or none
 
 _lock = threading.Lock()  # of `activate`
 

@@ -53,8 +53,7 @@ Report = Callable[[InstallProgress], None]
 IsStopped = Callable[[], bool]
 
 
-MAGIC = b"PK"
-"""First bytes of a wheel, a ZIP archive."""
+MAGIC = b"PK"  # first bytes of a wheel, a ZIP archive
 
 
 class MissingWheels(EngineError):
@@ -222,14 +221,11 @@ def _hash(path: Path, stopped: threading.Event, report: _Counter) -> str:
         return ""
 
 
-LIMIT_S = 3600.0
-"""Time limit in seconds, for slow disks."""
+LIMIT_S = 3600.0  # time limit in seconds, for slow disks
 
-LOOK_S = 1.0
-"""Seconds between progress reports while unpacking."""
+LOOK_S = 1.0  # seconds between progress reports while unpacking
 
-FULL = re.compile(r"os error (28|112|122)\b")
-"""uv's message for a full disk or quota."""
+FULL = re.compile(r"os error (28|112|122)\b")  # uv's message for a full disk or quota
 
 PLACES = (Path(__file__).resolve().parents[4] / "bin", Path(sys.executable).parent)
 """Folders of uv: that of Tandem's programs, and that of this Python."""

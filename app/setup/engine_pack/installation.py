@@ -30,11 +30,9 @@ from app.setup.engine_pack.lock import Lock
 from app.setup.engine_pack.store import SITE, Pack, PackStore, disk_error, folder_bytes
 from engine import Cancelled, EngineError, one_line, temporary_folder
 
-LIMIT_S = 300.0
-"""Time limit in seconds; most of it is reading from the disk for the first time."""
+LIMIT_S = 300.0  # time limit in seconds; most of it is reading from the disk for the first time
 
-BYTECODE = "PYTHONDONTWRITEBYTECODE"
-"""Environment variable that keeps Python from writing bytecode."""
+BYTECODE = "PYTHONDONTWRITEBYTECODE"  # environment variable that keeps Python from writing bytecode
 
 MODULE = "app.setup.engine_pack.children.smoke_program"
 

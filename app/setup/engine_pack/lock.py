@@ -24,8 +24,7 @@ HASH = re.compile(r"[0-9a-f]{64}")
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 VERSION = re.compile(r"[0-9a-zA-Z.!+]+")
 MACOS = re.compile(r"[.-]macosx_(\d+)_")
-HOSTS = ("files.pythonhosted.org", "download.pytorch.org")
-"""Servers in the locks of a release."""
+HOSTS = ("files.pythonhosted.org", "download.pytorch.org")  # servers in the locks of a release
 
 SYSTEMS = {"linux": "linux", "win32": "windows", "darwin": "macos"}
 MACHINES = {"amd64": "x86_64", "x86_64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
@@ -40,12 +39,7 @@ class BadLock(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A wheel of a pack.
-
-    Attributes:
-        name: distribution, such as "torch".
-        file: address ("" if the user has to provide the file), file name, size and hash.
-    """
+    """A wheel; its file has no address if the user has to provide it."""
 
     name: str
     version: str

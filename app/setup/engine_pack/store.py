@@ -48,8 +48,7 @@ FETCHED = "fetched"
 LOCK = "lock"
 MAX_BYTES = 1 << 20
 IS_WINDOWS = os.name == "nt"
-TEXTS = ("backend", "version", "python", "digest", "source")
-"""Strings in a pack's manifest."""
+TEXTS = ("backend", "version", "python", "digest", "source")  # strings in a pack's manifest
 
 MOVE_TRIES = 10
 MOVE_PAUSE_S = 0.3
@@ -340,16 +339,11 @@ TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class PackOffer:
-    """A pack that can be installed here.
-
-    Attributes:
-        is_recommended: whether it is the best offer for this machine.
-        uses_gpus: whether it can use GPUs of this machine.
-    """
+    """A pack that can be installed here."""
 
     lock: Lock
-    is_recommended: bool
-    uses_gpus: bool
+    is_recommended: bool  # the best offer for this machine
+    uses_gpus: bool  # whether it can use GPUs of this machine
 
     @property
     def backend(self) -> str:

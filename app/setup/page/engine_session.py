@@ -33,25 +33,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TELL_MS = 300
-CLOSE_S = 4.0
-"""Maximum wait in seconds for an installation when the window closes."""
+CLOSE_S = 4.0  # maximum wait in seconds for an installation when the window closes
 
 InstallState = Literal["idle", "running", "paused", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class InstallRequest:
-    """Requested engine.
+    """Requested engine: an offer, maybe with local wheels, or an environment."""
 
-    Attributes:
-        backend: kind of PyTorch of an offer; "" for an environment.
-        wheels: folder of wheels to use instead of a download, or "".
-        environment: folder of an existing Python environment, or "".
-    """
-
-    backend: str = ""
-    wheels: str = ""
-    environment: str = ""
+    backend: str = ""  # kind of PyTorch of an offer
+    wheels: str = ""  # folder of wheels to use instead of a download
+    environment: str = ""  # folder of an existing Python environment
 
     @property
     def is_fetched(self) -> bool:
@@ -322,7 +315,7 @@ class _Attempt:
         wheels = Path(request.wheels) if request.wheels else None
         offers = find_offers()
         offer = next((one for one in offers if one.backend == request.backend), None)
-        if wheels is not None:  # they may be those of another engine
+        if wheels is not None:  # they may be for another engine
             offer = next((one for one in offers if _has_all(wheels, one)), offer)
         if offer is None:
             raise EngineError(

@@ -29,18 +29,12 @@ from app.widgets.theme import set_role
 
 @dataclass(frozen=True, slots=True)
 class ShownEngine:
-    """An engine on the page.
+    """An engine on the page."""
 
-    Attributes:
-        key: kind of PyTorch.
-        details: its purpose and size.
-        problem: why it cannot be chosen, or "".
-    """
-
-    key: str
+    key: str  # kind of PyTorch
     title: str
-    details: str
-    problem: str = ""
+    details: str  # purpose and size
+    problem: str = ""  # why it cannot be chosen
     is_recommended: bool = False
 
 
@@ -167,12 +161,7 @@ class InstallPanel(QWidget):
         return self._stage.text() if self._problem.isHidden() else self._problem.text()
 
     def show_running(self, title: str, share: float | None, stage: str, *, pauses: bool) -> None:
-        """Show a running installation.
-
-        Args:
-            share: completed fraction, or None if unknown.
-            pauses: whether this stage can be paused.
-        """
+        """Show a running installation; `share` is the completed fraction, if known."""
         self._show(title, share, stage, (self.pause, self.cancel))
         self.pause.setEnabled(pauses)
 
@@ -202,8 +191,7 @@ class InstallPanel(QWidget):
             controls[0].setFocus()  # the clicked button is hidden now
 
 
-WIDTH = 620
-"""Maximum width of the content in pixels."""
+WIDTH = 620  # maximum width of the content in pixels
 
 
 def has_focus(widget: QWidget) -> bool:

@@ -72,12 +72,7 @@ class EnginePanel(QWidget):
         return "\n".join(line for line in lines if line)
 
     def show_engine(self, title: str, details: str, news: str, tips: dict[QWidget, str]) -> None:
-        """Show the engine in use.
-
-        Args:
-            news: text about a newer engine, or "".
-            tips: the enabled buttons and their tooltips.
-        """
+        """Show the engine in use, news about a newer one, and tooltips of the enabled buttons."""
         for text, words in ((self._title, title), (self._details, details), (self._news, news)):
             text.setText(words)
             text.setVisible(bool(words))
@@ -190,12 +185,7 @@ def _news(facts: EngineFacts) -> str:
 
 
 class EnginePagePresenter(QObject):
-    """Connects an `EngineSession` with its page.
-
-    Args:
-        devices: returns the known devices of this machine.
-        keep: saves settings.
-    """
+    """Connects an `EngineSession` with its page; `devices` returns the known devices."""
 
     def __init__(
         self,
@@ -316,16 +306,7 @@ class EnginePagePresenter(QObject):
 
 
 class EnginePage(QObject):
-    """Page to install an engine, shown in the middle of the window.
-
-    Args:
-        devices: returns the known devices of this machine.
-        keep: saves settings.
-        show: shows a widget in the middle of the window.
-
-    Attributes:
-        view: the page; None until it is first shown.
-    """
+    """Page to install an engine, shown in the middle of the window and created on first use."""
 
     left = Signal()
     covered = Signal()  # another page is shown
@@ -371,11 +352,7 @@ class EnginePage(QObject):
         self._made().install(request)
 
     def go_on(self, *, is_shown: bool) -> bool:
-        """Offer to resume an unfinished installation; return whether there is one.
-
-        Args:
-            is_shown: whether to show the page for it.
-        """
+        """Offer to resume an unfinished installation, if any; return whether there is one."""
         backend = self._settings.current.pending_engine
         if backend:
             self._made()

@@ -14,11 +14,9 @@ from engine import EngineError, one_line
 
 MAX_BYTES: Final = 64 << 10
 MAX_HOPS: Final = 3
-READ_S: Final = 5.0
-"""Timeout in seconds for the next byte."""
+READ_S: Final = 5.0  # timeout in seconds for the next byte
 
-LIMIT_S: Final = 10.0
-"""Time limit in seconds of the whole request."""
+LIMIT_S: Final = 10.0  # time limit in seconds of the whole request
 
 
 def fetch_release(address: str, limit_s: float = LIMIT_S) -> Release:

@@ -22,14 +22,12 @@ from app.widgets.text import label
 from engine import EngineError, package_version
 
 DAY_S: Final = 24 * 3600
-FIRST_MS: Final = 10_000
-"""Milliseconds from the start, or from consent, to the first check."""
+FIRST_MS: Final = 10_000  # milliseconds from the start, or from consent, to the first check
 
 NEXT_MS: Final = 3600 * 1000
 """Milliseconds between looks at the clock; requests are sent once a day."""
 
-GIVE_UP_MS: Final = 15_000
-"""Milliseconds after which a request has failed."""
+GIVE_UP_MS: Final = 15_000  # milliseconds after which a request has failed
 
 
 class UpdateSession(QObject):
@@ -188,17 +186,11 @@ class NewsDialog(PageDialog):
             QDesktopServices.openUrl(QUrl(self._page))
 
 
-LATER_MS: Final = 60_000
-"""Milliseconds until another attempt if the banner is in use."""
+LATER_MS: Final = 60_000  # milliseconds until another attempt if the banner is in use
 
 
 class UpdatePresenter(QObject):
-    """Connects the session with the banner and the dialog.
-
-    Args:
-        over: parent of the dialog.
-        may_tell: returns whether the banner is free.
-    """
+    """Connects the session with banner and dialog; `may_tell` tests whether the banner is free."""
 
     noticed = Signal(object)  # Notice
     status_changed = Signal(str, bool)  # text; whether there are release notes to show

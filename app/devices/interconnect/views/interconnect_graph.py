@@ -19,14 +19,11 @@ from app.widgets.theme import px, theme, theme_signals
 if TYPE_CHECKING:
     from engine import LinkFacts
 
-BOX: Final = QSize(104, 40)
-"""Size of a box at a zoom of 100 %."""
+BOX: Final = QSize(104, 40)  # size of a box at a zoom of 100 %
 
-MAX_LABELS: Final = 3
-"""Maximum number of lines with texts, which would overlap."""
+MAX_LABELS: Final = 3  # maximum number of lines with texts, which would overlap
 
-SIDES: Final = 0.55
-"""Distance of the outermost GPUs from the top, as a fraction of the height."""
+SIDES: Final = 0.55  # distance of the outermost GPUs from the top, as a fraction of the height
 
 WIDTHS: Final = {"nvlink": 4.0, "p2p": 2.5, "host": 1.2, "network": 1.2}
 """Width in pixels by kind of link."""

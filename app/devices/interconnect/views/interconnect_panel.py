@@ -77,13 +77,7 @@ class InterconnectPanel(QWidget):
         *,
         is_simulated: bool = False,
     ) -> None:
-        """Show links.
-
-        Args:
-            devices: ids of all devices, in the order of their colours.
-            labels: names of `devices`.
-            is_simulated: whether the devices are simulated, so they cannot be measured.
-        """
+        """Show links; `devices` are all ids in the order of their colours, with `labels`."""
         looks = looks_of(devices, labels)
         names = {device: look.label for device, look in looks.items()}
         self.graph.show_picture(picture, looks)
@@ -106,11 +100,11 @@ class InterconnectPanel(QWidget):
             return
         link, total = prediction.path.link_s, prediction.seconds
         part = f"{prediction.part(link):.0%}".replace("%", " %")
-        self.cost.setText(
-            tr("Communication takes {part} of a token: {time} of {total} ms (predicted).").format(
-                part=part, time=decimal(f"{1000 * link:.2f}"), total=decimal(f"{1000 * total:.1f}")
-            )
+        text = tr(
+            "Communication takes {part} of the time per token: {time} of {total} ms (predicted)."
         )
+        time, ms = decimal(f"{1000 * link:.2f}"), decimal(f"{1000 * total:.1f}")
+        self.cost.setText(text.format(part=part, time=time, total=ms))
 
     def set_measuring(self, is_measuring: bool) -> None:
         """Show whether measurements are running; the button then stops them."""

@@ -64,19 +64,12 @@ from app.widgets.theme import px, set_role, theme, theme_signals
 if TYPE_CHECKING:
     from engine import PlacementMap
 
-PER_ROW = 4
-"""Number of buttons in a row."""
+PER_ROW = 4  # number of buttons in a row
 
 
 @dataclass(frozen=True, slots=True)
 class PinTarget:
-    """Device or rank that parts can be pinned to.
-
-    Attributes:
-        override: name in the engine's overrides: a device id, or "#" and a rank number.
-        label: name in the window, such as "GPU 0".
-        colour: index of the device colour.
-    """
+    """Device or rank to pin parts to; `override` is a device id, or "#" and a rank number."""
 
     override: str
     label: str
@@ -161,8 +154,7 @@ class DeviceChips(QWidget):
 
 
 ZOOM_STEP = 1.25
-MAX_ZOOM = 12
-"""Maximum number of zoom steps; at zoom 0 the map fills the view."""
+MAX_ZOOM = 12  # maximum number of zoom steps; at zoom 0 the map fills the view
 
 ROW_HEIGHT = (6, 22)
 COLUMN_WIDTH = (14, 64)
@@ -332,8 +324,7 @@ class PlacementView(QTableView):
 EMPTY = tr_later("Open a model to see which device holds each tensor.")
 HINT = tr_later("Select cells and drag them to a device, or press its number.")
 HINT_TIP = tr_later("Click the title of a row or column to select all of it")
-DETAIL_LINES = 4
-"""Maximum number of lines of the details."""
+DETAIL_LINES = 4  # maximum number of lines of the details
 
 
 class PlacementPanel(QWidget):
@@ -369,12 +360,7 @@ class PlacementPanel(QWidget):
     def show_map(
         self, found: PlacementMap, overrides: Overrides, look: Look, targets: Sequence[PinTarget]
     ) -> None:
-        """Show a model's map.
-
-        Args:
-            look: labels and colours of the ranks of `found`.
-            targets: devices and ranks that parts can be pinned to.
-        """
+        """Show a model's map, with labels and colours of its ranks and targets of pins."""
         self._labels, self._overrides = look.labels, overrides
         self.chips.set_targets(targets)
         self.view.set_targets(targets)

@@ -34,8 +34,7 @@ from app.widgets.theme import mix, theme
 from engine import one_line
 
 PARTS_MIME: Final = "application/x-tandem-parts"
-SHARED_FADE: Final = 0.6
-"""Fade of tensors that every rank holds, which cannot be moved."""
+SHARED_FADE: Final = 0.6  # fade of tensors that every rank holds, which cannot be moved
 
 Index = QModelIndex | QPersistentModelIndex
 

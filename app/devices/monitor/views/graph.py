@@ -25,40 +25,27 @@ from app.widgets.theme import mix, px, theme
 from engine import TokenTimes
 
 WINDOW_S: Final = 120.0
-AXIS_WIDTH: Final = 44
-"""Width in pixels, for five digits."""
+AXIS_WIDTH: Final = 44  # width in pixels, for five digits
 AXIS_GAP: Final = 6
 TICK_PIXELS: Final = 11
-ROOM: Final = 7
-"""Pixels above and below the scale, for half a line of text."""
+ROOM: Final = 7  # pixels above and below the scale, for half a line of text
 GRID_WEIGHT: Final = 0.2
 LINE_WIDTH: Final = 1.5
-MARK: Final = 3
-"""Half the width of a message's mark."""
+MARK: Final = 3  # half the width of a message's mark
 NEAR: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A curve; gaps are NaN.
-
-    Attributes:
-        colour: index of its device colour.
-        ages: negative age of each value, in seconds.
-    """
+    """A curve in a device colour; gaps are NaN."""
 
     colour: int
-    ages: Sequence[float]
+    ages: Sequence[float]  # negative, in seconds
     values: Sequence[float]
 
 
 class Graph(QWidget):
-    """Curves and vertical marks; all graphs have the same time axis.
-
-    Attributes:
-        top: upper end of the scale, which starts at 0.
-        marks: negative ages of the dotted lines, in seconds.
-    """
+    """Curves and vertical marks on a scale from 0 to `top`; times are negative ages in seconds."""
 
     def __init__(self, top: float, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -168,20 +155,14 @@ def tick(value: float) -> str:
     return decimal(f"{value:.3g}") if value < 1000 else f"{value:.0f}"
 
 
-MANY: Final = 4
-"""Maximum number of values that are shown with dots."""
+MANY: Final = 4  # maximum number of values that are shown with dots
 
 
-MIN_AXIS: Final = 190
-"""Minimum width in pixels of an axis with three labels."""
+MIN_AXIS: Final = 190  # minimum width in pixels of an axis with three labels
 
 
 class HistoryPlot(QWidget):
-    """A title, the latest values as text, and curves of the last two minutes.
-
-    Args:
-        top: upper end of the scale; None follows the data.
-    """
+    """A title, the latest values as text, and curves of two minutes up to `top`, if given."""
 
     def __init__(
         self, title: str, unit: str, top: float | None = None, parent: QWidget | None = None
@@ -272,8 +253,7 @@ def _highest(values: Sequence[float]) -> float:
 
 
 CAPACITY: Final = 4096
-BIN_PIXELS: Final = 3
-"""Width of one bin, in pixels; the mean of its values is drawn."""
+BIN_PIXELS: Final = 3  # width of one bin, in pixels; the mean of its values is drawn
 
 GAP: Final = 3
 MAX_STRIP: Final = 22

@@ -28,12 +28,9 @@ from app.widgets.theme import mix, px, set_role, theme, theme_signals
 
 TONES = (0.0, 0.42, 0.62, 0.74)
 """Fade into the background of weights, KV cache, compute buffers and overhead, 0 to 1."""
-SIBLING_TONE = 0.8
-"""Fade of other ranks on the same device."""
-GUEST_TONE = 0.55
-"""Fade of bytes in host memory that belong to no rank there."""
-MIN_WIDTH = 3
-"""Minimum width of the model's part in pixels."""
+SIBLING_TONE = 0.8  # fade of other ranks on the same device
+GUEST_TONE = 0.55  # fade of bytes in host memory that belong to no rank there
+MIN_WIDTH = 3  # minimum width of the model's part in pixels
 
 
 class MemoryBar(QWidget):

@@ -39,8 +39,7 @@ from app.widgets.text import ElidedLabel, label, plain_tip, set_tip
 from app.widgets.theme import icon, px, set_role, theme, theme_signals
 from engine import KV_TYPES, PEER_MODES, KVTypes, LoadOption, kv_types
 
-TEXT_MARGIN = 4
-"""Margin of the text of a box, in pixels."""
+TEXT_MARGIN = 4  # margin of the text of a box, in pixels
 
 KV_HINTS = {
     "f32": tr_later("Exact, twice as large as F16"), "f16": tr_later("Half of F32"),
@@ -160,8 +159,7 @@ class EncoderDeviceField(QComboBox):
             self.setCurrentIndex(self.findData(value))
 
 
-HANDLE = 14
-"""Width in pixels of the style sheet's handle, whose centre is at the value."""
+HANDLE = 14  # width in pixels of the style sheet's handle, whose centre is at the value
 
 
 class ContextSlider(QSlider):
@@ -422,8 +420,7 @@ def _field(name: str) -> NumberField | FactorField | FlagField:
 DEFAULTS: dict[str, Any] = {spec.name: spec.default for spec in fields(SplitSettings)}
 
 
-FIRST_STOP = 512
-"""Shortest context that the slider offers, in tokens."""
+FIRST_STOP = 512  # shortest context that the slider offers, in tokens
 CONTEXT_IF_UNKNOWN = 32768
 """Longest context that is offered for models without a declared one, in tokens."""
 PEER_NAMES = {

@@ -25,12 +25,9 @@ from app.widgets.shortcuts import is_pressed
 from app.widgets.text import set_tip
 from app.widgets.theme import mix, px, theme
 
-STEPS = 1000
-"""Resolution of a handle's position for assistive technology."""
-PAGE = 10
-"""Notches that PageUp and PageDown move."""
-TO_THE_END = 1_000_000
-"""Notches that Home and End move: more than any handle has."""
+STEPS = 1000  # resolution of a handle's position for assistive technology
+PAGE = 10  # notches that PageUp and PageDown move
+TO_THE_END = 1_000_000  # notches that Home and End move: more than any handle has
 NOTCHES = {
     "handle-right": 1, "handle-left": -1, "handle-far-right": PAGE, "handle-far-left": -PAGE,
     "handle-first": -TO_THE_END, "handle-last": TO_THE_END,
@@ -81,7 +78,7 @@ class ShareBar(QWidget):
         return self._handles
 
     def set_segments(self, segments: Sequence[Segment]) -> None:
-        """Show segments, those of takers last."""
+        """Show segments; takers come last."""
         if tuple(segments) == self._segments:
             return
         self._segments = tuple(segments)

@@ -45,10 +45,8 @@ if TYPE_CHECKING:
     from engine import Goal, Region, Trial, TuneEstimate, TuneResult
 
 State = Literal["ready", "running", "done"]
-MIN_S, MAX_S = 5, 3600
-"""Range of the time limit in seconds."""
-ASK_MS: Final = 250
-"""Milliseconds from a change of the time limit to a new estimate."""
+MIN_S, MAX_S = 5, 3600  # range of the time limit in seconds
+ASK_MS: Final = 250  # milliseconds from a change of the time limit to a new estimate
 SHOWN_MS: Final = 60
 """Milliseconds from opening to the first estimate, which holds the GIL that painting needs."""
 HEADERS = (

@@ -20,8 +20,7 @@ from app.widgets.theme import px, theme, theme_signals
 SYMBOLS: Final[dict[Shape, str]] = {"tensor": "o", "layer": "s", "groups": "t1", "single": "d"}
 SIGNS: Final[dict[Shape, str]] = {"tensor": "●", "layer": "■", "groups": "▲", "single": "◆"}
 SIZE, BEST_SIZE = 8, 13
-SHADE: Final = 0.18
-"""Opacity of the shade over shares that do not fit."""
+SHADE: Final = 0.18  # opacity of the shade over shares that do not fit
 
 
 class TunePlot(QWidget):

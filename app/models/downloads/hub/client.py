@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 15.0
-"""Timeout in seconds for the next byte of a response."""
+ANSWER_S = 15.0  # timeout in seconds for the next byte of a response
 
 MAX_FOUND = 50
 MAX_FILES = 5000
@@ -270,8 +269,7 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
 
 FIRST_BYTES = 1 << 20
 MAX_BYTES = 64 << 20
-MAX_PARTS = 32
-"""Maximum number of parts whose headers are fetched, each with at least one request."""
+MAX_PARTS = 32  # maximum number of parts whose headers are fetched, each with at least one request
 
 
 def fetch_header(

@@ -78,7 +78,7 @@ def quant_of(name: str) -> str:
     return found[-1].upper() if found else ""
 
 
-def wanted(found: Sequence[ModelOffer], quant: str, path: str) -> ModelOffer | None:
+def find_offer(found: Sequence[ModelOffer], quant: str, path: str) -> ModelOffer | None:
     """Return the offer with this quantisation or path, if any."""
     for offer in found:
         if path and any(part.name == path for part in offer.parts):

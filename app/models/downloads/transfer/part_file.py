@@ -23,11 +23,9 @@ from app.core.units import decimal
 from app.models.downloads.transfer.source import RemoteFile
 from engine import Cancelled, EngineError, replace_json
 
-Range = tuple[int, int]
-"""First byte, and the end (exclusive)."""
+Range = tuple[int, int]  # first byte, and the end (exclusive)
 
-Ranges = tuple[Range, ...]
-"""Sorted ranges that neither touch nor overlap."""
+Ranges = tuple[Range, ...]  # sorted ranges that neither touch nor overlap
 
 
 def merged(ranges: Iterable[Range]) -> Ranges:
@@ -60,8 +58,7 @@ def n_bytes(ranges: Iterable[Range]) -> int:
     return sum(end - start for start, end in ranges)
 
 
-SPARE = 64 << 20
-"""Bytes that a download leaves free on the disk."""
+SPARE = 64 << 20  # bytes that a download leaves free on the disk
 
 MODEL_MAGIC = b"GGUF"
 HASH_BYTES = 1 << 20

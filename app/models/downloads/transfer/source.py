@@ -16,8 +16,7 @@ from app.core.paths import is_device_name
 from app.core.translation import tr
 from engine import Cancelled, EngineError, one_line, package_version
 
-MAX_NAME = 200
-"""Maximum bytes of a name; file systems allow 255, and downloads append a suffix."""
+MAX_NAME = 200  # maximum bytes of a name; file systems allow 255, and downloads append a suffix
 
 FORBIDDEN = re.compile(r'[\x00-\x1f\x7f-\x9f<>:"/\\|?*\u200e\u200f\u202a-\u202e\u2066-\u2069]')
 """Characters that are special in paths, invalid on Windows, or change how a name looks."""
@@ -124,13 +123,11 @@ def _key(name: str) -> str:
 
 
 CONNECT_S = 10.0
-STALL_S = 20.0
-"""Timeout in seconds for the next byte."""
+STALL_S = 20.0  # timeout in seconds for the next byte
 
 MAX_HOPS = 8
 MAX_WAIT_S = 120.0
-EXPIRED = {400, 401, 403, 404, 410}
-"""Statuses of a cached address that has expired."""
+EXPIRED = {400, 401, 403, 404, 410}  # statuses of a cached address that has expired
 
 BUSY = {408, 425, 429, 500, 502, 503, 504}
 RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)

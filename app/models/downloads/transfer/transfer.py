@@ -21,14 +21,12 @@ from app.models.downloads.transfer.source import FileChanged, Source, TryLater
 from engine import Cancelled, EngineError
 
 PIECE_BYTES = 32 << 20
-ENOUGH_BYTES = 64 << 10
-"""Bytes after which a lost connection does not count as failed."""
+ENOUGH_BYTES = 64 << 10  # bytes after which a lost connection does not count as failed
 
 N_CONNECTIONS = 4
 SAVE_S = 3.0
 POLL_S = 0.1
-LEAVE_S = 2.0
-"""Maximum wait in seconds for connections that hang; they no longer write anything."""
+LEAVE_S = 2.0  # maximum wait in seconds for connections that hang; they no longer write anything
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,7 +270,7 @@ def test_the_cost_of_exchanges_is_told(panel: InterconnectPanel) -> None:
     ranks = tuple(RankTime(n, "cpu", 1, 0, 0, 0, 0, 0, 0) for n in range(2))
     panel.set_token(Prediction(1, 0.0162, ranks, Path(link_s=0.0021)))
     assert panel.cost.text() == (
-        "Communication takes 13 % of a token: 2.10 of 16.2 ms (predicted)."
+        "Communication takes 13 % of the time per token: 2.10 of 16.2 ms (predicted)."
     )
     panel.set_token(None)
     assert panel.cost.text() == "A single rank needs no communication."

@@ -11,12 +11,12 @@ import pytest
 from app.models.downloads.hub.client import Hub, TokenStore, fetch_header
 from app.models.downloads.hub.offers import (
     Address,
+    find_offer,
     hub_endpoint,
     is_offline,
     offers,
     parse_address,
     quant_of,
-    wanted,
 )
 from app.models.downloads.transfer.source import Denied, RemoteFile, Source
 from engine import EngineError, is_header_whole
@@ -94,9 +94,9 @@ def test_files_become_offers_with_their_parts_and_helpers() -> None:
         "-00001-of-00002.gguf"[-19:], "-00002-of-00002.gguf"[-19:],
     ]  # fmt: skip
     assert {offer.helpers[0].name for offer in found} == {"mmproj-F16.gguf"}
-    assert wanted(found, "q8_0", "") == found[1]
-    assert wanted(found, "", "tiny-UD-Q4_K_XL.gguf") == found[0]
-    assert wanted(found, "Q3_K", "") is None
+    assert find_offer(found, "q8_0", "") == found[1]
+    assert find_offer(found, "", "tiny-UD-Q4_K_XL.gguf") == found[0]
+    assert find_offer(found, "Q3_K", "") is None
     assert [quant_of(name) for name in ("a-IQ4_XS", "qwen3-8b", "x.f16", "Q4-tiny-Q5_K_M")] == [
         "IQ4_XS", "", "F16", "Q5_K_M",
     ]  # fmt: skip
