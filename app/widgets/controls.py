@@ -203,7 +203,7 @@ W = TypeVar("W", bound=QWidget)
 
 
 class LateWidget(QWidget, Generic[W]):
-    """A widget whose content `make` creates on first use."""
+    """A widget that creates its content with `make` on first use."""
 
     def __init__(self, make: Callable[[], W], parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -18,7 +18,7 @@ MIN_NAME = 140  # minimum width of the name column in pixels
 
 
 class RowTable(QTableView):
-    """Table whose first column has the names and takes the remaining width."""
+    """Table with names in the first column, which takes the remaining width."""
 
     chosen = Signal(QModelIndex)
 

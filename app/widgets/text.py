@@ -129,7 +129,7 @@ def show_tip(widget: QWidget, place: QPoint, text: str) -> None:
 
 
 class TrayIcon(QSystemTrayIcon):
-    """Icon in the system tray, whose messages have no markup."""
+    """Icon in the system tray; its messages have no markup."""
 
     def say(self, text: str) -> None:
         """Show a desktop notification, escaped as some desktops render markup."""

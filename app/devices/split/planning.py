@@ -32,7 +32,7 @@ from engine import (
 if TYPE_CHECKING:
     from engine import Choice, Evaluation, Forecast, Forecaster, Plan, Planner, Positions, Remedy
 
-MAX_KNOWN: Final = 64  # number of (parameters, handle) pairs whose positions are cached
+MAX_KNOWN: Final = 64  # number of cached positions, by parameters and handle
 FREE_STEP: Final = 256 << 20
 """Free memory is rounded down to this many bytes, so that its flicker needs no new plans."""
 
@@ -173,7 +173,7 @@ class PlanSource:
         self._positions.clear()
 
 
-MIN_TOKENS = 16  # shortest answer, in tokens, from whose speed predictions are learned
+MIN_TOKENS = 16  # shortest answer to learn speeds from, in tokens
 
 
 class SpeedSource:

@@ -170,7 +170,7 @@ class PlanMenu(QWidget):
         self.button.setFocus(Qt.FocusReason.OtherFocusReason)
 
 
-MIN_TOKENS: Final = 16  # shortest answer, in tokens, whose speed is saved
+MIN_TOKENS: Final = 16  # shortest answer to save the speed of, in tokens
 
 
 class PlansPresenter(QObject):

@@ -86,7 +86,7 @@ class SettingsHistory:
         return bool(self._after)
 
     def begin(self) -> None:
-        """Begin a gesture such as a drag, whose changes are undone together."""
+        """Begin a gesture such as a drag; one undo reverts all its changes."""
         self._is_in_gesture, self._is_noted = True, False
 
     def end(self) -> None:
@@ -274,7 +274,7 @@ class SplitSession(QObject):
         self._schedule()
 
     def set_loaded(self, loaded: ModelLoaded) -> None:
-        """Set the loaded model, whose measurements are shown next to the predictions."""
+        """Set the loaded model; its measurements are shown next to the predictions."""
         self.set_state("loaded")
         self.loaded, self._loaded_at = loaded, time.monotonic()
         self.speed.forget()

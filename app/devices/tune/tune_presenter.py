@@ -60,7 +60,7 @@ LEFT_OUT = tr_later("Pins to one of several ranks of a device are ignored.")
 
 
 def _is_of_rank(override: tuple[str, str]) -> bool:
-    """Return whether an override names a rank by number, whose device depends on the split."""
+    """Return whether an override names a rank by number; these depend on the split."""
     return override[1].startswith("#")
 
 

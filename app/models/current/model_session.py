@@ -44,8 +44,8 @@ class ModelSession(QObject):
     selected = Signal(object)  # ModelInfo
     suggested = Signal(object)  # Choice of a split, before the model is loaded
     loading = Signal(object)  # ModelInfo
-    applying = Signal(object)  # ModelInfo of the loaded model, whose split is being changed
-    kept = Signal(object)  # ModelLoaded whose split could not be changed
+    applying = Signal(object)  # ModelInfo of the loaded model, at the start of a live split
+    kept = Signal(object)  # ModelLoaded, after a failed live split
     replacing = Signal()  # the loaded model is about to be unloaded
     progressed = Signal(float)  # 0 to 1
     doing = Signal(str)  # step of the load, "" while reading the file

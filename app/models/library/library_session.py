@@ -313,7 +313,7 @@ def question_of(found: FoundModel, files: list[Path]) -> str:
 
 
 def move_to_trash(files: Iterable[Path]) -> list[Path]:
-    """Move files to the trash; return those that could not be moved."""
+    """Move files to the trash; return the ones that could not be moved."""
     from send2trash import send2trash  # late: starts a service on some systems
 
     kept = []

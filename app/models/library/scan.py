@@ -36,7 +36,7 @@ def known_places(
     home: Path | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> list[Place]:
-    """Return the existing folders, each once: the user's, then those of other programs.
+    """Return the existing folders, each once: the user's, then other programs'.
 
     Args:
         own: folders that the user added.

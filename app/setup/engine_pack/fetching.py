@@ -65,7 +65,7 @@ class LackingWheels(MissingWheels):
 
 
 class MissingAddresses(EngineError):
-    """Error of a lock whose wheels have no addresses."""
+    """Error of a lock without addresses of its wheels."""
 
 
 def n_fetched(lock: Lock, folder: Path) -> int:

@@ -162,7 +162,7 @@ class PackStore:
 
         Args:
             made: its folder, on the same disk.
-            pack: its manifest, whose `name` and relative folders are completed.
+            pack: its manifest; `name` and relative folders are completed.
 
         Raises:
             EngineError: the folder cannot be written; nothing has changed.

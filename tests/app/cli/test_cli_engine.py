@@ -105,7 +105,7 @@ def test_what_cannot_be_done_is_one_line(run: Run, bare: Bare, tmp_path: Path) -
     assert_refused(done, "lacks 3 wheels")
     assert "`tandem engine wheels` lists all of them." in done.err
     assert_refused(run("engine", "use", tmp_path), "There is no Python in")
-    assert_refused(run("engine", "rollback"), "no earlier engine")
+    assert_refused(run("engine", "rollback"), "no previous engine")
     with bare.store.locked():
         assert_refused(run("engine", "remove"), "Another window or command")
     assert "TANDEM_ENGINE_PACK" not in os.environ

@@ -63,7 +63,7 @@ COLUMNS: Final = (
     _Column(tr_later("Others"), 62, others_text),
 )
 ORDER: Final = (0, 1, 4, 2, 3)
-"""Columns by importance; those that do not fit are left out from the end."""
+"""Columns by importance; the last ones are left out if not all fit."""
 
 
 class Overview(QWidget):

@@ -159,7 +159,7 @@ class EncoderDeviceField(QComboBox):
             self.setCurrentIndex(self.findData(value))
 
 
-HANDLE = 14  # width in pixels of the style sheet's handle, whose centre is at the value
+HANDLE = 14  # width in pixels of the style sheet's handle, centred at the value
 
 
 class ContextSlider(QSlider):

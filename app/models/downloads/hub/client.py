@@ -269,7 +269,7 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
 
 FIRST_BYTES = 1 << 20
 MAX_BYTES = 64 << 20
-MAX_PARTS = 32  # maximum number of parts whose headers are fetched, each with at least one request
+MAX_PARTS = 32  # maximum number of parts to fetch headers of, each with at least one request
 
 
 def fetch_header(
