@@ -36,7 +36,6 @@ from app.devices.monitor.monitor_presenter import DevicePoller, MonitorPresenter
 from app.devices.monitor.views.monitor_panel import MonitorHead, MonitorPanel
 from app.devices.split.session import SplitSession
 from app.devices.split.speed import MachineFacts
-from app.devices.split.split_presenter import SplitPresenter
 from app.devices.split.views.split_panel import SplitPanel
 from app.models.current.model_session import ModelPresenter, ModelSession, ModelViews
 from app.models.downloads.page import DownloadsPart
@@ -99,10 +98,6 @@ class Shell(QObject):
         return settings
 
     @part(needs=["settings"])
-    def split_panel(self) -> SplitPanel:
-        return SplitPanel()
-
-    @part(needs=["settings"])
     def monitor(self) -> MonitorPanel:
         return MonitorPanel()
 
@@ -128,13 +123,13 @@ class Shell(QObject):
     def split(self) -> SplitSession:
         return SplitSession(machine_factory=self.start_up.machine, parent=self)
 
+    @part(needs=["settings", "split"])
+    def split_panel(self) -> SplitPanel:
+        return SplitPanel(self.split)
+
     @part(needs=["settings"])
     def monitor_head(self) -> MonitorHead:
         return MonitorHead()
-
-    @part(needs=["split", "split_panel"])
-    def split_presenter(self) -> SplitPresenter:
-        return SplitPresenter(self.split, self.split_panel, self)
 
     @part(needs=["client", "settings"])
     def serving(self) -> ServerSession:

@@ -1,1 +1,1 @@
-"""The devices of this machine: split, tensor map, search, saved plans, monitor, interconnect."""
+"""The devices of this machine: split, placement map, tuning, saved plans, monitor, interconnect."""

@@ -1,1 +1,1 @@
-"""The engine pack, its page, and new releases."""
+"""The engine pack, its page, and release checks."""

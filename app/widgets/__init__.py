@@ -1,4 +1,1 @@
-"""Small widgets that several subjects share.
-
-Imports no subject of the app.
-"""
+"""Shared widgets; import no subject of the app."""

@@ -1,4 +1,4 @@
-"""The banner: a notice inside the window, with at most one button; it may lie over a page."""
+"""The banner: a notice inside the window with at most one action."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from PySide6.QtWidgets import QBoxLayout, QFrame, QHBoxLayout, QVBoxLayout, QWid
 from app.core.notice import Notice
 from app.core.translation import tr
 from app.widgets.buttons import IconButton, button
+from app.widgets.layout import fill
 from app.widgets.text import label
 from app.widgets.theme import px, set_role
 
 INFO_MS = 8000
 ROLES = {"info": "", "warning": "warn", "error": "danger"}
-GAP = 6
-"""Distance of a banner from the edge of the page that it lies over, in pixels."""
-NARROW = 420
-"""Width of a banner below which its button is under the text, in pixels."""
+GAP = 6  # distance of a floating banner from the page's edge in pixels
+NARROW = 420  # width in pixels below which the button is under the text
 
 
 class Banner(QFrame):
-    """Banner that shows one notice at a time; mere information disappears after a while.
+    """Banner with one notice at a time; notices of kind "info" disappear after a while.
 
-    While the mouse is over it, it stays as it is: a click must not hit something else.
+    It does not change while the mouse is over it, so that clicks hit their target.
     """
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -34,7 +33,7 @@ class Banner(QFrame):
         self._notice: Notice | None = None
         self._shown_at = 0.0
         self._is_hovered = self._is_due = False
-        self._next: Notice | None = None  # what is shown once the mouse is elsewhere
+        self._next: Notice | None = None  # shown once the mouse has left
         self._text, self._hint = label(), label(role="muted")
         for part in (self._text, self._hint):
             part.setWordWrap(True)
@@ -42,17 +41,11 @@ class Banner(QFrame):
         self._action.clicked.connect(self._act)
         close = IconButton("close", tr("Dismiss"), self, size=14)
         close.clicked.connect(self._close)
-        texts = QVBoxLayout()
-        texts.setSpacing(2)
-        texts.addWidget(self._text)
-        texts.addWidget(self._hint)
+        texts = fill(QVBoxLayout(), self._text, self._hint, spacing=2)
         self._content = QBoxLayout(QBoxLayout.Direction.LeftToRight)
-        self._content.addLayout(texts, 1)
-        self._content.addWidget(self._action, 0, Qt.AlignmentFlag.AlignRight)
-        layout = QHBoxLayout(self)
-        layout.setContentsMargins(14, 8, 8, 8)
-        layout.addLayout(self._content, 1)
-        layout.addWidget(close, 0, Qt.AlignmentFlag.AlignTop)
+        fill(self._content, (texts, 1), (self._action, 0, Qt.AlignmentFlag.AlignRight))
+        parts = (self._content, 1), (close, 0, Qt.AlignmentFlag.AlignTop)
+        fill(QHBoxLayout(self), *parts, margins=(14, 8, 8, 8))
         self._timer = QTimer(self, singleShot=True, interval=INFO_MS)
         self._timer.timeout.connect(self.dismiss)
         self.hide()
@@ -63,7 +56,7 @@ class Banner(QFrame):
 
     @Slot(object)
     def show_notice(self, notice: Notice) -> None:
-        """Show a notice in place of the one before, once the mouse is not over that."""
+        """Show a notice, after the mouse has left the present one."""
         if self._is_hovered:
             self._next, self._is_due = notice, True
             return
@@ -85,14 +78,13 @@ class Banner(QFrame):
 
     @Slot()
     def dismiss(self) -> None:
-        """Hide the notice, once the mouse is not over it."""
+        """Hide the notice after the mouse has left it."""
         self._timer.stop()
         self._is_due = self._is_hovered
         if not self._is_due:
-            self._go_on()
+            self._show_next()
 
-    def _go_on(self) -> None:
-        """Hide the notice, and show the one that has waited, if any."""
+    def _show_next(self) -> None:
         waiting, self._next = self._next, None
         self._is_due = self._is_hovered = False
         self._timer.stop()
@@ -104,29 +96,24 @@ class Banner(QFrame):
 
     @Slot()
     def dismiss_load(self) -> None:
-        """Hide an error or a warning of the engine, as another load begins."""
+        """Hide an error or warning of the engine, as another load starts."""
         if self._notice is not None and self._notice.is_of_engine:
             self.dismiss()
 
     def dismiss_failure(self, asked_at: float) -> None:
-        """Hide an error of the engine, which has answered meanwhile.
-
-        Args:
-            asked_at: when that was asked for, by `time.perf_counter`: an error of something else,
-                told since then, stays.
-        """
+        """Hide an error of the engine that was shown before `asked_at`, the start of an answer."""
         notice = self._notice
         is_error = notice is not None and notice.is_of_engine and notice.kind == "error"
         if is_error and self._shown_at < asked_at:
             self.dismiss()
 
     def dismiss_chat(self, chat: str) -> None:
-        """Hide a notice about the answer or the draft of a chat, which is left now."""
+        """Hide a notice about a chat that is left."""
         if self._notice is not None and self._notice.chat == chat:
             self.dismiss()
 
     def dismiss_page(self, page: str) -> None:
-        """Hide a notice about a page, which is left now."""
+        """Hide a notice about a page that is left."""
         if self._notice is not None and self._notice.page == page:
             self.dismiss()
 
@@ -138,7 +125,7 @@ class Banner(QFrame):
         super().leaveEvent(event)
         self._is_hovered = False
         if self._is_due:
-            self._go_on()
+            self._show_next()
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
@@ -152,14 +139,14 @@ class Banner(QFrame):
         self._keep_height()
 
     def event(self, event: QEvent) -> bool:
-        """Keep the height whenever texts, fonts or the style have changed it."""
+        """Update the height when texts, fonts or the style change."""
         is_done = super().event(event)
         if event.type() == QEvent.Type.LayoutRequest:
             self._keep_height()
         return is_done
 
     def _keep_height(self) -> None:
-        """Ask for room for all lines; a layout without it would squeeze them into each other."""
+        """Set the minimum height for all lines, which the layout would overlap otherwise."""
         layout = self.layout()
         assert layout is not None
         self.setMinimumHeight(layout.totalHeightForWidth(self.width()))
@@ -167,35 +154,29 @@ class Banner(QFrame):
     @Slot()
     def _close(self) -> None:
         notice = self._notice
-        self._go_on()
+        self._show_next()
         if notice is not None and notice.on_close is not None:
             notice.on_close()
 
     @Slot()
     def _act(self) -> None:
         notice = self._notice
-        self._go_on()
+        self._show_next()
         if notice is not None and notice.on_action is not None:
             notice.on_action()
 
 
 class FloatingBanner(Banner):
-    """Banner that lies over a page, so that nothing below it moves when it comes or goes.
-
-    Args:
-        page: what it lies over.
-        width: its largest width, and `margin` its distance from the page's sides, in pixels at
-            100 %.
-    """
+    """Banner over a page, which does not move; `width` and `margin` are in pixels at 100 %."""
 
     def __init__(self, page: QWidget, width: int, margin: int) -> None:
         super().__init__(page.parentWidget())
-        self._page, self._most, self._margin = page, width, margin
+        self._page, self._max_width, self._margin = page, width, margin
         self._is_low = False
         page.installEventFilter(self)
 
     def set_low(self, is_low: bool) -> None:
-        """Lie over the end of the page, or its beginning."""
+        """Move to the bottom or the top of the page."""
         self._is_low = is_low
         self._keep_height()
 
@@ -209,12 +190,12 @@ class FloatingBanner(Banner):
         self._keep_height()
 
     def _keep_height(self) -> None:
-        """Take the place over the page, as high as all lines are."""
-        if not self.isVisible():  # its layout would keep the height of a text that is not shown
+        """Cover the page's edge with the height of all lines."""
+        if not self.isVisible():  # the layout would keep the height of an old text
             return
         super()._keep_height()
         page, height = self._page.geometry(), self.minimumHeight()
-        width = min(px(self._most), page.width() - 2 * self._margin)
+        width = min(px(self._max_width), page.width() - 2 * self._margin)
         place = QRect(0, 0, max(1, width), height)
         place.moveCenter(page.center())
         place.moveTop(page.bottom() + 1 - height - GAP if self._is_low else page.top() + GAP)

@@ -1,4 +1,4 @@
-"""Buttons, among them icon buttons that follow the theme and have an accessible name."""
+"""Buttons, including icon buttons that follow the theme."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from app.widgets.text import caption_text, set_tip
 from app.widgets.theme import icon, px, set_role, theme, theme_signals
 from engine import one_line
 
-MIN_SHOWN = "mmmm…"
-"""Text for which an elided button has room at least."""
+MIN_SHOWN = "mmmm…"  # shortest text of an elided button
 
 
 class IconButton(QToolButton):
-    """A flat button with only an icon; its text is its accessible name and tool tip.
+    """A flat button with only an icon; its text is its accessible name and tooltip.
 
     Args:
         is_muted: whether to draw the icon in the muted colour until it is checked.
@@ -60,10 +59,7 @@ class IconButton(QToolButton):
 
 
 class HoverButton(IconButton):
-    """Button of a message, visible while the mouse is over the message or the button has focus.
-
-    It stays in the tab order all the time.
-    """
+    """Button of a message, visible while hovered or focused; always in the tab order."""
 
     def __init__(self, name: str, text: str, parent: QWidget | None = None) -> None:
         self._is_shown = False
@@ -91,7 +87,7 @@ class HoverButton(IconButton):
 
 
 class ElidedButton(QPushButton):
-    """A push button whose text ends in "…" where there is too little room for it."""
+    """A push button with an elided text."""
 
     def __init__(self, text: str = "", parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -99,7 +95,7 @@ class ElidedButton(QPushButton):
         self.set_full_text(text)
 
     def set_full_text(self, text: str) -> None:
-        """Show a text; it is the accessible name, too, until another one is set."""
+        """Set the text and the accessible name."""
         self._full = one_line(text)
         self.setAccessibleName(self._full)
         self.updateGeometry()
@@ -116,17 +112,14 @@ class ElidedButton(QPushButton):
         self._elide()
 
     def _elide(self) -> None:
-        wanted = self.fontMetrics().horizontalAdvance(self._full) + 1
-        room = wanted + self.width() - self.sizeHint().width()
+        needed = self.fontMetrics().horizontalAdvance(self._full) + 1
+        room = needed + self.width() - self.sizeHint().width()
         shown = self.fontMetrics().elidedText(self._full, Qt.TextElideMode.ElideRight, room)
         self.setText(caption_text(shown, 0))
         set_tip(self, self._full if shown != self._full else "")
 
     def _size_for(self, text: str) -> QSize:
-        """Return the size of a button with a text, whatever it shows now.
-
-        Texts are as wide as fractions of a pixel, so there is one pixel more.
-        """
+        """Return the size of a button with `text`, plus one pixel for fractional widths."""
         option = QStyleOptionButton()
         self.initStyleOption(option)
         room = QSize(self.fontMetrics().horizontalAdvance(text) + 1, super().sizeHint().height())
@@ -135,9 +128,9 @@ class ElidedButton(QPushButton):
 
 
 class Chip(QPushButton):
-    """A small button in a bar, shown while it has something to say."""
+    """A small button in a bar, hidden while it has no text."""
 
-    changed = Signal()  # whether it is there, or what it says
+    changed = Signal()  # visibility or text
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -147,11 +140,11 @@ class Chip(QPushButton):
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the button is shown: it has something to say."""
+        """Whether the button has a text."""
         return bool(self._texts)
 
     def set_texts(self, texts: Sequence[str]) -> None:
-        """Say this, in the longest of texts that has room; none to go away."""
+        """Set texts from long to short, of which the longest that fits is shown; none hides."""
         if tuple(texts) != self._texts:
             self._texts = tuple(texts)
             self.setAccessibleName(one_line(texts[0]) if texts else "")
@@ -159,18 +152,18 @@ class Chip(QPushButton):
 
     @property
     def least_width(self) -> int:
-        """Width with the shortest text; 0 without any."""
+        """Width with the shortest text, or 0."""
         return self._width_with(self._texts[-1]) if self._texts else 0
 
     def fit(self, width: int) -> None:
-        """Take the longest text that fits a width; a chip never hides for lack of room."""
+        """Show the longest text that fits, or the shortest one."""
         for text in self._texts:
             if self._width_with(text) <= width:
                 return
 
     def _width_with(self, text: str) -> int:
-        """Show a text, and return the width that it needs."""
-        self.ensurePolished()  # or the first width lacks the style's padding
+        """Show a text and return its width."""
+        self.ensurePolished()  # applies the style's padding
         self.setText(caption_text(text))
         return self.sizeHint().width()
 
@@ -186,5 +179,5 @@ def button(text: str, role: str = "", name: str = "") -> QPushButton:
 
 
 def back_button() -> IconButton:
-    """Return the button in the corner of a page that leaves it for the chat, as panels have one."""
+    """Return the button in the corner of a page that returns to the chat."""
     return IconButton("close", with_keys(tr("Back to the chat"), "leave-page"), size=14)

@@ -1,4 +1,4 @@
-"""Small controls that Qt lacks: a switch, a dot, a sheet, fields that ignore the wheel."""
+"""Small controls: a switch, a dot, a sheet, fields that ignore the wheel."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.widgets.layout import scaled
+from app.widgets.layout import NO_MARGINS, fill, scaled
 from app.widgets.theme import mix, px, theme
 
 SHEET_WIDTH, MAX_SHEET_HEIGHT, SHEET_GAP = 420, 480, 6
-"""Width and largest height of a sheet, and its distance from what opens it, in pixels."""
+"""Width and maximum height of a sheet, and its distance from its opener, in pixels."""
 
 
 def line() -> QWidget:
@@ -36,8 +36,6 @@ def line() -> QWidget:
 
 
 class _WheelBlocker(QObject):
-    """Filter that keeps wheel events from a widget, always or while it is without the focus."""
-
     def __init__(self, widget: QWidget, *, always: bool) -> None:
         super().__init__(widget)
         self._always = always
@@ -52,18 +50,17 @@ class _WheelBlocker(QObject):
 
 
 def ignore_wheel(widget: QWidget, *, always: bool = False) -> None:
-    """Make the wheel scroll the panel, and change the field only while it has the focus.
+    """Let the wheel scroll the panel instead of changing an unfocused field.
 
     Args:
-        always: whether to scroll the panel even then, for fields that keep the focus after a
-            choice and fill a panel that people scroll.
+        always: also for a focused field, if it keeps the focus in a panel that is scrolled a lot.
     """
     widget.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
     _WheelBlocker(widget, always=always)
 
 
 class _MarginKeeper(QObject):
-    """Filter that shrinks a margin by a scroll bar's width, so that nothing moves when it shows."""
+    """Filter that shrinks a margin by a visible scroll bar's width, so nothing moves."""
 
     def __init__(self, bar: QScrollBar, layout: QLayout) -> None:
         super().__init__(bar)
@@ -73,10 +70,10 @@ class _MarginKeeper(QObject):
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         if isinstance(watched, QWidget) and event.type() in (QEvent.Type.Show, QEvent.Type.Hide):
-            taken = watched.sizeHint().width() if event.type() == QEvent.Type.Show else 0
+            bar_width = watched.sizeHint().width() if event.type() == QEvent.Type.Show else 0
             left, right = self._margins.left(), self._margins.right()
             top, bottom = self._margins.top(), self._margins.bottom()
-            self._layout.setContentsMargins(left, top, max(0, right - taken), bottom)
+            self._layout.setContentsMargins(left, top, max(0, right - bar_width), bottom)
         return False
 
 
@@ -86,12 +83,7 @@ def keep_margin(scroll: QScrollArea, layout: QLayout) -> None:
 
 
 def page_scroll(content: QWidget, layout: QLayout, name: str) -> QScrollArea:
-    """Return what scrolls the content of a page up and down, without a frame.
-
-    Args:
-        layout: that of the content.
-        name: name for screen readers.
-    """
+    """Return a frameless vertical scroll area for a page, named for screen readers."""
     scroll = QScrollArea()
     scroll.setFrameShape(QFrame.Shape.NoFrame)
     scroll.setWidgetResizable(True)
@@ -103,7 +95,7 @@ def page_scroll(content: QWidget, layout: QLayout, name: str) -> QScrollArea:
 
 
 def show_number(field: QSpinBox | QDoubleSpinBox, value: float) -> None:
-    """Show a value without a signal, and without changing a text that is being typed."""
+    """Show a value without a signal or changing a text that is being typed."""
     with QSignalBlocker(field):
         if isinstance(field, QSpinBox):
             if field.value() != round(value):
@@ -165,30 +157,19 @@ class ColourDot(QWidget):
 
 
 class Sheet(QFrame):
-    """A sheet over the window, as high as what is on it, which Esc or a click beside it closes.
-
-    Args:
-        name: its name for screen readers.
-
-    Attributes:
-        column: what is on it, from the top.
-    """
+    """A popup as high as the contents of `column`; Esc or a click outside closes it."""
 
     def __init__(self, name: str, parent: QWidget) -> None:
         super().__init__(parent, Qt.WindowType.Popup)
         self.setObjectName("sheet")
         self.setAccessibleName(name)
         content = QWidget()
-        self.column = QVBoxLayout(content)
-        self.column.setContentsMargins(16, 14, 16, 14)
-        self.column.setSpacing(4)
+        self.column = fill(QVBoxLayout(content), margins=(16, 14, 16, 14), spacing=4)
         self._scroll = QScrollArea(widgetResizable=True)
         self._scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self._scroll.setFrameShape(QFrame.Shape.NoFrame)
         self._scroll.setWidget(content)
-        outer = QVBoxLayout(self)
-        outer.setContentsMargins(0, 0, 0, 0)  # the border has its own
-        outer.addWidget(self._scroll)
+        fill(QVBoxLayout(self), self._scroll, margins=NO_MARGINS)
 
     def show_below(self, opener: QWidget) -> None:
         """Open below a widget, within its window's width."""
@@ -205,7 +186,7 @@ class Sheet(QFrame):
         self.show()
 
     def fit(self) -> None:
-        """Take the height that the content needs."""
+        """Fit the height to the content."""
         width = px(SHEET_WIDTH)
         self.setFixedWidth(width)
         needed = self.column.heightForWidth(width - 2)
@@ -222,27 +203,20 @@ W = TypeVar("W", bound=QWidget)
 
 
 class LateWidget(QWidget, Generic[W]):
-    """A widget that makes its content when it is first shown or asked for.
-
-    Args:
-        make: makes the content, and whatever shows something in it.
-    """
+    """A widget that creates its content with `make` on first use."""
 
     def __init__(self, make: Callable[[], W], parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._make = make
         self._content: W | None = None
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
+        self._column = fill(QVBoxLayout(self), margins=NO_MARGINS)
 
     @property
     def content(self) -> W:
-        """The content, which is made now if there is none."""
+        """The content, created on first use."""
         if self._content is None:
             self._content = self._make()
-            layout = self.layout()
-            assert layout is not None
-            layout.addWidget(self._content)
+            self._column.addWidget(self._content)
         return self._content
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -250,12 +224,11 @@ class LateWidget(QWidget, Generic[W]):
         super().showEvent(event)
 
 
-HEADROOM: Final = 1.1
-"""Top of an axis over the highest value that is drawn, at least."""
+HEADROOM: Final = 1.1  # minimum ratio of an axis' top to the highest value
 
 
 def nice_top(highest: float) -> float:
     """Return a top with headroom above `highest`: 1, 2, 4, 5 or 8 times a power of ten."""
-    wanted = max(1.0, highest * HEADROOM)
-    power: float = 10.0 ** math.floor(math.log10(wanted))
-    return next(step * power for step in (1, 2, 4, 5, 8, 10) if step * power >= wanted)
+    least = max(1.0, highest * HEADROOM)
+    power: float = 10.0 ** math.floor(math.log10(least))
+    return next(step * power for step in (1, 2, 4, 5, 8, 10) if step * power >= least)

@@ -1,16 +1,19 @@
-"""A box of widgets in lines that wrap as text does."""
+"""Wrapping boxes of widgets, sizes that follow the zoom, docks and the rail."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from PySide6.QtCore import QObject, QRect, QSize, Qt, QTimer, Signal, Slot
 from PySide6.QtGui import QCloseEvent, QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractScrollArea,
+    QBoxLayout,
     QDockWidget,
     QFrame,
     QHBoxLayout,
+    QLayout,
     QMainWindow,
     QScrollArea,
     QSizePolicy,
@@ -23,14 +26,46 @@ from app.widgets.buttons import IconButton
 from app.widgets.text import label
 from app.widgets.theme import px, theme_signals
 
+Box = TypeVar("Box", bound=QBoxLayout)
+
+
+def fill(
+    box: Box,
+    *parts: QWidget | QLayout | int | tuple[Any, ...] | None,
+    margins: tuple[int, int, int, int] | None = None,
+    spacing: int | None = None,
+) -> Box:
+    """Add parts to a box layout and return it.
+
+    Args:
+        parts: widgets, layouts, None for a stretch, pixels for a space, or tuples of one of these
+            with the further arguments of `addWidget`, `addLayout` or `addStretch`.
+    """
+    if margins is not None:
+        box.setContentsMargins(*margins)
+    if spacing is not None:
+        box.setSpacing(spacing)
+    for part in parts:
+        item, *options = part if isinstance(part, tuple) else (part,)
+        if isinstance(item, QWidget):
+            box.addWidget(item, *options)
+        elif isinstance(item, QLayout):
+            box.addLayout(item, *options)
+        elif item is None:
+            box.addStretch(*options)
+        else:
+            box.addSpacing(item)
+    return box
+
+
+NO_MARGINS = (0, 0, 0, 0)
 GAP = 6
 
-MAX_HEIGHT = 176
-"""Largest height of an area of such a box, in pixels."""
+MAX_HEIGHT = 176  # maximum height of a `FlowArea` in pixels
 
 
 class FlowBox(QWidget):
-    """Box of widgets at their preferred size, as many in a line as fit."""
+    """Box of widgets at their preferred size in wrapped lines."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -77,7 +112,7 @@ class FlowBox(QWidget):
             widget.setGeometry(place)
 
     def _places(self, width: int) -> list[QRect]:
-        """Return the place of each widget; one wider than the box is cut to its width."""
+        """Return the geometry of each widget; widths are limited to that of the box."""
         x = y = line = 0
         places = []
         for widget in self._widgets:
@@ -90,7 +125,7 @@ class FlowBox(QWidget):
 
 
 class FlowArea(QScrollArea):
-    """Area of a flow box, as high as that is up to a limit; hidden while it is empty."""
+    """Scroll area as high as its flow box, up to a limit; hidden if it is empty."""
 
     def __init__(self, box: FlowBox) -> None:
         super().__init__()
@@ -107,10 +142,10 @@ class FlowArea(QScrollArea):
         self.fit()
 
     def fit(self) -> None:
-        """Follow what is in the box now; show the last widget if there are more than before."""
-        wanted = self._box.heightForWidth(max(1, self.viewport().width()))
-        self.setFixedHeight(min(wanted, px(MAX_HEIGHT)))
-        self.setVisible(wanted > 0)
+        """Fit the height to the box, and scroll to the end if widgets were added."""
+        needed = self._box.heightForWidth(max(1, self.viewport().width()))
+        self.setFixedHeight(min(needed, px(MAX_HEIGHT)))
+        self.setVisible(needed > 0)
         if self._box.n_widgets > self._n_shown:
             QTimer.singleShot(0, self._show_last)
         self._n_shown = self._box.n_widgets
@@ -122,7 +157,7 @@ class FlowArea(QScrollArea):
 
 
 class _Scaled(QObject):
-    """A setter of a widget that is called again whenever the zoom may have changed."""
+    """A setter of a widget that is called again when the zoom changes."""
 
     def __init__(self, widget: QWidget, apply: Callable[..., object], sizes: tuple[int, ...]):
         super().__init__(widget)
@@ -136,16 +171,12 @@ class _Scaled(QObject):
 
 
 def scaled(widget: QWidget, apply: Callable[..., object], *sizes: int) -> None:
-    """Call `apply` with sizes in pixels at the present zoom, now and after each change of it.
-
-    Args:
-        widget: the widget with whose end this ends.
-    """
+    """Call `apply` with zoomed sizes, now and after each change of the zoom."""
     _Scaled(widget, apply, sizes)
 
 
 def fit_height(area: QAbstractScrollArea, height: int) -> None:
-    """Make an area as high as its content, and as the bar by which that scrolls sideways."""
+    """Make an area as high as its content and its horizontal scroll bar."""
     bar = area.horizontalScrollBar()
     if bar.maximum() > 0:
         height += bar.sizeHint().height()
@@ -175,18 +206,18 @@ class Rail(QToolBar):
         self.setIconSize(QSize(size, size))  # Qt gives it to the buttons
 
     def add_page(self, icon: str, text: str) -> IconButton:
-        """Add the button of a page, which the window checks while it is seen, and return it."""
+        """Add and return the button of a page; the window checks it while the page is shown."""
         made = self._add_button(icon, text)
         made.clicked.connect(lambda is_checked: made.setChecked(not is_checked))
         return made
 
     def add_panel(self, icon: str, text: str, dock: QDockWidget) -> IconButton:
-        """Add the button of a panel, checked while the panel is seen, and return it."""
+        """Add and return the button of a panel, checked while the panel is visible."""
         made = self._add_button(icon, text)
         dock.visibilityChanged.connect(made.setChecked)
 
         def click() -> None:
-            made.setChecked(is_in_front(dock))  # the panel decides, not the click
+            made.setChecked(is_in_front(dock))  # not by the click
             self.panel_clicked.emit(dock)
 
         made.clicked.connect(click)
@@ -199,14 +230,14 @@ class Rail(QToolBar):
         return made
 
     def add_space(self) -> None:
-        """Push what is added from now on to the lower end."""
+        """Move later buttons to the bottom."""
         space = QWidget(self)
         space.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Expanding)
         self.addWidget(space)
 
 
 def is_in_front(dock: QDockWidget) -> bool:
-    """Return whether a panel is seen; Qt calls one behind another's tab visible, too."""
+    """Return whether a panel is visible and not covered by another tab."""
     return dock.isVisible() and not dock.visibleRegion().isEmpty()
 
 
@@ -217,14 +248,14 @@ FRAME = (
     | Qt.WindowType.WindowMinMaxButtonsHint
     | Qt.WindowType.WindowCloseButtonHint
 )
-"""Flags of a detached panel: a window with the desktop's frame, to be moved and resized."""
+"""Flags of a detached panel: a window with the desktop's frame."""
 
 
 class Dock(QDockWidget):
     """A dock for one panel, moved by its title, detached by its button or a double click.
 
     Args:
-        name: what the window's layout is stored by, in all languages.
+        name: language-independent name in the saved layout.
         beside: widget in the title bar, right of the title.
     """
 
@@ -248,16 +279,9 @@ class Dock(QDockWidget):
         shown = label(title, "title")
         bar = QFrame(self)
         bar.setProperty("role", "panel")
+        extra = (beside, 4) if beside is not None else ()
         layout = QHBoxLayout(bar)
-        layout.setContentsMargins(16, 8, 8, 4)
-        layout.setSpacing(2)
-        layout.addWidget(shown)
-        layout.addStretch()
-        if beside is not None:
-            layout.addWidget(beside)
-            layout.addSpacing(4)
-        layout.addWidget(self._float)
-        layout.addWidget(close)
+        fill(layout, shown, None, *extra, self._float, close, margins=(16, 8, 8, 4), spacing=2)
         self.setTitleBarWidget(bar)
         self.topLevelChanged.connect(self._on_floating)
         self._on_floating(False)
@@ -269,9 +293,9 @@ class Dock(QDockWidget):
         self.keep_frame()
 
     def keep_frame(self) -> None:
-        """Give a detached panel a frame, which Qt leaves out where a panel has its own title bar.
+        """Give a detached panel a frame, which Qt omits for custom title bars.
 
-        Restoring a layout takes it away without a signal.
+        Restoring a layout removes it without a signal.
         """
         if self.isFloating() and self.windowFlags() & Qt.WindowType.FramelessWindowHint:
             is_shown = not self.isHidden()

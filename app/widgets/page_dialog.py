@@ -1,4 +1,4 @@
-"""The frame of the dialogs of help: a title, a search where there is one, buttons below."""
+"""Frame of the help dialogs: a row on top, contents, buttons below."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ from PySide6.QtWidgets import QDialog, QHBoxLayout, QLineEdit, QPlainTextEdit, Q
 
 from app.core.translation import tr
 from app.widgets.buttons import button
+from app.widgets.layout import fill
 from app.widgets.theme import px
 
 
 class PageDialog(QDialog):
-    """Dialog that leaves the window usable, and closes by Esc.
-
-    Attributes:
-        head: row above the contents.
-        foot: row of buttons, with one that closes.
-    """
+    """Non-modal dialog with rows above (`head`) and below (`foot`) its contents."""
 
     def __init__(self, title: str, parent: QWidget, size: tuple[int, int]) -> None:
         super().__init__(parent)
@@ -28,16 +24,12 @@ class PageDialog(QDialog):
         close = button(tr("Close"))
         close.clicked.connect(self.close)
         close.setAutoDefault(False)
-        self.foot.addStretch()
-        self.foot.addWidget(close)
+        fill(self.foot, None, close)
         self.column = QVBoxLayout(self)
-        self.column.setContentsMargins(20, 16, 20, 16)
-        self.column.setSpacing(10)
-        self.column.addLayout(self.head)
-        self.column.addLayout(self.foot)
+        fill(self.column, self.head, self.foot, margins=(20, 16, 20, 16), spacing=10)
 
     def set_content(self, content: QWidget) -> None:
-        """Put the contents between the rows."""
+        """Insert the contents between the rows."""
         self.column.insertWidget(1, content, 1)
 
     def appear(self) -> None:
@@ -48,7 +40,7 @@ class PageDialog(QDialog):
 
 
 def search_field(text: str) -> QLineEdit:
-    """Return a field for words to search for."""
+    """Return a search field."""
     field = QLineEdit()
     field.setPlaceholderText(text)
     field.setAccessibleName(text)
@@ -57,7 +49,7 @@ def search_field(text: str) -> QLineEdit:
 
 
 def plain_page(name: str) -> QPlainTextEdit:
-    """Return a page of text to read and copy, named for screen readers."""
+    """Return a read-only text page, named for screen readers."""
     page = QPlainTextEdit()
     page.setReadOnly(True)
     page.setAccessibleName(name)

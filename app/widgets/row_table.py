@@ -1,4 +1,4 @@
-"""A table of whole rows, of which Enter and a double click choose one."""
+"""A table of rows chosen by Enter or a double click; the order of Tab stops."""
 
 from __future__ import annotations
 
@@ -13,18 +13,12 @@ from app.widgets.shortcuts import is_pressed
 from app.widgets.theme import px
 
 ROW_HEIGHT = 30
-GOOD_NAME = 290
-"""Width of the column of names for which other columns are hidden, in pixels."""
-MIN_NAME = 140
-"""Least width of the column of names, in pixels; below it the table scrolls sideways."""
+GOOD_NAME = 290  # width of the name column in pixels, below which other columns are hidden
+MIN_NAME = 140  # minimum width of the name column in pixels
 
 
 class RowTable(QTableView):
-    """Table whose first column, of names, takes what the others leave.
-
-    Args:
-        name: its name for screen readers.
-    """
+    """Table with names in the first column, which takes the remaining width."""
 
     chosen = Signal(QModelIndex)
 
@@ -45,15 +39,11 @@ class RowTable(QTableView):
         self.setSelectionMode(QTableView.SelectionMode.SingleSelection)
 
     def set_headers(self, droppable: Sequence[int] = ()) -> None:
-        """Lay out the columns; to be called once there is a model.
-
-        Args:
-            droppable: columns to hide where there is too little room for all, the first one first.
-        """
+        """Lay out the columns; `droppable` ones are hidden in this order if not all fit."""
         self._droppable = droppable
         header = self.horizontalHeader()
         header.setDefaultAlignment(Qt.AlignmentFlag.AlignLeft)
-        header.setHighlightSections(False)  # bold names would be wider
+        header.setHighlightSections(False)  # bold titles would be wider
         header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
         header.setSectionResizeMode(0, QHeaderView.ResizeMode.Interactive)
         header.setMinimumSectionSize(60)
@@ -61,8 +51,8 @@ class RowTable(QTableView):
 
     @Slot()
     def fit_names(self) -> None:
-        """Give the names what the other columns leave, and hide columns if that is too little."""
-        if self._is_fitting or not self.isVisible():  # it resizes columns, which asks for it again
+        """Set the width of the names, hiding other columns if they do not fit."""
+        if self._is_fitting or not self.isVisible():  # resizing columns calls it again
             return
         self._is_fitting = True
         room = self.viewport().width() - self._drop_columns()
@@ -70,7 +60,6 @@ class RowTable(QTableView):
         self._is_fitting = False
 
     def _drop_columns(self) -> int:
-        """Hide the columns for which there is no room, and return the width of those that stay."""
         header = self.horizontalHeader()
         # not `sectionSizeHint`: it is 0 for a hidden column, which would be shown again
         widths = [
@@ -104,12 +93,11 @@ class RowTable(QTableView):
             super().keyPressEvent(event)
 
 
-LINE_PIXELS = 10
-"""Largest distance between the middles of widgets on one line."""
+LINE_PIXELS = 10  # maximum vertical distance between widgets on one line
 
 
 def place_among(widgets: Sequence[QWidget], number: int) -> None:
-    """Move one of some siblings to its place in their order, by which screen readers go."""
+    """Restack a sibling at its place in the order, which screen readers follow."""
     if number + 1 < len(widgets):
         widgets[number].stackUnder(widgets[number + 1])
     else:
@@ -117,12 +105,12 @@ def place_among(widgets: Sequence[QWidget], number: int) -> None:
 
 
 def tab_stops(regions: Iterable[QWidget]) -> list[QWidget]:
-    """Return the widgets that Tab stops at: region by region, in each by lines from the top."""
+    """Return the Tab stops by region, in each by lines from the top."""
     return [stop for region in regions for stop in _stops_in(region)]
 
 
 def neighbour(stops: Sequence[QWidget], now: QWidget | None, *, forward: bool) -> QWidget | None:
-    """Return the stop after or before `now`, wrapping around; None if there are no stops."""
+    """Return the stop after or before `now`, wrapping around, or None without stops."""
     if not stops:
         return None
     if now not in stops:
@@ -131,9 +119,9 @@ def neighbour(stops: Sequence[QWidget], now: QWidget | None, *, forward: bool) -
 
 
 def _stops_in(region: QWidget) -> list[QWidget]:
-    """Return the stops of a region; a scroll area keeps its place however far it is scrolled."""
-    found = region.findChildren(QScrollArea)
-    areas = [area for area in found if not _is_inside(area, found)]
+    """Return the stops of a region, ordered independently of scroll positions."""
+    scrolls = region.findChildren(QScrollArea)
+    areas = [area for area in scrolls if not _is_inside(area, scrolls)]
     stops = [
         widget
         for widget in region.findChildren(QWidget)
@@ -177,5 +165,5 @@ def _by_lines(widgets: Iterable[QWidget], region: QWidget) -> list[QWidget]:
 
 
 def _anchor(widget: QWidget) -> QPoint:
-    """Return the middle of the left edge, or of the first line of a high widget."""
+    """Return the middle of the left edge, or of the first line of a tall widget."""
     return QPoint(0, min(widget.height() // 2, 2 * LINE_PIXELS))

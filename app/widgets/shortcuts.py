@@ -1,8 +1,7 @@
-"""All shortcuts of the window: declared here, made and asked for by name, listed by F1.
+"""All shortcuts of the window by name, listed by F1.
 
-A widget that handles a key asks `is_pressed`, so a key that is listed works and one that works is
-listed: `tests/app/widgets/test_shortcuts.py` finds names that are asked for and not declared, and
-the other way round.
+Widgets that handle keys call `is_pressed`; `tests/app/widgets/test_shortcuts.py` checks that the
+declared and the used names are the same.
 """
 
 from __future__ import annotations
@@ -20,13 +19,7 @@ from app.core.translation import tr, tr_later
 
 @dataclass(frozen=True, slots=True)
 class Shortcut:
-    """A key or several that do the same.
-
-    Args:
-        keys: as `QKeySequence` reads them; the first is shown in tool tips.
-        text: what it does; `tr` looks it up.
-        group: where it works; `tr` looks it up.
-    """
+    """Keys of an action, the first one for tooltips; `text` and `group` are for `tr`."""
 
     keys: tuple[str, ...]
     text: str
@@ -36,7 +29,7 @@ class Shortcut:
 ANYWHERE: Final = tr_later("Anywhere")
 MESSAGE: Final = tr_later("In the message")
 CONVERSATION: Final = tr_later("In the conversation")
-CHATS: Final = tr_later("In the list of chats")
+CHATS: Final = tr_later("In the chat list")
 PAGES: Final = tr_later("On the pages for models and settings")
 ORDER: Final = tr_later("In the order of sampling steps")
 SPLIT: Final = tr_later("In the split panel")
@@ -65,9 +58,9 @@ SHORTCUTS: Final[Mapping[str, Shortcut]] = {
     "leave-edit": Shortcut(("Esc",), tr_later("Cancel editing"), MESSAGE),
     "version-before": Shortcut(("Alt+Left",), tr_later("Previous version"), CONVERSATION),
     "version-after": Shortcut(("Alt+Right",), tr_later("Next version"), CONVERSATION),
-    "picture-before": Shortcut(("Left",), tr_later("Previous picture"), CONVERSATION),
-    "picture-after": Shortcut(("Right",), tr_later("Next picture"), CONVERSATION),
-    "copy": Shortcut(("Ctrl+C", "Ctrl+Ins"), tr_later("Copy what is selected"), CONVERSATION),
+    "picture-before": Shortcut(("Left",), tr_later("Previous image"), CONVERSATION),
+    "picture-after": Shortcut(("Right",), tr_later("Next image"), CONVERSATION),
+    "copy": Shortcut(("Ctrl+C", "Ctrl+Ins"), tr_later("Copy the selection"), CONVERSATION),
     "open-chat": Shortcut(("Return", "Enter"), tr_later("Open the chat"), CHATS),
     "rename-chat": Shortcut(("F2",), tr_later("Rename the chat or folder"), CHATS),
     "open-folder": Shortcut(("Right",), tr_later("Open the folder"), CHATS),
@@ -75,7 +68,7 @@ SHORTCUTS: Final[Mapping[str, Shortcut]] = {
     "previous-hit": Shortcut(("Up",), tr_later("Previous search result"), CHATS),
     "next-hit": Shortcut(("Down",), tr_later("Next search result"), CHATS),
     "hits-back": Shortcut(("PgUp",), tr_later("Five search results back"), CHATS),
-    "hits-on": Shortcut(("PgDown",), tr_later("Five search results on"), CHATS),
+    "hits-on": Shortcut(("PgDown",), tr_later("Five search results forward"), CHATS),
     "leave-search": Shortcut(("Esc",), tr_later("Leave the search"), CHATS),
     "delete-chat": Shortcut(("Del",), tr_later("Delete the chat"), CHATS),
     "leave-page": Shortcut(("Esc",), tr_later("Back to the chat"), PAGES),
@@ -83,22 +76,22 @@ SHORTCUTS: Final[Mapping[str, Shortcut]] = {
     "step-up": Shortcut(("Alt+Up",), tr_later("Move a step up"), ORDER),
     "step-down": Shortcut(("Alt+Down",), tr_later("Move a step down"), ORDER),
     "undo-split": Shortcut(("Ctrl+Z",), tr_later("Undo the last change"), SPLIT),
-    "redo-split": Shortcut(("Ctrl+Shift+Z",), tr_later("Do it again"), SPLIT),
+    "redo-split": Shortcut(("Ctrl+Shift+Z",), tr_later("Redo the last change"), SPLIT),
     "handle-right": Shortcut(("Right", "Up"), tr_later("Move a handle right"), SPLIT),
     "handle-left": Shortcut(("Left", "Down"), tr_later("Move a handle left"), SPLIT),
-    "handle-far-right": Shortcut(("PgUp",), tr_later("Move it right by ten places"), SPLIT),
-    "handle-far-left": Shortcut(("PgDown",), tr_later("Move it left by ten places"), SPLIT),
+    "handle-far-right": Shortcut(("PgUp",), tr_later("Move it ten steps right"), SPLIT),
+    "handle-far-left": Shortcut(("PgDown",), tr_later("Move it ten steps left"), SPLIT),
     "handle-first": Shortcut(("Home",), tr_later("Move it to the left end"), SPLIT),
     "handle-last": Shortcut(("End",), tr_later("Move it to the right end"), SPLIT),
     "pin": Shortcut(
         tuple("123456789"), tr_later("Pin the selection to the device with this number"), MAP
     ),
     "unpin": Shortcut(("Del", "Backspace"), tr_later("Unpin the selection"), MAP),
-    "zoom-in": Shortcut(("+", "="), tr_later("Higher rows"), MAP),
-    "zoom-out": Shortcut(("-",), tr_later("Lower rows"), MAP),
-    "no-zoom": Shortcut(("0",), tr_later("Rows that fit"), MAP),
+    "zoom-in": Shortcut(("+", "="), tr_later("Taller rows"), MAP),
+    "zoom-out": Shortcut(("-",), tr_later("Shorter rows"), MAP),
+    "no-zoom": Shortcut(("0",), tr_later("Fit rows to the view"), MAP),
 }  # fmt: skip
-"""All shortcuts by name, in the order of the list."""
+"""All shortcuts by name, in the order of the list of shortcuts."""
 
 
 def sequences(name: str) -> list[QKeySequence]:
@@ -107,7 +100,7 @@ def sequences(name: str) -> list[QKeySequence]:
 
 
 def make_shortcut(name: str, owner: QWidget, target: Callable[[], object]) -> QAction:
-    """Make a shortcut that works in all of the owner's window, and return its action."""
+    """Add a shortcut to the whole window of `owner`; return its action."""
     action = QAction(tr(SHORTCUTS[name].text), owner)
     action.setShortcuts(sequences(name))
     action.triggered.connect(lambda _=False: target())
@@ -116,27 +109,25 @@ def make_shortcut(name: str, owner: QWidget, target: Callable[[], object]) -> QA
 
 
 def make_local_shortcut(name: str, owner: QWidget, target: Callable[[], object]) -> QAction:
-    """Make a shortcut that works while the focus is in `owner`, and return its action."""
+    """Add a shortcut that works while the focus is in `owner`; return its action."""
     action = make_shortcut(name, owner, target)
     action.setShortcutContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
     return action
 
 
 def is_pressed(name: str, event: QKeyEvent) -> bool:
-    """Return whether an event presses a shortcut; on the number pad as on the rest of the keys."""
+    """Return whether an event presses a shortcut, on the keypad or elsewhere."""
     pressed = event.keyCombination()
     keypad = Qt.KeyboardModifier.KeypadModifier
     bare = pressed.keyboardModifiers() & ~keypad
-    found = {QKeySequence(pressed.key() | bare)}
-    if (
-        len(event.text()) == 1 and event.text().isprintable()
-    ):  # a sign for which some layouts need Shift
-        found.add(QKeySequence(event.text()))
-    return any(keys in found for keys in sequences(name))
+    keys = {QKeySequence(pressed.key() | bare)}
+    if len(event.text()) == 1 and event.text().isprintable():  # some layouts need Shift for it
+        keys.add(QKeySequence(event.text()))
+    return any(sequence in keys for sequence in sequences(name))
 
 
 def shown_keys(name: str) -> list[str]:
-    """Return the keys as this desktop writes them: "Ctrl+N"; both keys "Enter" by one name."""
+    """Return the keys in the desktop's notation: "Ctrl+N"; both Enter keys are "Enter"."""
     native, enter = QKeySequence.SequenceFormat.NativeText, tr("Enter")
     texts = (keys.toString(native) for keys in sequences(name))
     shown = (text.replace("Return", "Enter").replace("Enter", enter) for text in texts)
@@ -144,5 +135,5 @@ def shown_keys(name: str) -> list[str]:
 
 
 def with_keys(text: str, name: str) -> str:
-    """Return a text for a tool tip, with the first key: "New chat (Ctrl+N)"."""
+    """Return a tooltip with the first key: "New chat (Ctrl+N)"."""
     return f"{text} ({shown_keys(name)[0]})"

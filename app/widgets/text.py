@@ -1,7 +1,7 @@
-"""Text in the window: whatever words come from files and models, they are shown as plain text.
+"""Text in the window, always shown as plain text.
 
-Qt takes a text that looks like HTML for HTML, and would load the pictures in it. What shows words
-is made here; `tests/test_structure.py` finds widgets that are made past this module.
+Qt would render a text that looks like HTML, and load its images. `tests/test_structure.py` checks
+that other modules create text widgets and tooltips with this one.
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ from PySide6.QtWidgets import (
 
 from engine import one_line, printable
 
-MAX_TIP: Final = 2000
-"""Largest number of characters of a tool tip."""
+MAX_TIP: Final = 2000  # maximum number of characters of a tooltip
 
-MAX_CAPTION: Final = 80
-"""Largest number of characters of a button or a line of a menu."""
+MAX_CAPTION: Final = 80  # maximum number of characters of a button or menu entry
 
 
 class PlainLabel(QLabel):
-    """Label that shows its text as it is, without HTML."""
+    """Label without HTML."""
 
     def __init__(self, text: str = "", parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -53,7 +51,7 @@ def label(text: str = "", role: str | None = None) -> PlainLabel:
 
 
 class ElidedLabel(PlainLabel):
-    """A label that ends in "…" if its text does not fit; the tool tip has the whole text."""
+    """A label with an elided text; the tooltip has the whole text."""
 
     def __init__(self, text: str = "", parent: QWidget | None = None) -> None:
         super().__init__(parent=parent)
@@ -75,7 +73,7 @@ class ElidedLabel(PlainLabel):
         self.setText(shown)
 
     def shortened(self, text: str) -> str:
-        """Return as much of a text as fits."""
+        """Return a text elided to the label's width."""
         return self.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, self.width())
 
     def minimumSizeHint(self) -> QSize:
@@ -91,7 +89,7 @@ class ElidedLabel(PlainLabel):
 
 
 class Sign(NamedTuple):
-    """A sign in a colour of its own, and the words behind it."""
+    """A coloured symbol and the words after it."""
 
     colour: str
     text: str
@@ -99,7 +97,7 @@ class Sign(NamedTuple):
 
 
 class LegendLabel(QLabel):
-    """Label of signs in colours, with words; these are never read as HTML."""
+    """Label of coloured symbols with words, which are never rendered as HTML."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,11 +105,7 @@ class LegendLabel(QLabel):
         self.setProperty("role", "muted")
 
     def set_signs(self, signs: Sequence[Sign], end: str = "") -> None:
-        """Show signs with gaps between them.
-
-        Args:
-            end: words behind the last sign.
-        """
+        """Show signs, and `end` after the last one."""
         texts = [
             f'<span style="color:{escape(sign.colour)}">{escape(printable(sign.text))}</span>'
             + f"&nbsp;{escape(printable(sign.words))}" * bool(sign.words)
@@ -122,30 +116,29 @@ class LegendLabel(QLabel):
 
 
 TipTarget = QWidget | QAction | QStandardItem | QListWidgetItem | QSystemTrayIcon | QTextCharFormat
-"""What can have a tool tip."""
 
 
 def set_tip(target: TipTarget, text: str) -> None:
-    """Set a tool tip, which shows `text` as it is."""
+    """Set a plain-text tooltip."""
     target.setToolTip(plain_tip(text))
 
 
 def show_tip(widget: QWidget, place: QPoint, text: str) -> None:
-    """Show a tool tip now, at a place of the screen; it shows `text` as it is."""
+    """Show a plain-text tooltip at a point of the screen."""
     QToolTip.showText(place, plain_tip(text), widget)
 
 
 class TrayIcon(QSystemTrayIcon):
-    """Icon in the desktop's tray, whose messages have no markup."""
+    """Icon in the system tray; its messages have no markup."""
 
     def say(self, text: str) -> None:
-        """Show a message of the desktop's; some desktops would take "<b>" in it for markup."""
+        """Show a desktop notification, escaped as some desktops render markup."""
         plain = one_line(text).translate({ord("<"): "‹", ord(">"): "›", ord("&"): "+"})
         self.showMessage("Tandem", plain, self.icon())
 
 
 def plain_tip(text: str) -> str:
-    """Return what Qt has to be given as a tool tip so that it shows `text` as it is."""
+    """Return `text` escaped for a tooltip."""
     shown = printable(text[:MAX_TIP]).strip()
     if "<" not in shown and "&" not in shown:
         return shown
@@ -153,37 +146,37 @@ def plain_tip(text: str) -> str:
 
 
 def caption_text(text: str, most: int = MAX_CAPTION) -> str:
-    """Return what a button or a menu has to be given so that it shows `text`, in one line.
+    """Return `text` in one line, escaped for a button or menu.
 
-    Qt takes "&" for the mark of a key, and in menus a tab for the beginning of one.
+    Qt interprets "&" as a mnemonic, and tabs in menus as the start of a shortcut.
 
     Args:
-        most: largest number of characters that are shown, as in `one_line`.
+        most: maximum number of characters, as in `one_line`.
     """
     return one_line(text, most).replace("&", "&&")
 
 
 def row_item(text: str, tip: str = "") -> QStandardItem:
-    """Return the cell of a table."""
+    """Return a table cell."""
     item = QStandardItem(one_line(text))
     set_tip(item, tip)
     return item
 
 
 def list_item(text: str, tip: str = "") -> QListWidgetItem:
-    """Return the line of a list."""
+    """Return a list entry."""
     item = QListWidgetItem(one_line(text))
     set_tip(item, tip)
     return item
 
 
 def unbroken(text: str) -> str:
-    """Return a text of several lines in which no speed is broken, at its slash or before it."""
+    """Return a text in which "tok/s" is not separated from its number by a line break."""
     return text.replace(" tok/s", "\N{NO-BREAK SPACE}tok/\N{WORD JOINER}s")
 
 
 def html_text(text: str) -> str:
-    """Return what shows `text` as it is where HTML is expected, as in the axes of graphs."""
+    """Return `text` escaped for HTML, as in the axes of graphs."""
     return escape(one_line(text))
 
 
@@ -196,12 +189,11 @@ def reveal(path: str | Path) -> None:
 
 
 def ask_where_to_save(over: QWidget, title: str, name: str, kinds: str = "") -> tuple[str, str]:
-    """Ask for a file to write; return its path and the chosen kind, "" for none.
+    """Ask for a file to write; return its path and the chosen filter, or "".
 
     Args:
-        name: proposed name of the file. It is proposed in the folder of the last file, at first
-            among the documents: a program's working folder may be anywhere.
-        kinds: kinds of files, as of `QFileDialog`.
+        name: proposed name, in the folder of the last file or the user's documents.
+        kinds: filters, as in `QFileDialog`.
     """
     global _last_folder
     place = str(_folder() / name)

@@ -1,8 +1,8 @@
-"""Colours, fonts, icons and zoom: the only module of the app that names a colour.
+"""Colours, fonts, icons and zoom; no other module of the app defines colours.
 
-`apply_theme` sets the application's palette, font and style sheet; widgets that paint themselves
-use `theme()` and `px`, and repaint on `theme_signals().changed`. The dynamic property
-`role` selects a widget's rules in `resources/style.qss`.
+`apply_theme` sets the application's palette, font and style sheet; painted widgets use `theme()`
+and `px`, and repaint on `theme_signals().changed`. The dynamic property `role` selects a widget's
+rules in `resources/style.qss`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _percent = 100
 
 
 def px(n: float) -> int:
-    """Return a length of the window at 100 % at the present zoom, in pixels."""
+    """Return a length, given in pixels at 100 %, at the present zoom."""
     return round(n * _percent / 100)
 
 
@@ -47,7 +47,7 @@ def zoom() -> int:
 
 
 def set_zoom(percent: int) -> None:
-    """Use another zoom; `app.widgets.theme.apply_theme` makes it seen."""
+    """Set the zoom for the next `apply_theme`."""
     global _percent
     _percent = percent
 
@@ -59,10 +59,9 @@ FONT_FAMILY: Final = "Inter"
 FONT_PIXELS: Final = 13
 ICON_SIZES: Final = (16, 20, 24, 32, 48)
 INDICATORS: Final = {"chevron-up": "muted", "chevron-down": "muted", "check": "on_accent"}
-"""Icons that the style sheet shows as images, with each one's theme colour."""
+"""Icons of the style sheet with their theme colour."""
 
-LENGTH: Final = re.compile(r"(border-radius: )?\b(\d+)px")
-"""A length in the style sheet."""
+LENGTH: Final = re.compile(r"(border-radius: )?\b(\d+)px")  # a length in the style sheet
 
 _at_exit = ExitStack()
 atexit.register(_at_exit.close)
@@ -73,11 +72,11 @@ class Theme:
     """A palette of colours as "#rrggbb".
 
     Attributes:
-        window: background of the chat, the lowest layer.
+        window: background of the chat.
         surface: background of side panels.
         raised: background of cards and buttons.
         on_accent: text on the accent colour or on a device colour.
-        devices: one colour per device, used wherever that device shows.
+        devices: one colour per device.
     """
 
     name: str
@@ -142,17 +141,15 @@ THEMES: Final = {"dark": DARK, "light": LIGHT}
 
 
 class ThemeSignals(QObject):
-    """Signal of the theme: `changed` is emitted after another one or another zoom was applied."""
+    """`changed` is emitted after another theme or zoom was applied."""
 
     changed = Signal()
 
 
 class _Current:
-    """The chosen appearance (light, dark, system) and the theme it resolves to."""
-
     choice = "system"
     theme = DARK
-    zoom = 0  # in percent; none is applied yet
+    zoom = 0  # in percent; 0: not applied yet
     is_following = False
 
 
@@ -167,7 +164,7 @@ def theme_signals() -> ThemeSignals:
 
 
 def apply_theme(app: QApplication, choice: str, percent: int | None = None) -> None:
-    """Apply the theme "dark", "light" or, for "system", the one that the desktop prefers.
+    """Apply the theme "dark", "light" or, for "system", the desktop's preference.
 
     Args:
         percent: zoom of the whole window; None leaves it as it is.
@@ -185,17 +182,17 @@ def apply_theme(app: QApplication, choice: str, percent: int | None = None) -> N
 
 @cache
 def mix(first: str, second: str, weight: float) -> str:
-    """Return a mixture of two colours; `weight` (0 to 1) is the part of `second`."""
+    """Return a mixture of two colours; `weight` (0 to 1) is that of `second`."""
     a, b = QColor(first), QColor(second)
     parts = zip((a.red(), a.green(), a.blue()), (b.red(), b.green(), b.blue()), strict=True)
     return QColor(*(round(x + (y - x) * weight) for x, y in parts)).name()
 
 
 def set_role(widget: QWidget, role: str, name: str = "role") -> None:
-    """Give a widget its role in the style sheet, also after it was shown.
+    """Set the role of a widget in the style sheet, even after it was shown.
 
     Args:
-        name: property of the widget that holds the role; a second one refines the first.
+        name: property that holds the role.
     """
     if widget.property(name) == role:
         return
@@ -238,16 +235,16 @@ def _follow_system(app: QApplication) -> None:
 
 
 def _dress(app: QApplication) -> None:
-    wanted = THEMES.get(_Current.choice) or _system_theme()
-    if (wanted, zoom()) == (_Current.theme, _Current.zoom) and app.styleSheet():
+    new = THEMES.get(_Current.choice) or _system_theme()
+    if (new, zoom()) == (_Current.theme, _Current.zoom) and app.styleSheet():
         return
-    is_new = (wanted, zoom()) != (_Current.theme, _Current.zoom)
+    is_changed = (new, zoom()) != (_Current.theme, _Current.zoom)
     if zoom() != _Current.zoom:
         app.setFont(_base_font())
-    _Current.theme, _Current.zoom = wanted, zoom()
-    app.setPalette(_palette(wanted))
-    app.setStyleSheet(_style_sheet(wanted))
-    if is_new:
+    _Current.theme, _Current.zoom = new, zoom()
+    app.setPalette(_palette(new))
+    app.setStyleSheet(_style_sheet(new))
+    if is_changed:
         theme_signals().changed.emit()
 
 
@@ -263,7 +260,7 @@ def _load_fonts() -> None:
 
 
 def _base_font() -> QFont:
-    """Return Inter with digits of equal width, so that changing numbers do not wobble."""
+    """Return Inter with tabular digits, so that changing numbers do not move."""
     font = QGuiApplication.font()
     if FONT_FAMILY in QFontDatabase.families():
         font.setFamily(FONT_FAMILY)
@@ -328,15 +325,14 @@ def _style_sheet(colours: Theme) -> str:
 
 
 def _zoomed(length: re.Match[str]) -> str:
-    """Return a length of the style sheet at the present zoom; lines stay thin."""
+    """Return a length of the style sheet at the present zoom; lines keep their width."""
     n = int(length[2])
-    if length[1]:  # more than half of the whole, and Qt draws no round corners at all
+    if length[1]:  # rounded down, as Qt ignores radii above half of the size
         return f"{length[1]}{n * zoom() // 100}px"
     return f"{n if n <= 1 else px(n)}px"
 
 
 def _device_rules(colours: Theme) -> list[str]:
-    """Return rules that fill sliders with the property `device` in that device's colour."""
     return [
         f'QSlider[device="{i}"]::sub-page:horizontal:enabled {{ background: {colour}; }}'
         for i, colour in enumerate(colours.devices)
@@ -345,10 +341,7 @@ def _device_rules(colours: Theme) -> list[str]:
 
 @cache
 def _indicator_folder() -> Path:
-    """Make the folder of coloured icons: style sheets take images only from files.
-
-    It is deleted with this process; that of a killed one is swept by the next.
-    """
+    """Create a temporary folder for coloured icons, as style sheets load images from files."""
     folder = _at_exit.enter_context(temporary_folder(None))
     QDir.setSearchPaths("indicators", [str(folder)])
     return folder

@@ -82,9 +82,9 @@ class FakeInstallation:
 
     def __init__(
         self, lock: Lock, store: PackStore | None = None, wheels: Path | None = None,
-        told: Callable[[InstallProgress], None] = lambda _: None,
+        report: Callable[[InstallProgress], None] = lambda _: None,
     ) -> None:  # fmt: skip
-        self._lock, self._store, self._told = lock, store or PackStore(), told
+        self._lock, self._store, self._report = lock, store or PackStore(), report
         self._stopped = threading.Event()
         self.script.wheels.append(wheels)
 
@@ -98,7 +98,7 @@ class FakeInstallation:
             script.begun.append(script.n_arrived)
             while script.n_arrived < script.n_steps:
                 done = n_bytes * script.n_arrived // script.n_steps
-                self._told(InstallProgress(InstallStage.FETCHING, done, n_bytes))
+                self._report(InstallProgress(InstallStage.FETCHING, done, n_bytes))
                 if script.hold_at == script.n_arrived:
                     script.go_on.wait(60)
                 if self._stopped.is_set():
@@ -107,7 +107,7 @@ class FakeInstallation:
             error, script.error = script.error, None
             if error is not None:
                 raise error
-            self._told(InstallProgress(InstallStage.TRYING))
+            self._report(InstallProgress(InstallStage.TRYING))
             installed = Installed(self._adopt(), script.gpu_problem)
         activation.activate()
         return installed

@@ -12,7 +12,6 @@ from PySide6.QtWidgets import QApplication, QLabel, QWidget
 from app.devices.split.planning import PlannerFactory
 from app.devices.split.session import SplitSession
 from app.devices.split.speed import MachineFactory, this_machine
-from app.devices.split.split_presenter import SplitPresenter
 from app.devices.split.views.split_bar import ShareHandle
 from app.devices.split.views.split_panel import SplitPanel
 from engine import (
@@ -30,7 +29,7 @@ from tests.helpers.fake_planner import GIB, INFO, FakePlanner
 
 
 class WiredPanel(SplitPanel):
-    """Split panel with the session and the presenter that the program gives it.
+    """Split panel with its own session.
 
     It lives until it is closed: pytest-qt, which closes it, keeps only a weak reference.
     """
@@ -42,9 +41,9 @@ class WiredPanel(SplitPanel):
         planner_factory: PlannerFactory = Planner,
         machine_factory: MachineFactory = this_machine,
     ) -> None:
-        super().__init__()
-        self.session = SplitSession(planner_factory, machine_factory, self)
-        self.presenter = SplitPresenter(self.session, self, self)
+        self.session = SplitSession(planner_factory, machine_factory)
+        super().__init__(self.session)
+        self.session.setParent(self)
         self._open.add(self)
 
     def closeEvent(self, event: QCloseEvent) -> None:

@@ -1,4 +1,1 @@
-"""Links between devices, as the driver reports them and as they were measured.
-
-Imports no other subject of the app but `split`.
-"""
+"""Links between devices, reported and measured; of the app, imports only `split`."""

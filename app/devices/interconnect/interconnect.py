@@ -1,7 +1,4 @@
-"""Links between devices, as the driver reports them and as they were measured.
-
-Reading and measuring are slow, so the window does both on threads.
-"""
+"""Links between devices as reported by the driver and as measured; slow, so run on threads."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement
 from typing import TYPE_CHECKING, Final
 
-import engine  # for names that need torch, which are resolved when they are used
+import engine  # names that need torch are imported on use
 from app.core.translation import tr, tr_later
 from engine import DeviceInfo, EngineError, PeerMode, machine_of
 
@@ -21,25 +18,25 @@ LINK_NAMES: Final = {
     "nvlink": "NVLink", "p2p": tr_later("PCIe, directly"),
     "host": tr_later("by the host's memory"), "network": tr_later("the network"),
 }  # fmt: skip
-"""Kinds of links in words; part of the command line's JSON."""
+"""Texts of kinds of links; part of the command line's JSON."""
 
 PLACES: Final = {
     "peer": tr_later("directly"), "host": tr_later("by the host"), None: tr_later("copies only"),
 }  # fmt: skip
-"""Places that values go through, in words; part of the command line's JSON."""
+"""Texts of routes; part of the command line's JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProvenRoute:
-    """Route from one GPU to another, as tests on this machine found it.
+    """Tested route from one GPU to another.
 
     Attributes:
-        source, goal: device ids of the GPU that sends and the one that receives.
-        small, large: routes of small values, which kernels write, and of large ones, which are
-            copied; in words.
+        source, goal: device ids.
+        small, large: texts of the routes of small transfers, which kernels write, and of large
+            ones, which are copied.
         record: results of the tests of all routes.
-        speed: speed of the routes in use; None if it was not measured.
-        problems: sentences on what is wrong or slow.
+        speed: measured speed of the routes in use, if any.
+        problems: sentences about faults and slow routes.
     """
 
     source: str
@@ -53,13 +50,7 @@ class ProvenRoute:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Device in the picture.
-
-    Attributes:
-        device: device id.
-        slot: present state of its slot, such as "4.0 x16"; "" for the CPU or where it is unknown.
-        slot_at_most: what the slot could reach, where that is more; else "".
-    """
+    """Device in the graph, with the state of its slot ("4.0 x16"), and the maximum if higher."""
 
     device: str
     slot: str = ""
@@ -73,12 +64,10 @@ class Edge:
     Attributes:
         a, b: device ids; equal for ranks that share a device.
         kind: kind of the link between two GPUs; "host" for others.
-        route: route in words.
-        facts: speed, measured or else expected.
-        is_measured: whether the speed was measured.
-        detail: sentences on what both are connected to, what was tested, and why nothing faster
-            can be used; may be empty.
-        problems: sentences on what is wrong or slow.
+        route: text of the route.
+        facts: measured or expected speed.
+        detail: sentences about the bus, the tests, and why no faster route can be used.
+        problems: sentences about faults and slow routes.
     """
 
     a: str
@@ -105,29 +94,25 @@ def proven_routes(
     file: engine.MachineFile,
     p2p: PeerMode = "auto",
 ) -> tuple[ProvenRoute, ...]:
-    """Return the tested routes between GPUs; pairs that were never tested are left out."""
+    """Return the tested routes between GPUs."""
     forbidden = {frozenset((link.a, link.b)) for link in topology.links if link.peer_problem}
-    found = []
+    routes = []
     for (source, goal), record in file.proofs(devices).items():
         mode: PeerMode = "off" if frozenset((source, goal)) in forbidden else p2p
         route = engine.chosen_way(record, mode)
-        found.append(
+        routes.append(
             ProvenRoute(
                 source, goal, PLACES[route.stores], PLACES[route.copies], record,
                 engine.speed_of(record, route), engine.link_problems(source, goal, record, mode),
             )
         )  # fmt: skip
-    return tuple(found)
+    return tuple(routes)
 
 
 def read_links(
     devices: Sequence[DeviceInfo], rig: Rig | None = None, wires: Wires | None = None
 ) -> InterconnectPicture:
-    """Return the links between these devices, or between those of a simulated rig.
-
-    Args:
-        wires: links to other machines, of which there may be devices.
-    """
+    """Return the links between these devices or of a simulated rig; `wires` lead to others."""
     if rig is not None:
         return links_picture(rig.devices, rig.topology, rig.links, {})
     usable = [device for device in devices if device.usable]
@@ -148,21 +133,21 @@ def links_picture(
     measured: Mapping[tuple[str, str], LinkFacts],
     routes: Sequence[ProvenRoute] = (),
 ) -> InterconnectPicture:
-    """Return the picture of devices and links.
+    """Return devices and links for the graph.
 
     Args:
         links: measured or expected speed of every pair.
         measured: speeds of the pairs that were measured.
         routes: tested routes between GPUs.
     """
-    told = {(link.a, link.b): link for link in topology.links}
+    reported = {(link.a, link.b): link for link in topology.links}
     ids = [device.id for device in devices]
     pairs = [pair for pair in combinations(ids, 2) if _is_shown(pair, ids)]
     pairs += [(a, a) for a in ids if a == "cpu"]
     known = {frozenset(pair) for pair in measured}
     edges = []
     for a, b in pairs:
-        link = told.get((a, b)) or told.get((b, a))
+        link = reported.get((a, b)) or reported.get((b, a))
         is_measured = frozenset((a, b)) in known or links.wires.is_measured(
             *map(machine_of, (a, b))
         )
@@ -175,7 +160,7 @@ def links_picture(
 
 
 def _is_shown(pair: tuple[str, str], ids: Sequence[str]) -> bool:
-    """Return whether a link has a line of its own: between machines that of their first devices."""
+    """Return whether a link is shown: between machines, only that of their first devices."""
     a, b = map(machine_of, pair)
     if a == b:
         return True
@@ -214,17 +199,17 @@ def _edge(
 
 
 def proof_text(route: ProvenRoute) -> str:
-    """Return "Small values go directly, large ones by the host; tested on 2026-03-01."."""
+    """Return "Small transfers go directly, large ones by the host; tested on 2026-03-01."."""
     if route.small == route.large:
-        text = tr("Values go {route}; tested on {date}.")
+        text = tr("Transfers go {route}; tested on {date}.")
         return text.format(route=tr(route.small), date=route.record.date)
     small = tr("as copies") if route.small == PLACES[None] else tr(route.small)
-    text = tr("Small values go {small}, large ones {large}; tested on {date}.")
+    text = tr("Small transfers go {small}, large ones {large}; tested on {date}.")
     return text.format(small=small, large=tr(route.large), date=route.record.date)
 
 
 def slot_text(generation: int, width: int) -> str:
-    """Return a slot as "4.0 x16"; "?" where it is unknown."""
+    """Return a slot as "4.0 x16", or "?" if it is unknown."""
     return f"{generation}.0 x{width}" if generation and width else "?"
 
 
@@ -244,11 +229,11 @@ def measure_links(
 ) -> None:
     """Measure devices and the links between them, about a second each, and save the results.
 
-    Kernels of GPUs and the routes between these are tested again, even if they were before.
+    Kernels and the routes between GPUs are tested again.
 
     Args:
-        say: receives a sentence on each measurement, and on each that failed and is left out.
-        is_stopped: called before each measurement; True ends the work.
+        say: receives a sentence per measurement and per error; failed ones are skipped.
+        is_stopped: called before each measurement; True stops.
     """
     file = engine.MachineFile.of_user()
     usable = [device for device in devices if device.usable and not machine_of(device.id)]
@@ -279,12 +264,11 @@ def measure_links(
 
 
 def _test_kernels(devices: Sequence[DeviceInfo], say: Callable[[str], None]) -> None:
-    """Test Tandem's kernels on all GPUs, in processes of their own."""
     gpus = [device.id for device in devices if device.kind != "cpu"]
     say(tr("Testing kernels on {gpus} …").format(gpus=", ".join(gpus)))
     try:
         for gpu, why in engine.prove_cards(devices).items():
-            text = tr("PyTorch computes on {gpu} instead of Tandem's kernels: {why}.")
+            text = tr("{gpu} uses PyTorch instead of Tandem's kernels: {why}.")
             say(text.format(gpu=gpu, why=why))
     except EngineError as error:
         say(str(error))

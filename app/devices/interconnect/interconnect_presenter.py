@@ -1,4 +1,4 @@
-"""Connects the Links panel with the driver and with measurements, on threads."""
+"""Reads and measures links for the Links panel, on threads."""
 
 from __future__ import annotations
 
@@ -20,22 +20,13 @@ if TYPE_CHECKING:
     from engine import Rig, Wires
 
 Reader = Callable[[Sequence[DeviceInfo], "Rig | None", "Wires | None"], InterconnectPicture]
-"""Reads the links, as `read_links` does."""
 Meter = Callable[[Sequence[DeviceInfo], Callable[[str], None], Callable[[], bool]], None]
-"""Measures devices and links, as `measure_apart` does."""
 
 
 class InterconnectPresenter(QObject):
-    """Reads the links whenever the panel is shown, and measures on request.
+    """Reads the links whenever the panel is shown, and measures on request."""
 
-    Args:
-        read, measure: the slow work; replaced by tests.
-
-    Attributes:
-        lacks_engine: whether there is no engine, which alone can measure.
-    """
-
-    measured = Signal()  # there are new measurements for predictions
+    measured = Signal()  # predictions should be updated
 
     _said = Signal(str)
 
@@ -49,7 +40,7 @@ class InterconnectPresenter(QObject):
     ) -> None:
         super().__init__(parent)
         self._panel, self._read, self._measure = panel, read, measure
-        self.lacks_engine = False
+        self.lacks_engine = False  # measuring needs an engine
         self._devices: tuple[DeviceInfo, ...] = ()
         self._rig: Rig | None = None
         self._wires: Wires | None = None
@@ -67,24 +58,24 @@ class InterconnectPresenter(QObject):
     def set_devices(
         self, devices: Sequence[DeviceInfo], rig: Rig | None = None, wires: Wires | None = None
     ) -> None:
-        """Show these devices; with `rig` they are simulated, `wires` lead to other machines."""
+        """Show these devices, simulated ones if `rig` is given; `wires` lead to other machines."""
         self._devices, self._rig, self._wires = tuple(devices), rig, wires
         if self._panel.isVisible():
             self.refresh()
 
     @Slot()
     def refresh(self) -> None:
-        """Read the links again: slots change while GPUs work."""
+        """Read the links again, as the state of slots changes with load."""
         devices, rig, wires = self._devices, self._rig, self._wires
         self._reader.run(lambda: self._read(devices, rig, wires))
 
     @Slot()
     def measure(self) -> None:
-        """Measure devices and links, unless that is under way or they are simulated."""
+        """Measure devices and links, unless this is running or they are simulated."""
         if self._meter.is_busy or self._rig is not None:
             return
         if self.lacks_engine:
-            self._panel.set_status(tr("Only an engine can measure them."), is_error=True)
+            self._panel.set_status(tr("Measuring requires an engine."), is_error=True)
             return
         self._stop.clear()
         self._panel.set_measuring(True)

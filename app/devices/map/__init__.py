@@ -1,4 +1,1 @@
-"""The map of the model: the device of each tensor, and pins that put parts on a device.
-
-Imports no other subject of the app but `split`.
-"""
+"""The placement map: the device of each tensor, and pins; of the app, imports only `split`."""

@@ -1,7 +1,7 @@
 """The map of a model as rows, columns and cells of tensors; no Qt.
 
 A row is a block, a column a kind of tensor. Small tensors that every rank holds (norms, routers)
-share the last column. The ends of the model are rows of their own, above and below the blocks.
+share the last column. The first and last row are the ends of the model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine import PlacementMap, TensorPlace
 
 Part = tuple[int | None, str]
-"""Block number (None at the ends of the model) and name of a part, as in `TensorPlace`."""
+"""Block number (None at the ends of the model) and name of a part; see `TensorPlace`."""
 
 Overrides = tuple[tuple[str, str], ...]
 
@@ -30,10 +30,10 @@ IN_BLOCK: Final[Mapping[str, str]] = {
     "experts": r"ffn_.*_exps\.",
     "shared": r"ffn_.*_shexp\.",
 }
-"""Pattern for the tensor names of a part, after "blk.N."."""
+"""Pattern of the tensor names of a part, after "blk.N."."""
 
 AT_ENDS: Final[Mapping[str, str]] = {"embedding": r"^token_embd\.", "output": r"^output\."}
-"""Pattern for the tensor names of a part at the ends of the model."""
+"""Pattern of the tensor names of a part at the ends of the model."""
 
 BLOCKS: Final = re.compile(r"\^blk\\\.(\d+|\(\d+(?:\|\d+)*\))\\\.(.*)")
 
@@ -48,7 +48,7 @@ def pins_of(overrides: Sequence[tuple[str, str]]) -> dict[Part, str]:
 
 
 def parts_of(pattern: str) -> tuple[Part, ...]:
-    """Return the parts that a pattern of this module selects; none for any other pattern."""
+    """Return the parts that a pattern of this module selects; none for other patterns."""
     for end, written in AT_ENDS.items():
         if pattern == written:
             return ((None, end),)
@@ -64,7 +64,7 @@ def parts_of(pattern: str) -> tuple[Part, ...]:
 def with_pins(
     overrides: Sequence[tuple[str, str]], parts: Iterable[Part], target: str | None
 ) -> Overrides:
-    """Return the overrides with `parts` pinned to `target`, or unpinned if that is None."""
+    """Return the overrides with `parts` pinned to `target`, or unpinned if it is None."""
     pins = pins_of(overrides)
     for part in parts:
         pins.pop(part, None)
@@ -75,7 +75,7 @@ def with_pins(
 
 
 def is_pinned(name: str, part: Part, overrides: Sequence[tuple[str, str]]) -> bool:
-    """Return whether an override decides the device of a tensor that can be moved."""
+    """Return whether an override decides the device of a movable tensor."""
     return any(
         part in parts_of(pattern) or (not parts_of(pattern) and re.search(pattern, name))
         for pattern, _ in overrides
@@ -83,7 +83,7 @@ def is_pinned(name: str, part: Part, overrides: Sequence[tuple[str, str]]) -> bo
 
 
 def _written(pins: Mapping[Part, str]) -> Overrides:
-    """Return the pins as overrides, with one for all blocks whose same part has one target."""
+    """Return the pins as overrides, one per part and target."""
     blocks: dict[tuple[str, str], list[int]] = defaultdict(list)
     ends: list[tuple[str, str]] = []
     for (block, part), target in pins.items():
@@ -114,56 +114,39 @@ PART_TITLES: Final = {
 STEMS: Final = ("q", "k", "v", "qkv", "gate", "up", "gate_up", "down", "output")
 """Ends of tensor names, in the order of their columns within a part."""
 
-REST: Final = tr_later("norms, rest")
-"""Title of the column of tensors that every rank holds."""
+REST: Final = tr_later("norms, rest")  # title of the column of tensors that every rank holds
 INPUT_ROW, OUTPUT_ROW = "emb", "head"
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Tensors of one kind in one block.
-
-    Attributes:
-        row, column: place in the map.
-        span: number of columns that the cell takes.
-        tensors: tensors of the cell.
-        ranks: bytes on each rank.
-        is_shared: whether every rank of the block holds a full copy.
-        is_pinned: whether an override decides the device.
-    """
+    """Tensors of one kind in one block, with their bytes on each rank."""
 
     row: int
     column: int
-    span: int
+    span: int  # in columns
     tensors: tuple[TensorPlace, ...]
     ranks: tuple[int, ...]
-    is_shared: bool
-    is_pinned: bool
+    is_shared: bool  # every rank of the block holds a full copy
+    is_pinned: bool  # an override decides the device
 
     @property
     def parts(self) -> frozenset[Part]:
-        """Parts that the tensors belong to, which are pinned as a whole."""
+        """Parts that the tensors belong to; parts are pinned as a whole."""
         return frozenset((t.block, t.part) for t in self.tensors if t.part)
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The whole map.
-
-    Attributes:
-        rows, columns: titles of rows and columns.
-        cells: cells by row and first column.
-        n_ranks: number of ranks and other devices that may hold tensors.
-    """
+    """The whole map: titles of rows and columns, and cells by row and first column."""
 
     rows: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     cells: dict[tuple[int, int], Cell] = field(default_factory=dict)
-    n_ranks: int = 0
 
 
 def grid_of(found: PlacementMap, overrides: Sequence[tuple[str, str]]) -> Grid:
-    """Return the tensors of a model in rows and columns."""
+    """Arrange the tensors of a model in rows and columns."""
     inside = [tensor for tensor in found.tensors if tensor.block is not None]
     columns = _columns(inside)
     at = {column: index for index, column in enumerate(columns)}
@@ -179,11 +162,10 @@ def grid_of(found: PlacementMap, overrides: Sequence[tuple[str, str]]) -> Grid:
         for cell in _end_cells(row, mine, max(1, len(columns)), overrides):
             cells[cell.row, cell.column] = cell
     rows = (INPUT_ROW, *map(str, range(found.n_layer)), OUTPUT_ROW)
-    return Grid(rows, tuple(map(_title, columns)) or ("",), cells, len(found.devices))
+    return Grid(rows, tuple(map(_title, columns)) or ("",), cells)
 
 
 def _column(tensor: TensorPlace) -> str:
-    """Return the column of a block's tensor: its name without "weight" or "bias"."""
     return tensor.stem.partition(".")[0] if tensor.part else REST
 
 
@@ -243,7 +225,7 @@ def tensor_text(tensor: TensorPlace) -> str:
 
 
 def cell_lines(cell: Cell, most: int = 3) -> list[str]:
-    """Return one line per tensor of a cell, with the smallest summed up beyond `most` lines."""
+    """Return one line per tensor of a cell; beyond `most` lines, the smallest are summed up."""
     if len(cell.tensors) <= most:
         return [tensor_text(tensor) for tensor in cell.tensors]
     largest = sorted(cell.tensors, key=lambda tensor: -tensor.n_bytes)[: most - 1]
@@ -265,7 +247,7 @@ def ranks_text(cell: Cell, labels: Sequence[str]) -> str:
 
 
 def spoken_text(cell: Cell, title: str, labels: Sequence[str]) -> str:
-    """Return a cell as one sentence for a screen reader."""
+    """Return a cell as a sentence for screen readers."""
     block = cell.tensors[0].block
     where = tr("Input and output") if block is None else tr("Block {block}").format(block=block)
     names = title if block is not None else ", ".join(tensor.name for tensor in cell.tensors)

@@ -1,4 +1,4 @@
-"""Connects the placement map with the split; maps are made on a thread."""
+"""Connects the placement map with the split; maps are computed on a thread."""
 
 from __future__ import annotations
 
@@ -21,15 +21,11 @@ if TYPE_CHECKING:
     from engine import PlacementMap, Planner
 
 WAIT_MS: Final = 60
-"""Milliseconds from a change of the split to a new map: a drag changes it at every frame."""
+"""Milliseconds from a change of the split to a new map, as drags change it every frame."""
 
 
 class PlacementPresenter(QObject):
-    """Shows the map of the present split while the panel is visible; turns pins into overrides.
-
-    Args:
-        planner_factory: opens a model file for planning; called on the map's thread.
-    """
+    """Shows the map of the present split while the panel is visible; turns pins into overrides."""
 
     def __init__(
         self,
@@ -42,8 +38,8 @@ class PlacementPresenter(QObject):
         super().__init__(parent)
         self._panel, self._split, self._factory = panel, split, planner_factory
         self._picture: SplitPicture | None = None
-        self._asked: LoadParams | None = None
-        self._planner: tuple[str, Planner] | None = None  # with its path; for the map's thread
+        self._requested: LoadParams | None = None
+        self._planner: tuple[str, Planner] | None = None  # with its path; used by the thread
         self._job = LatestJob("tandem-map", self)
         self._job.done.connect(self._show)
         self._job.failed.connect(self._fail)
@@ -56,13 +52,13 @@ class PlacementPresenter(QObject):
 
     @Slot(object)
     def set_picture(self, picture: SplitPicture) -> None:
-        """Show the map of this picture of the split in a moment."""
+        """Show the map of these settings soon."""
         self._picture = picture
         if self._panel.isVisible() and not self._timer.isActive():
             self._timer.start()
 
     def close(self) -> None:
-        """Wait for a map under way, and close the model file."""
+        """Wait for the thread, and close the model file."""
         self._timer.stop()
         self._job.close()
         if self._planner is not None:
@@ -73,11 +69,11 @@ class PlacementPresenter(QObject):
     def _ask(self) -> None:
         params = self._params()
         if params is None or not params.path:
-            self._asked = None
+            self._requested = None
             self._job.drop()
             self._panel.clear()
-        elif params != self._asked:
-            self._asked = params
+        elif params != self._requested:
+            self._requested = params
             self._job.run(lambda: (params, self._placement(params)))
 
     def _params(self) -> LoadParams | None:
@@ -87,28 +83,28 @@ class PlacementPresenter(QObject):
             return None
 
     def _placement(self, params: LoadParams) -> PlacementMap:
-        """Return the map of a load; called on the map's thread."""
-        known = self._planner
-        if known is None or known[0] != params.path:
-            if known is not None:
+        """Return the map of a load; runs on the thread."""
+        opened = self._planner
+        if opened is None or opened[0] != params.path:
+            if opened is not None:
                 self._planner = None
-                known[1].close()
-            self._planner = known = params.path, self._factory(params.path)
-        return known[1].placement(params)
+                opened[1].close()
+            self._planner = opened = params.path, self._factory(params.path)
+        return opened[1].placement(params)
 
     @Slot(object)
     def _show(self, found: tuple[LoadParams, PlacementMap]) -> None:
         params, placement = found
         picture = self._picture
         if picture is None or params.devices != _devices(picture.settings):
-            self._asked = None  # the picture of these devices is still to come, and will ask again
+            self._requested = None  # the settings of these devices follow and request it again
             return
         look = look_of(picture, placement.devices)
         self._panel.show_map(placement, params.overrides, look, targets_of(picture))
 
     @Slot(object)
     def _fail(self, error: EngineError) -> None:
-        overrides = self._asked.overrides if self._asked else ()
+        overrides = self._requested.overrides if self._requested else ()
         self._panel.show_problem(f"{error.message} {error.hint}".strip(), overrides)
 
     @Slot(object, object)
@@ -123,7 +119,7 @@ def _devices(settings: SplitSettings) -> tuple[str, ...]:
 
 
 def look_of(picture: SplitPicture, devices: Sequence[str]) -> Look:
-    """Return labels and colours of a map's ranks, then of other devices that hold tensors."""
+    """Return labels and colours of the active ranks, then of other devices with tensors."""
     settings, colours = picture.settings, picture.colours
     labels = rank_labels([rank.device for rank in settings.ranks])
     others = devices[len(settings.active) :]
@@ -136,7 +132,7 @@ def _place(ranks: Sequence[RankSettings], device: str) -> int:
 
 
 def targets_of(picture: SplitPicture) -> list[PinTarget]:
-    """Return the targets for pins: each rank that takes part, and each device that does not."""
+    """Return the targets of pins: each active rank, and each inactive device."""
     settings, colours = picture.settings, picture.colours
     labels = rank_labels([rank.device for rank in settings.ranks])
     in_use = _devices(settings)

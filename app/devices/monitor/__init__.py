@@ -1,4 +1,1 @@
-"""The monitor: memory, load, tokens per second, and how ranks spend a token's time.
-
-Imports no other subject of the app but `split`.
-"""
+"""The monitor of devices, tokens per second and ranks; of the app, imports only `split`."""

@@ -1,4 +1,4 @@
-"""The monitor's presenter: what is shown is kept in the settings, and saved as a file on demand."""
+"""Saves the monitor's view in the settings and as files; polls the devices."""
 
 from __future__ import annotations
 
@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 class MonitorPresenter(QObject):
-    """Connection of the monitor with its buttons and the settings.
-
-    Args:
-        keep: uses settings and has them written.
-    """
+    """Connects the monitor with its buttons and the settings, which `keep` saves."""
 
     noticed = Signal(object)  # Notice
 
@@ -56,10 +52,10 @@ class MonitorPresenter(QObject):
         self._job.close()
 
     def save(self, path: Path) -> None:
-        """Write what is shown to a file, on a thread: a table, or a picture for ".png"."""
+        """Write the view to a file on a thread: an image if it ends in ".png", else a table."""
         if path.suffix.lower() == ".png":
-            picture = self._panel.grab().toImage()
-            self._job.run(lambda: _written(path, lambda: picture.save(str(path))))
+            image = self._panel.grab().toImage()
+            self._job.run(lambda: _written(path, lambda: image.save(str(path))))
         else:
             rows = self._panel.table()
             self._job.run(lambda: _written(path, lambda: path.write_bytes(_csv(rows))))
@@ -77,8 +73,8 @@ class MonitorPresenter(QObject):
 
     @Slot(str)
     def _ask(self, suffix: str) -> None:
-        kind = tr("Table (*.csv)") if suffix == ".csv" else tr("Picture (*.png)")
-        title, name = tr("Save what is shown"), f"tandem-monitor{suffix}"
+        kind = tr("Table (*.csv)") if suffix == ".csv" else tr("Image (*.png)")
+        title, name = tr("Save this view"), f"tandem-monitor{suffix}"
         chosen, _ = ask_where_to_save(self._panel, title, name, kind)
         if chosen:
             path = Path(chosen)
@@ -90,11 +86,6 @@ class MonitorPresenter(QObject):
 
 
 def _written(path: Path, write: Callable[[], object]) -> Path:
-    """Write a file and return its path.
-
-    Raises:
-        EngineError: it cannot be written.
-    """
     try:
         is_done = write()
     except OSError as error:
@@ -111,8 +102,7 @@ def _written(path: Path, write: Callable[[], object]) -> Path:
 
 
 def _csv(rows: Sequence[Sequence[str]]) -> bytes:
-    """Return a table as CSV (RFC 4180)."""
-    import csv  # late: the first picture needs neither
+    import csv  # late: rarely used
     import io
 
     text = io.StringIO()
@@ -121,21 +111,18 @@ def _csv(rows: Sequence[Sequence[str]]) -> bytes:
 
 
 BUSY_S, IDLE_S = 1.0, 2.0
-"""Seconds between two readings while the engine works, and while nothing happens: a reading with
-all that it changes in the window costs most of what an idle window takes."""
+"""Seconds between readings while the engine is busy and idle; readings are most of the load of an
+idle window."""
 
 
 class DevicePoller(QObject):
-    """Source of regular snapshots of all devices.
-
-    The devices are read on a thread of the engine's monitor, so that a slow driver never
-    blocks the window. Slots of objects that live on the GUI thread run there.
+    """Emits regular snapshots of all devices, read on a thread as drivers can be slow.
 
     Args:
-        interval_s: seconds between two readings while the engine works.
+        interval_s: seconds between readings while the engine is busy.
 
     Attributes:
-        others: returns the states of devices elsewhere; called on the monitor's thread.
+        others: returns snapshots of devices elsewhere; called on the thread.
     """
 
     snapshots = Signal(object)  # list[DeviceSnapshot]
@@ -152,17 +139,15 @@ class DevicePoller(QObject):
         return self._monitor is not None
 
     def start(self) -> None:
-        """Start reading, unless it has started."""
+        """Start polling if it is stopped."""
         if self._monitor is None:
             self._monitor = engine.DeviceMonitor()
-            self._monitor.start(self._tell, self._interval())
-
-    def _tell(self, found: list[DeviceSnapshot]) -> None:
-        """Send what was read, and what is known of devices elsewhere; runs on a thread."""
-        self.snapshots.emit([*found, *self.others()])
+            self._monitor.start(
+                lambda local: self.snapshots.emit([*local, *self.others()]), self._interval()
+            )
 
     def set_busy(self, busy: bool) -> None:
-        """Read more often while the engine works."""
+        """Set the interval for a busy or idle engine."""
         self._is_busy = busy
         if self._monitor is not None:
             self._monitor.pace(self._interval())
@@ -171,7 +156,7 @@ class DevicePoller(QObject):
         return self._busy_s if self._is_busy else self._busy_s * IDLE_S / BUSY_S
 
     def stop(self) -> None:
-        """End the thread, wait for it, and release the driver."""
+        """Stop the thread and release the driver."""
         monitor, self._monitor = self._monitor, None
         if monitor is not None:
             monitor.close()

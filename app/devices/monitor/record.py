@@ -1,4 +1,4 @@
-"""The monitor's figures: their names and units, their last minutes, and marks of messages."""
+"""The monitor's figures, their recent history, and marks of messages."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from engine import ClockLimit, DeviceSnapshot
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure of each device, with a graph of its own.
+    """A figure of each device, shown in one graph.
 
     Args:
-        title: name of the graph; `tr` looks it up.
-        form: format of a value as text.
-        value: returns the value in a snapshot; None where the device does not tell.
+        title: name of the graph, for `tr`.
+        form: format of a value.
+        value: returns the value in a snapshot, or None if unknown.
         top: upper end of the scale; None follows the data.
     """
 
@@ -41,7 +41,7 @@ def _scaled(value: float | None, unit: float) -> float | None:
 
 
 def traffic(snapshot: DeviceSnapshot) -> float | None:
-    """Return the bytes per second over PCIe in both directions; None if unknown."""
+    """Return the bytes per second over PCIe in both directions, or None if unknown."""
     sent, received = snapshot.sent_bytes_s, snapshot.received_bytes_s
     return None if sent is None or received is None else sent + received
 
@@ -68,8 +68,7 @@ FIGURES: Final[Mapping[str, Figure]] = {
 }  # fmt: skip
 """Figures by name, in the order of their graphs."""
 
-RATE: Final = "rate"
-"""Name of the graph of tokens per second, which is no figure of a device."""
+RATE: Final = "rate"  # name of the graph of tokens per second
 
 DEFAULT_GRAPHS: Final = ("memory", "load", RATE)
 
@@ -77,13 +76,13 @@ LIMITS: Final[Mapping[ClockLimit, str]] = {
     "power": tr_later("power limit"),
     "heat": tr_later("heat"),
     "supply": tr_later("power supply"),
-    "setting": tr_later("set clocks"),
+    "setting": tr_later("clock setting"),
     "hardware": tr_later("hardware"),
 }
 
 
 def limits_text(snapshot: DeviceSnapshot) -> str:
-    """Return what keeps the clock down: "heat, power limit"; "" for nothing or unknown."""
+    """Return what limits the clock: "heat, power limit"; "" for nothing or unknown."""
     return ", ".join(tr(LIMITS[limit]) for limit in snapshot.clock_limits or ())
 
 
@@ -97,7 +96,7 @@ def power_text(snapshot: DeviceSnapshot) -> str:
 
 
 def traffic_text(snapshot: DeviceSnapshot) -> str:
-    """Return the traffic over PCIe, to the device first: "↓ 2.0 ↑ 0.1 GB/s"; "" if unknown."""
+    """Return the PCIe traffic to and from the device: "↓ 2.0 ↑ 0.1 GB/s"; "" if unknown."""
     sent, received = snapshot.sent_bytes_s, snapshot.received_bytes_s
     if sent is None or received is None:
         return ""
@@ -105,14 +104,14 @@ def traffic_text(snapshot: DeviceSnapshot) -> str:
 
 
 def others_text(snapshot: DeviceSnapshot) -> str:
-    """Return what other programs take: memory of a GPU, load of the CPU; "" if unknown."""
+    """Return the use by other programs: GPU memory or CPU load; "" if unknown."""
     if snapshot.others_bytes is not None:
         return decimal(f"{snapshot.others_bytes / GIB:.1f} GiB")
     return "" if snapshot.others_percent is None else f"{snapshot.others_percent:.0f} %"
 
 
 def clock_text(snapshot: DeviceSnapshot) -> str:
-    """Return the clock and what keeps it down: "2520 MHz · heat"; "" if unknown."""
+    """Return the clock and its limits: "2520 MHz · heat"; "" if unknown."""
     if snapshot.clock_mhz is None:
         return ""
     limits = limits_text(snapshot)
@@ -127,7 +126,7 @@ def memory_text(snapshot: DeviceSnapshot) -> str:
 
 
 def spoken_state(name: str, snapshot: DeviceSnapshot) -> str:
-    """Return the whole state of a device as one line, for a tool tip and screen readers."""
+    """Return the state of a device as one line, for tooltips and screen readers."""
     if snapshot.problem:
         return f"{name}: {snapshot.problem}"
     load, heat = snapshot.load_percent, snapshot.temperature_c
@@ -159,7 +158,7 @@ class SeriesHistory:
         return tuple(self._values)
 
     def append(self, time_s: float, values: dict[str, float]) -> None:
-        """Add an entry; series without a value get NaN, new series NaN for the past."""
+        """Add an entry; missing values, and the past of new series, are NaN."""
         for name in values.keys() - self._values.keys():
             self._values[name] = self._kept([math.nan] * len(self._times))
         self._times.append(time_s)
@@ -175,7 +174,7 @@ class SeriesHistory:
         return list(islice(self._values[name], self._first(since_s), None))
 
     def last(self, name: str) -> float:
-        """Return the newest value; NaN if there is none."""
+        """Return the newest value, or NaN."""
         kept = self._values.get(name)
         return kept[-1] if kept else math.nan
 
@@ -188,12 +187,12 @@ class SeriesHistory:
 
 CAPACITY: Final = 512
 RATE_FADES_S: Final = 1.5
-"""Age at which a rate no longer counts, in seconds; a running engine reports more often."""
+"""Age in seconds at which a rate is outdated; a running engine reports more often."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A message on the time axis, by `time.monotonic()`."""
+    """A message on the time axis of `time.monotonic()`."""
 
     time_s: float
 
@@ -206,12 +205,10 @@ class MonitorRecord:
     """The figures of all devices over time, and the speed of answers.
 
     Attributes:
-        histories: one for each figure, with a series for each device, and one for `RATE`.
+        histories: one per figure, with a series per device, and one for `RATE`.
         colours: index of each device's colour, by its id.
-        now_s: time of the newest reading.
-        latest: newest reading.
-        n_answers: number of the answers that the newest rate is of.
-        drafts: what draft tokens brought in the last answer, as text; "" for nothing.
+        n_answers: number of answers in the newest rate.
+        drafts: text about draft tokens in the last answer, or "".
     """
 
     def __init__(self) -> None:
@@ -237,14 +234,14 @@ class MonitorRecord:
         self.histories[RATE].append(self.now_s, {RATE: self._take_rate()})
 
     def add_rate(self, tokens_per_s: float, n_answers: int = 1) -> None:
-        """Note the present rate of all answers together, 0 at the end of the last one."""
+        """Set the total rate of all answers, 0 at the end of the last one."""
         self._has_ended = tokens_per_s <= 0
         if not self._has_ended:
             self._rate, self._rate_s = tokens_per_s, time.monotonic()
             self.n_answers = n_answers
 
     def mark_message(self) -> None:
-        """Mark the present moment, and forget what guesses brought before."""
+        """Mark the present moment, and reset `drafts`."""
         self.drafts = ""
         self._marks.append(Mark(time.monotonic()))
 
@@ -258,10 +255,10 @@ class MonitorRecord:
         return dict(zip(devices, rank_labels(devices), strict=True))
 
     def table(self, names: Sequence[str], since_s: float) -> list[list[str]]:
-        """Return the readings since then as rows of a table, with a head.
+        """Return the readings from `since_s` on as rows of a table with a header.
 
-        The columns are time of day, seconds before the newest reading, each figure of each device
-        that has it, and whether a message was sent since the row before.
+        The columns are time of day, seconds before the newest reading, figures by device, and
+        whether a message was sent since the previous row.
 
         Args:
             names: figures of `FIGURES`, or `RATE`.
@@ -292,7 +289,7 @@ class MonitorRecord:
         return rows
 
     def _take_rate(self) -> float:
-        """Return the rate since the last reading, even if the answer has ended since."""
+        """Return the rate since the last reading, even if the answer has ended."""
         rate = self._rate if self.now_s - self._rate_s <= RATE_FADES_S else 0.0
         if self._has_ended:
             self._rate = 0.0

@@ -1,4 +1,1 @@
-"""The split of a model over devices: settings, figures, undo, predicted speed, and what fits.
-
-Imports no other subject of the app.
-"""
+"""The split of a model over devices; imports no other subject of the app."""

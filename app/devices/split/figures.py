@@ -1,7 +1,7 @@
 """Figures of each rank for the split panel, computed without widgets.
 
-Memory is counted per physical device. Ranks on the same device share it, so the free memory of one
-row already excludes what all rows of that device take.
+Ranks on the same device share its memory, so the free memory of a row excludes the memory of all
+rows of that device.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ if TYPE_CHECKING:
     from engine import DevicePlan, Evaluation, Forecast, Plan, Remedy
 
 BRANDS = ("NVIDIA ", "GeForce ", "AMD ", "Intel(R) ", "(R)", "(TM)", " Processor")
-"""Parts of device names that are left out of short names."""
+"""Parts of device names that short names leave out."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowFigures:
-    """Figures of one rank, as its row shows them; sizes in bytes.
+    """Figures in the row of one rank; sizes in bytes.
 
     Attributes:
-        index: place of the rank in the settings.
+        index: index of the rank in the settings.
         colour: index of its device colour; virtual ranks of a device have consecutive ones.
         label: name of the rank, such as "GPU 0".
         name: name of the device, without its brand.
-        asked: share that the person asked for, 0 to 1.
-        effective: share that the plan reaches, 0 to 1; None without a plan.
-        blocks: numbers of the rank's blocks, where whole blocks are shared out; else none.
-        of_weights: part of all bytes of weights that the rank holds, 0 to 1.
+        requested: share in the settings, 0 to 1.
+        effective: share in the plan, 0 to 1; None without a plan.
+        blocks: numbers of the rank's blocks in modes that distribute whole blocks.
+        of_weights: fraction of all bytes of weights on the rank, 0 to 1.
         total: memory of the device.
-        memory: memory that the plan needs for this rank, by kind.
+        memory: planned memory of this rank, by kind.
         siblings: (colour, bytes) of each other rank on the same device.
-        outside: memory in use by anything but the model: other programs, the system, this window.
-        free: memory that is left after all other entries; negative when the model does not fit.
-        sensors: slot, temperature and power in words.
-        overhead: memory that using the device takes by itself, counted once for all its ranks.
-        guests: KV cache of GPUs that lies in this device's memory (host memory).
-        kept: memory for kept states of recurrent layers (host memory).
-        apart: memory for encoding pictures where no rank is on the device (host memory).
+        outside: memory in use by other programs, the system and this window.
+        free: memory left after all other entries; negative if the model does not fit.
+        sensors: slot, temperature and power.
+        overhead: memory for using the device at all, counted once for all its ranks.
+        guests: KV cache of GPUs in this device's memory (host memory).
+        kept: memory for state checkpoints of recurrent layers (host memory).
+        apart: memory for encoding images if no rank is on the device (host memory).
         reserve: memory that has to stay free.
         is_taker: whether the rank has no share but holds tensors that were moved to it.
-        note: sentence on what is not proven about the device, or "".
+        note: caveat about the device, such as missing tests, or "".
     """
 
     index: int
@@ -56,7 +56,7 @@ class RowFigures:
     label: str
     name: str
     is_on: bool
-    asked: float
+    requested: float
     effective: float | None
     total: int
     memory: MemoryUse
@@ -77,23 +77,23 @@ class RowFigures:
 
     @property
     def taken(self) -> int:
-        """Bytes of the model on the device, those of other ranks included."""
+        """Bytes of the model on the device, including other ranks."""
         others = sum(size for _, size in self.siblings)
         return self.memory.total + others + self.overhead + self.visiting
 
     @property
     def visiting(self) -> int:
-        """Bytes in the host's memory that are of no rank there."""
+        """Bytes in host memory that belong to no rank there."""
         return self.guests + self.kept + self.apart
 
     @property
     def share(self) -> float:
-        """Share to draw, 0 to 1: the one that the plan reaches, or else the one asked for."""
-        return self.asked if self.effective is None else self.effective
+        """Share to draw, 0 to 1: the effective one if known, else the requested one."""
+        return self.requested if self.effective is None else self.effective
 
     @property
     def spoken(self) -> str:
-        """The row as one sentence for a screen reader."""
+        """The row as a sentence for screen readers."""
         used, total = spoken_size(self.memory.total), spoken_size(self.total)
         text = tr("{device}, {share} percent, {used} of {total}")
         share = f"{100 * self.share:.0f}"
@@ -102,18 +102,13 @@ class RowFigures:
 
 @dataclass(frozen=True, slots=True)
 class FigureInputs:
-    """Everything besides the settings that the figures are computed from.
+    """What figures are computed from in addition to the settings.
+
+    Mappings are by device id, except `by_rank` by rank of the settings and `blocks` by rank of the
+    plan; see `RowFigures`.
 
     Attributes:
-        devices: all devices by id, in the order of their colours.
-        snapshots: latest readings by device id.
-        outside: bytes in use by anything but the model, by device id.
-        by_rank: entries of the plan by index of the rank in the settings.
-        blocks: numbers of the blocks of each rank of the plan, where whole blocks are shared out.
-        overhead: bytes that using a device takes by itself, by device id.
-        slots: slots of GPUs in words, such as "PCIe 4 ×16", by device id.
-        kept: bytes of the host's memory for kept states of recurrent layers.
-        apart: bytes of the host's memory for encoding pictures beside models on other devices.
+        devices: all devices, in the order of their colours.
     """
 
     devices: Mapping[str, DeviceInfo]
@@ -130,8 +125,8 @@ class FigureInputs:
 def plan_by_rank(settings: SplitSettings, plan: Plan | None) -> dict[int, DevicePlan]:
     """Return the entries of a plan by index of their rank in the settings.
 
-    A plan lists the ranks that take part, and after them devices without a share that hold moved
-    tensors; each of those gets the first rank of its device that is not taken.
+    A plan lists the active ranks, and then devices without a share that hold moved tensors. Each of
+    these gets the first inactive rank of its device.
     """
     if plan is None:
         return {}
@@ -147,14 +142,14 @@ def plan_by_rank(settings: SplitSettings, plan: Plan | None) -> dict[int, Device
 def blocks_by_rank(
     settings: SplitSettings, evaluation: Evaluation | None
 ) -> dict[int, tuple[int, ...]]:
-    """Return the blocks of each rank of a plan, in the modes that share out whole blocks."""
+    """Return the blocks of each rank of a plan, in the modes that distribute whole blocks."""
     if evaluation is None or settings.mode not in ("layer", "groups"):
         return {}
     return {d.rank: evaluation.split.blocks_of(d.rank) for d in evaluation.plan.devices}
 
 
 def row_figures(settings: SplitSettings, inputs: FigureInputs) -> list[RowFigures]:
-    """Return the figures of the ranks that are shown: all, or one per device in mode "single"."""
+    """Return the figures of the shown ranks: all, or one per device in mode "single"."""
     labels = rank_labels([rank.device for rank in settings.ranks])
     shown = range(len(settings.ranks))
     if settings.mode == "single" and settings.ranks:
@@ -191,7 +186,7 @@ def _row(settings: SplitSettings, inputs: FigureInputs, index: int, label: str) 
         label=label,
         name=short_name(device.name),
         is_on=is_on,
-        asked=settings.shares[index],
+        requested=settings.shares[index],
         effective=planned.effective if planned else None,
         blocks=inputs.blocks.get(planned.rank, ()) if planned else (),
         of_weights=_of_weights(inputs, planned),
@@ -219,10 +214,10 @@ def _of_weights(inputs: FigureInputs, planned: DevicePlan | None) -> float:
 
 
 def rank_colour(settings: SplitSettings, inputs: FigureInputs, index: int) -> int:
-    """Return a rank's colour: the place of its device among all, plus its number on the device.
+    """Return a rank's colour: the index of its device plus its number on the device.
 
-    The monitor uses the same colours. The CPU is the last device, so its virtual ranks get colours
-    that no device has.
+    The monitor uses the same colours. The CPU is the last device, so the colours of its virtual
+    ranks are unused.
     """
     device = settings.ranks[index].device
     earlier = sum(rank.device == device for rank in settings.ranks[:index])
@@ -232,8 +227,8 @@ def rank_colour(settings: SplitSettings, inputs: FigureInputs, index: int) -> in
 def rank_labels(devices: Sequence[str]) -> list[str]:
     """Return a label for the device id of each rank.
 
-    GPUs are "GPU 0" after their CUDA number; CPU ranks are counted: "CPU 0", "CPU 1". Those of
-    other machines have the machine's number before them, counted from 1: "2: GPU 0", "2: CPU".
+    GPUs have their CUDA number, "GPU 0", and CPU ranks are numbered, "CPU 0". Devices of other
+    machines are prefixed with the machine's number, counted from 1: "2: GPU 0", "2: CPU".
     """
     labels, n_cpu = [], 0
     for device in devices:
@@ -257,7 +252,7 @@ def short_name(name: str) -> str:
 
 
 def sensors_text(snapshot: DeviceSnapshot | None, slot: str = "") -> str:
-    """Return slot, temperature and power, as far as known: "PCIe 4 ×16 · 62 °C · 310 W"."""
+    """Return the known parts of "PCIe 4 ×16 · 62 °C · 310 W"."""
     parts = [slot] if slot else []
     if snapshot is None:
         return slot
@@ -273,13 +268,12 @@ def outside_bytes(
     loaded: ModelLoaded | None,
     overhead: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, int]:
-    """Return the bytes in use per device id, without those of the loaded model.
+    """Return the bytes in use per device id, excluding the loaded model.
 
-    The model's own bytes are released before another split is loaded, or are part of its plan, so
-    they count as free.
+    Its bytes are released before another load or are part of the next plan.
 
     Args:
-        overhead: bytes that using a device takes by itself, by id of the model's devices.
+        overhead: bytes for using each of the model's devices at all.
     """
     model = dict(overhead) if loaded else {}
     for entry in loaded.memory if loaded else ():
@@ -314,28 +308,27 @@ def shortages(rows: Sequence[RowFigures]) -> list[str]:
 
 
 def share_text(row: RowFigures) -> str:
-    """Return "asked 45.8 · gets 46.9 %", without a plan only what was asked for.
+    """Return "target 45.8 · actual 46.9 %", or "blocks 0-11 · 31.6 % of bytes".
 
-    Where whole blocks are shared out, it is "blocks 0-11 · 31.6 % of bytes": a share of blocks
-    and one of bytes would not be the same number.
+    With whole blocks, the shares of blocks and of bytes differ.
     """
     if row.is_taker and row.effective is not None:
-        return tr("gets {percent} %").format(percent=percent_text(row.effective))
+        return tr("actual {percent} %").format(percent=percent_text(row.effective))
     if not row.is_on:
         return ""
     if row.blocks:
         text = tr("{blocks} · {percent} % of bytes")
         of_weights = percent_text(row.of_weights)
         return text.format(blocks=blocks_text(row.blocks), percent=of_weights)
-    asked = percent_text(row.asked)
+    requested = percent_text(row.requested)
     if row.effective is None:
-        return tr("asked {percent} %").format(percent=asked)
-    text = tr("asked {asked} · gets {percent} %")
-    return text.format(asked=asked, percent=percent_text(row.effective))
+        return tr("target {percent} %").format(percent=requested)
+    text = tr("target {asked} · actual {percent} %")
+    return text.format(asked=requested, percent=percent_text(row.effective))
 
 
 def blocks_text(blocks: Sequence[int]) -> str:
-    """Return the numbers of blocks in order as "blocks 0-11, 14"."""
+    """Return sorted numbers of blocks as "blocks 0-11, 14"."""
     runs: list[tuple[int, int]] = []
     for number in blocks:
         first = runs.pop()[0] if runs and runs[-1][1] == number - 1 else number
@@ -345,7 +338,7 @@ def blocks_text(blocks: Sequence[int]) -> str:
 
 
 def kinds_of(row: RowFigures) -> list[tuple[str, int]]:
-    """Return name, in English, and bytes of each use of memory; uses of 0 bytes are left out."""
+    """Return the English name and bytes of each kind of memory in use."""
     memory = row.memory
     kinds = [
         (tr_later("weights"), memory.weights),
@@ -353,16 +346,16 @@ def kinds_of(row: RowFigures) -> list[tuple[str, int]]:
         (tr_later("compute"), memory.compute),
         (tr_later("rounding"), memory.padding),
         (tr_later("draft model"), memory.draft),
-        (tr_later("pictures"), memory.pictures + row.apart),
+        (tr_later("images"), memory.pictures + row.apart),
         (tr_later("overhead"), row.overhead),
         (tr_later("KV cache of GPUs"), row.guests),
-        (tr_later("kept states"), row.kept),
+        (tr_later("state checkpoints"), row.kept),
     ]
     return [(name, size) for name, size in kinds if size]
 
 
 LoadState = Literal["empty", "ready", "loading", "loaded", "applying"]
-"""State of the model in the engine; "applying": a new split is applied to the loaded model."""
+"""State of the model in the engine; "applying" is a live split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,13 +363,11 @@ class SpeedFigures:
     """Predicted and measured speed of the split.
 
     Attributes:
-        forecast: predicted speed; None where it cannot be predicted.
+        forecast: predicted speed, if it can be predicted.
         n_past: context of the decode forecast, in tokens.
         is_measured: whether the forecast comes from measurements of these devices.
-        is_simulated: whether the devices are simulated.
-        measured: speed of the last answer with this split, in tokens per second; 0 for none.
-        expected: predicted speed of that answer, times what guesses gained in it, in tokens per
-            second; 0 for none.
+        measured: speed of the last answer with this split, in tokens/s; 0 for none.
+        expected: predicted speed of that answer, times the gain from draft tokens; 0 for none.
     """
 
     forecast: Forecast | None = None
@@ -388,7 +379,7 @@ class SpeedFigures:
 
     @property
     def error(self) -> float | None:
-        """Relative error of the prediction for the last answer; above 0 it was too high."""
+        """Relative error of the prediction for the last answer; positive if it was too high."""
         if not self.measured or not self.expected:
             return None
         return self.expected / self.measured - 1.0
@@ -400,8 +391,8 @@ class FitFigures:
 
     Attributes:
         n_ctx: longest context that fits, in tokens; None while it is unknown.
-        remedies: changes that make the settings fit, where they do not.
-        is_current: whether both are for the present settings; if not, new ones are on the way.
+        remedies: changes that make the settings fit if they do not.
+        is_current: whether both are for the present settings; else a search is under way.
     """
 
     n_ctx: int | None = None
@@ -411,23 +402,21 @@ class FitFigures:
 
 @dataclass(frozen=True, slots=True)
 class SplitPicture:
-    """Settings and the figures that follow from them.
+    """Settings and their figures.
 
     Attributes:
-        load_state: state of the model in the engine.
-        loaded: the model that is loaded; None if there is none.
         has_model: whether a model is selected, loaded or not.
-        rows: figures of the ranks that are shown.
-        colours: index of the device colour of every rank, shown or not.
-        plan: bytes on each device; None where no plan can be made.
-        problems: sentences on why no plan can be made, or where it does not fit.
+        rows: figures of the shown ranks.
+        colours: index of the device colour of every rank.
+        plan: bytes on each device; None if no plan can be made.
+        problems: reasons why no plan can be made, or where it does not fit.
         n_ctx: context in effect, in tokens.
-        measured: measured bytes by rank index; empty while the settings are not the loaded ones.
+        measured: measured bytes by rank; empty if the settings differ from the loaded ones.
         can_load: whether there is a model that can be loaded with the settings.
         has_changed: whether the settings differ from the loaded ones.
         can_apply: whether a loaded model can change to the settings without a reload.
-        elsewhere: name of the server that computes the model in use; "" where this machine does.
-        chosen_because: sentence on why these settings were suggested; "" if the person chose them.
+        elsewhere: name of the server that runs the model; "" for this machine.
+        chosen_because: reason for the suggested settings; "" if the user chose them.
     """
 
     load_state: LoadState
@@ -458,19 +447,13 @@ class SplitPicture:
         return self.load_state == "ready" and self.can_load
 
 
-SEEN_BYTES = 64 << 20
-"""Change of a device's memory, in bytes, from which on it is shown: sizes have tenths of a GiB."""
+SEEN_BYTES = 64 << 20  # smallest change of memory that is shown, as sizes have tenths of a GiB
 
-SEEN_W = 5.0
-"""Change of a device's power, in watts, from which on it is shown."""
+SEEN_W = 5.0  # smallest change of a device's power that is shown, in watts
 
 
 def readings_differ(old: DeviceSnapshot | None, new: DeviceSnapshot | None, part: float) -> bool:
-    """Return whether a picture of one reading of a device would look unlike that of another.
-
-    Args:
-        part: part of the device's memory that has to change.
-    """
+    """Return whether two readings look different; `part` is a fraction of the memory."""
     if old is None or new is None:
         return True
     if (old.device, old.problem, old.total_bytes) != (new.device, new.problem, new.total_bytes):

@@ -1,12 +1,13 @@
-"""Plans of the selected model, the longest context that fits, and the split a model starts with.
+"""Plans and predicted speeds of the selected model, its longest context, and its first split.
 
-A plan fits into a frame and is made in place; the other two take many plans and run on threads.
+A plan takes less than a frame and is made in place; the last two need many plans and run on
+threads.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -16,19 +17,27 @@ from PySide6.QtCore import QObject, QTimer, Signal, Slot
 import engine
 from app.core.background import LatestJob
 from app.devices.split.settings import SplitSettings
-from engine import LOAD_DEFAULTS, SHARED_LOAD_OPTIONS, EngineError, LoadParams, ModelInfo, is_cpu
+from app.devices.split.speed import MachineFactory, MachineFacts, this_machine
+from engine import (
+    LOAD_DEFAULTS,
+    SHARED_LOAD_OPTIONS,
+    DeviceInfo,
+    EngineError,
+    Finished,
+    LoadParams,
+    ModelInfo,
+    is_cpu,
+)
 
 if TYPE_CHECKING:
-    from engine import Choice, Evaluation, Forecaster, Plan, Planner, Positions, Remedy
+    from engine import Choice, Evaluation, Forecast, Forecaster, Plan, Planner, Positions, Remedy
 
-MAX_KNOWN: Final = 64
-"""Number of (parameters, handle) pairs whose positions are remembered."""
+MAX_KNOWN: Final = 64  # number of cached positions, by parameters and handle
 FREE_STEP: Final = 256 << 20
-"""Step in bytes to which free memory is rounded, so that its flicker needs no new plans."""
+"""Free memory is rounded down to this many bytes, so that its flicker needs no new plans."""
 
 
-PlannerFactory = Callable[[str], "Planner"]
-"""Opens the model file at a path for planning."""
+PlannerFactory = Callable[[str], "Planner"]  # path of the model file
 
 
 def open_planner(path: str) -> Planner:
@@ -37,14 +46,7 @@ def open_planner(path: str) -> Planner:
 
 
 class PlanSource:
-    """Plans splits of one model at a time.
-
-    Args:
-        factory: opens a model file, as `engine.Planner` does.
-
-    Attributes:
-        info: the selected model.
-    """
+    """Plans splits of one model at a time."""
 
     def __init__(self, factory: PlannerFactory) -> None:
         self._factory = factory
@@ -58,7 +60,7 @@ class PlanSource:
 
     @property
     def free(self) -> Mapping[str, int]:
-        """Free bytes by device id that plans are made with, in steps of `FREE_STEP`."""
+        """Free bytes by device id, in steps of `FREE_STEP`."""
         return self._free
 
     def open(self, info: ModelInfo | None) -> None:
@@ -75,14 +77,13 @@ class PlanSource:
             self._planner = self._take(info.path) or self._factory(info.path)
 
     def offer(self, path: str, planner: Planner | None) -> None:
-        """Give a planner of a file to the next `open`; for other threads, which read headers."""
+        """Give a planner to the next `open` of its file; thread-safe."""
         with self._lock:
             old, self._offered = self._offered, (path, planner) if planner else None
         if old is not None:
             old[1].close()
 
     def _take(self, path: str) -> Planner | None:
-        """Return what was offered for a file, if anything."""
         with self._lock:
             if self._offered is None or self._offered[0] != path:
                 return None
@@ -90,14 +91,14 @@ class PlanSource:
             return planner
 
     def set_free(self, free: Mapping[str, int]) -> None:
-        """Set the free bytes by device id; they decide how weights are stored."""
+        """Set the free bytes by device id, on which the storage of weights depends."""
         rounded = {device: size // FREE_STEP * FREE_STEP for device, size in free.items()}
         if rounded != self._free:
             self._free = rounded
             self._forget()
 
     def evaluate(self, settings: SplitSettings) -> Evaluation | None:
-        """Return what the settings take; None without a model.
+        """Return the evaluated settings, or None without a model.
 
         Raises:
             EngineError: the split cannot be made.
@@ -110,14 +111,17 @@ class PlanSource:
         return self._known[1]
 
     def plan(self, settings: SplitSettings) -> Plan | None:
-        """Return the bytes on each device; see `evaluate`."""
+        """Return the plan of `evaluate`."""
         evaluation = self.evaluate(settings)
         return evaluation.plan if evaluation else None
 
     def positions(self, settings: SplitSettings, handle: int) -> Positions | None:
-        """Return where the boundary after active rank number `handle` can be; None without a model.
+        """Return the possible positions of a boundary, or None without a model.
 
-        The positions stay the same while the boundary moves, so they are remembered.
+        They do not change while the boundary moves, so they are cached.
+
+        Args:
+            handle: number of the active rank that the boundary follows.
 
         Raises:
             EngineError: the present split cannot be made.
@@ -134,22 +138,22 @@ class PlanSource:
         return self._positions[key]
 
     def boundary(self, settings: SplitSettings, handle: int) -> float:
-        """Return where a boundary is in the plan, 0 to 1; without a model, in the settings."""
+        """Return the position of a boundary in the plan, or without a model in the settings."""
         plan = self.plan(settings)
         if plan is None:
             return settings.boundary(handle)
         return sum(device.effective for device in plan.devices[: handle + 1])
 
     def dragged(self, settings: SplitSettings, handle: int, position: float) -> SplitSettings:
-        """Return settings with a boundary at the possible place nearest to `position`."""
-        with suppress(EngineError):  # without a plan, any place is possible
+        """Return settings with a boundary at the possible position nearest to `position`."""
+        with suppress(EngineError):  # without a plan, any position is possible
             positions = self.positions(settings, handle)
             if positions is not None and settings.can_move(handle):
                 return settings.with_split(positions[positions.nearest(position)].split)
         return settings.with_boundary(handle, position)
 
     def stepped(self, settings: SplitSettings, handle: int, notches: int) -> SplitSettings:
-        """Return settings with a boundary moved by `notches` possible places."""
+        """Return settings with a boundary moved by `notches` possible positions."""
         if not settings.can_move(handle):
             return settings
         with suppress(EngineError):
@@ -169,20 +173,94 @@ class PlanSource:
         self._positions.clear()
 
 
-Rooms = tuple[tuple[str, int, float], ...]
-"""Device id, free bytes, and read speed in bytes per second of each device."""
+MIN_TOKENS = 16  # shortest answer to learn speeds from, in tokens
+
+
+class SpeedSource:
+    """Predicts the speed of splits, and compares answers with the predictions.
+
+    Attributes:
+        n_past: number of tokens in the context.
+        measured: speed of the last answer of this model and split, in tokens/s; 0 for none.
+        expected: predicted speed of that answer, times the gain from draft tokens; 0 for none.
+    """
+
+    def __init__(self, factory: MachineFactory = this_machine) -> None:
+        self._factory = factory
+        self._devices: tuple[DeviceInfo, ...] = ()
+        self._machine: MachineFacts | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget the last answer."""
+        self.n_past = 0
+        self.measured = self.expected = 0.0
+
+    @property
+    def machine(self) -> MachineFacts:
+        """Facts about the devices, found on first use."""
+        if self._machine is None:
+            self._machine = self._factory(self._devices)
+        return self._machine
+
+    def another(self) -> Callable[[], engine.Forecaster]:
+        """Return a factory of forecasters of these devices for another thread."""
+        factory, devices = self._factory, self._devices
+        return lambda: factory(devices).forecaster
+
+    def set_devices(
+        self, devices: Sequence[DeviceInfo], machine: MachineFacts | None = None
+    ) -> None:
+        """Use these devices, and find their facts unless `machine` has them."""
+        self._devices = tuple(devices)
+        self._machine = machine
+
+    def forecast(self, evaluation: Evaluation, params: LoadParams, quant: str) -> Forecast | None:
+        """Predict the speed with the present context, or with a default prompt if it is empty.
+
+        Returns:
+            The forecast, or None if the speed of a device is unknown.
+        """
+        return self.machine.forecaster.forecast(evaluation, params, quant, self.n_past or None)
+
+    def is_measured(self, devices: Sequence[str]) -> bool:
+        """Return whether all of these devices were measured here."""
+        return set(devices) <= self.machine.measured
+
+    def note_answer(
+        self, finished: Finished, evaluation: Evaluation, params: LoadParams, quant: str
+    ) -> None:
+        """Compare an answer with its prediction, and learn from it if it is long enough.
+
+        Predictions are without draft tokens, and the gain from these is only estimated. So the
+        prediction moves to the nearer of the speeds with and without them, or stays if it lies
+        between the two.
+        """
+        usage, rate = finished.usage, finished.timings.decode_per_s
+        self.n_past = usage.prompt_tokens + usage.completion_tokens
+        if rate <= 0:
+            return
+        self.measured, self.expected = rate, 0.0
+        plain = finished.plain_per_s
+        if usage.completion_tokens < MIN_TOKENS or not plain:
+            return
+        forecaster = self.machine.forecaster
+        middle = usage.prompt_tokens + usage.completion_tokens // 2
+        forecast = forecaster.forecast(evaluation, params, quant, middle)
+        if forecast is None:
+            return
+        predicted = forecast.decode.tokens_per_s
+        self.expected = predicted * rate / plain
+        nearest = min(max(predicted, min(plain, rate)), max(plain, rate))
+        forecaster.learn_decode(evaluation, params, quant, 1 / nearest, middle)
+
+
+Rooms = tuple[tuple[str, int, float], ...]  # device id, free bytes, read bytes per second
 
 
 @dataclass(frozen=True, slots=True)
 class FitQuestion:
-    """A load whose longest context and remedies are wanted.
-
-    Attributes:
-        params: the load.
-        rooms: free memory and speed of the devices.
-        n_ctx_train: longest context that the model was trained for; 0 is unknown.
-        n_layer: number of blocks of the model.
-    """
+    """A load to find the longest context and remedies for; `n_ctx_train` 0 is unknown."""
 
     params: LoadParams
     rooms: Rooms
@@ -192,12 +270,7 @@ class FitQuestion:
 
 @dataclass(frozen=True, slots=True)
 class FitAnswer:
-    """The answer to a `FitQuestion`.
-
-    Attributes:
-        n_ctx: longest context that fits, in tokens; None where the split cannot be made.
-        remedies: changes that make the load fit, where it does not.
-    """
+    """Longest context that fits, None if the split cannot be made; and remedies."""
 
     question: FitQuestion
     n_ctx: int | None
@@ -205,13 +278,13 @@ class FitAnswer:
 
 
 class _StoppedError(Exception):
-    """The question is out of date."""
+    pass
 
 
 def find_out(
     question: FitQuestion, factory: PlannerFactory, stopped: threading.Event
 ) -> FitAnswer | None:
-    """Answer a question with a planner of its own; return None once `stopped` is set."""
+    """Answer a question with a new planner; return None once `stopped` is set."""
     try:
         with closing(factory(question.params.path)) as planner:
             return _answer(question, planner, stopped)
@@ -240,13 +313,13 @@ def first_plan(
     factory: PlannerFactory,
     forecaster: Callable[[], Forecaster] | None,
 ) -> tuple[Planner | None, Choice | None]:
-    """Open a model's file and plan the split that it will start with.
+    """Open a model's file and plan its first split.
 
     Args:
         forecaster: see `suggestion`; None keeps the split of `settings`.
 
     Returns:
-        The planner, None if the file cannot be planned for; and what was chosen, if anything.
+        The planner, or None if there are no plans for the file; and the chosen split, if any.
     """
     try:
         planner = factory(info.path)
@@ -255,7 +328,7 @@ def first_plan(
     chosen = None
     if forecaster is not None:
         chosen = suggestion(info, settings, free_bytes, planner, forecaster)
-    with suppress(EngineError, OSError):  # it is said when the split is shown
+    with suppress(EngineError, OSError):  # reported when the split is shown
         planner.evaluate(chosen.params if chosen else settings.load_params(info.path), free_bytes)
     return planner, chosen
 
@@ -267,17 +340,16 @@ def suggestion(
     planner: Planner,
     forecaster: Callable[[], Forecaster],
 ) -> Choice | None:
-    """Choose devices and split for a model that nobody has chosen them for.
+    """Choose devices and split for a model.
 
-    Context and the other settings are those of `settings`; a context that nobody has chosen is the
-    longest that fits comfortably.
+    The rest is that of `settings`; without a context there, it is the longest that fits
+    comfortably.
 
     Args:
-        planner: plans for the model.
         forecaster: makes a forecaster that no other thread uses.
 
     Returns:
-        The choice; None where no plan can be made for the model.
+        The choice, or None if no plan can be made for the model.
     """
     if not settings.ranks:
         return None
@@ -301,11 +373,6 @@ def suggestion(
 def _comfortable_context(
     info: ModelInfo, params: LoadParams, free_bytes: Mapping[str, int], planner: Planner
 ) -> int | None:
-    """Return the longest context that leaves memory for others; None for the engine's default.
-
-    Raises:
-        EngineError: the split cannot be made.
-    """
     fit = engine.Fit.comfortable(
         lambda load, free: planner.evaluate(load, free).plan,
         free_bytes, info.n_ctx_train, info.n_layer,
@@ -314,16 +381,11 @@ def _comfortable_context(
     return n_ctx if n_ctx > params.context_for(info.n_ctx_train) else None
 
 
-PAUSE_MS = 150
-"""Milliseconds without another question after which a question is looked into."""
+PAUSE_MS = 150  # milliseconds that settings must be unchanged before a search starts
 
 
 class FitFinder(QObject):
-    """Answers the last question that was asked, on a thread with its own planner.
-
-    Args:
-        planner_factory: opens a model file for planning.
-    """
+    """Answers the latest question on a thread with its own planner."""
 
     found = Signal(object)  # FitAnswer
 
@@ -338,7 +400,7 @@ class FitFinder(QObject):
         self._timer.timeout.connect(self._start)
 
     def ask(self, question: FitQuestion | None) -> None:
-        """Look into `question` in a moment, in place of any earlier one; None asks nothing."""
+        """Search for `question` in `PAUSE_MS` instead of any earlier one; None cancels."""
         if question == self._wanted:
             return
         self._wanted = question

@@ -1,4 +1,4 @@
-"""Connects the menu of plans with the plan store, the split and measured speeds."""
+"""The menu of saved plans and its actions."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from app.core.background import LatestJob
 from app.core.notice import Notice
 from app.core.translation import tr, tr_later
 from app.core.units import decimal
-from app.devices.split.loads import is_same_load
 from app.devices.split.session import SplitSession
+from app.devices.split.settings import is_same_load
+from app.widgets.layout import NO_MARGINS, fill
 from app.widgets.text import ask_where_to_save, caption_text, label, set_tip
 from engine import DeviceInfo, EngineError, Finished, LoadParams, ModelInfo, ModelLoaded
 
 if TYPE_CHECKING:
     from engine import ModelKey
 
-MAX_SHOWN: Final = 24
-"""Length in characters of a name on the button at most."""
+MAX_SHOWN: Final = 24  # maximum length in characters of a name on the button
 FILTER: Final = tr_later("Plans (*.json);;All files (*)")
 
 
@@ -46,9 +46,8 @@ class PlanEntry:
     """Plan in the menu.
 
     Attributes:
-        name: name of the plan.
-        speed: measured speed in tokens per second; 0 if it was not measured.
-        problem: sentence on why the plan cannot be used now, which disables it; "" if it can.
+        speed: measured tokens per second; 0 for none.
+        problem: why the plan is disabled, or "".
     """
 
     name: str
@@ -57,7 +56,7 @@ class PlanEntry:
 
     @property
     def text(self) -> str:
-        """Name and measured speed, for a menu."""
+        """Name and measured speed."""
         badge = decimal(f"\t{self.speed:.1f} tok/s") if self.speed else ""
         return caption_text(self.name) + badge
 
@@ -81,22 +80,19 @@ class PlanMenu(QWidget):
         self._current = ""
         self.menu = QMenu(self)
         self.menu.setToolTipsVisible(True)
-        self.menu.aboutToShow.connect(self._on_menu)
+        self.menu.aboutToShow.connect(self.opened)
+        self.menu.aboutToShow.connect(self.fill)
         self.button = QPushButton()
         self.button.setMenu(self.menu)
         self.button.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
-        layout = QHBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(6)
         caption = label(tr("Plan"), "muted")
         caption.setBuddy(self.button)
-        layout.addWidget(caption)
-        layout.addWidget(self.button)
+        fill(QHBoxLayout(self), caption, self.button, margins=NO_MARGINS, spacing=6)
         self.set_plans((), "")
         self.setEnabled(False)
 
     def set_plans(self, entries: Sequence[PlanEntry], current: str) -> None:
-        """Offer plans; `current` is the name of the one in use, "" if there is none."""
+        """Offer plans; `current` is the name of the one in use, or ""."""
         self._entries, self._current = tuple(entries), current
         shown = current or tr("Not saved")
         elided = shown if len(shown) <= MAX_SHOWN else shown[: MAX_SHOWN - 1] + "…"
@@ -104,12 +100,8 @@ class PlanMenu(QWidget):
         self.button.setAccessibleName(tr("Plan: {name}").format(name=shown))
         set_tip(self.button, shown if elided != shown else tr("Saved plans of this model"))
 
-    def _on_menu(self) -> None:
-        self.opened.emit()
-        self.fill()
-
     def fill(self) -> None:
-        """Fill the menu with the present plans."""
+        """Fill the menu."""
         menu = self.menu
         menu.clear()
         for entry in self._entries:
@@ -126,28 +118,23 @@ class PlanMenu(QWidget):
             menu.addSeparator()
         menu.addAction(tr("Save as…")).triggered.connect(lambda: self._save())
         if self._entries:
-            for title, ask in (
-                (tr("Rename"), self._rename), (tr("Delete"), self._delete),
+            for title, run in (
+                (tr("Rename"), self._rename), (tr("Delete"), self.delete_requested.emit),
                 (tr("Export"), self._export),
             ):  # fmt: skip
-                self._add_submenu(title, ask)
+                self._add_submenu(title, run)
         menu.addAction(tr("Import…")).triggered.connect(lambda: self._import())
         menu.addSeparator()
         copy = menu.addAction(tr("Copy as command"))
-        set_tip(copy, tr("Copies the terminal command that loads the model this way"))
+        set_tip(copy, tr("Copies the terminal command that loads the model with these settings"))
         copy.triggered.connect(lambda: self.command_requested.emit())
 
-    def _add_submenu(self, title: str, ask: object) -> None:
-        """Add a submenu with one entry for each plan, the one in use first."""
-        assert callable(ask)
-        below = self.menu.addMenu(title)
+    def _add_submenu(self, title: str, run: Callable[[str], None]) -> None:
+        submenu = self.menu.addMenu(title)
         names = sorted((e.name for e in self._entries), key=lambda name: name != self._current)
         for name in names:
-            below.addAction(caption_text(name)).triggered.connect(partial(self._ask, ask, name))
-
-    def _ask(self, ask: object, name: str, _: bool = False) -> None:
-        assert callable(ask)
-        ask(name)
+            action = submenu.addAction(caption_text(name))
+            action.triggered.connect(lambda _=False, name=name: run(name))
 
     def _choose(self, name: str, _: bool = False) -> None:
         self.chosen.emit(name)
@@ -167,9 +154,6 @@ class PlanMenu(QWidget):
         if new and new != name:
             self.rename_requested.emit(name, new)
 
-    def _delete(self, name: str) -> None:
-        self.delete_requested.emit(name)
-
     def _export(self, name: str) -> None:
         proposed = f"{name.replace('/', '-')}.json"
         path, _ = ask_where_to_save(self, tr("Export plan"), proposed, tr(FILTER))
@@ -186,17 +170,14 @@ class PlanMenu(QWidget):
         self.button.setFocus(Qt.FocusReason.OtherFocusReason)
 
 
-MIN_TOKENS: Final = 16
-"""Number of tokens from which the speed of an answer is kept."""
+MIN_TOKENS: Final = 16  # shortest answer to save the speed of, in tokens
 
 
 class PlansPresenter(QObject):
-    """Fills the menu with the plans of the selected model, and carries out its actions.
+    """Fills the menu with the plans of the selected model, and performs its actions.
 
     Args:
-        command: returns the terminal command that loads with given parameters.
-        store: opens the plan store.
-        devices: returns the devices of this machine.
+        command: returns the terminal command for a load.
     """
 
     noticed = Signal(object)  # Notice
@@ -226,7 +207,7 @@ class PlansPresenter(QObject):
         self._keys.done.connect(self._on_key)
         self._search.done.connect(self._on_fastest)
         self._notes.done.connect(lambda _: self.refresh())
-        for job in (self._search, self._notes):  # loading reports a model that cannot be read
+        for job in (self._search, self._notes):  # loading reports unreadable models
             job.failed.connect(self._fail)
         self._connect()
 
@@ -248,7 +229,7 @@ class PlansPresenter(QObject):
 
     @Slot()
     def refresh(self) -> None:
-        """Read the plans again: the command line can save some, too."""
+        """Reload the plans, as the command line can save some, too."""
         if self._key is None:
             return
         self._devices = self._list_devices()
@@ -256,7 +237,7 @@ class PlansPresenter(QObject):
         self.show_current()
 
     def note_answer(self, finished: Finished, loaded: ModelLoaded | None) -> None:
-        """Save the speed of an answer with the plan that is loaded, as it is without guesses."""
+        """Save the speed of an answer, without draft tokens, with the plan that is loaded."""
         key, times = self._key, finished.timings
         if key is None or loaded is None or finished.usage.completion_tokens < MIN_TOKENS:
             return
@@ -268,10 +249,9 @@ class PlansPresenter(QObject):
             self._notes.run(lambda: store.save(key, replace(store.find(key, name), badge=badge)))
 
     def close(self) -> None:
-        """Wait for work under way."""
-        for job in (self._keys, self._search):
+        """Wait for running jobs."""
+        for job in (self._keys, self._search, self._notes):
             job.close()
-        self._notes.close()
 
     # actions of the menu
 
@@ -292,7 +272,7 @@ class PlansPresenter(QObject):
         menu.command_requested.connect(lambda: self._do(lambda _: self._copy()))
 
     def _do(self, action: Callable[[ModelKey], None]) -> None:
-        """Carry out an action for the selected model; an error becomes a banner."""
+        """Perform an action for the selected model; an error becomes a banner."""
         if self._key is None:
             return
         try:
@@ -406,7 +386,7 @@ class PlansPresenter(QObject):
             return ""
 
     def _name_of(self, params: LoadParams) -> str:
-        """Return the name of the plan that loads in the same way; "" if there is none."""
+        """Return the name of the plan with the same load, or ""."""
         n_ctx_train = self._info.n_ctx_train if self._info else 0
         for plan in self._plans:
             try:

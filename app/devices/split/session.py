@@ -1,4 +1,4 @@
-"""The split that a person sets up: settings, the figures that follow, and requests to load."""
+"""State of the split panel: settings, the figures they lead to, undo, and load requests."""
 
 from __future__ import annotations
 
@@ -25,19 +25,25 @@ from app.devices.split.figures import (
     row_figures,
     shortages,
 )
-from app.devices.split.loads import is_same_load, resplit_params, settings_for
 from app.devices.split.planning import (
     FitAnswer,
     FitFinder,
     FitQuestion,
     PlannerFactory,
     PlanSource,
+    SpeedSource,
     first_plan,
     open_planner,
 )
 from app.devices.split.saving import from_dict, to_dict
-from app.devices.split.settings import SplitSettings, default_settings
-from app.devices.split.speed import MachineFactory, MachineFacts, SpeedSource, this_machine
+from app.devices.split.settings import (
+    SplitSettings,
+    default_settings,
+    is_same_load,
+    resplit_params,
+    settings_for,
+)
+from app.devices.split.speed import MachineFactory, MachineFacts, this_machine
 from engine import (
     DeviceInfo,
     DeviceSnapshot,
@@ -51,21 +57,18 @@ from engine import (
 if TYPE_CHECKING:
     from engine import Choice, Evaluation, Forecaster
 
-AT_ONCE = 0.01
-"""Change of a device's memory, as a part of it, from which on it is shown at once."""
+LARGE_CHANGE = 0.01  # fraction of a device's memory; larger changes are shown immediately
 
 SMALL_EVERY = 4
-"""Readings after which smaller changes are shown: other programs make some in almost each one."""
+"""Number of readings after which smaller changes, which nearly every reading has, are shown."""
 
-MAX_INT: Final = 2**31 - 1
-"""Largest number that a Qt signal carries as an int; a damaged file may claim a longer context."""
+MAX_INT: Final = 2**31 - 1  # largest int of a Qt signal; a damaged file may claim a longer context
 
-MAX_STEPS: Final = 200
-"""Number of changes that can be undone."""
+MAX_STEPS: Final = 200  # number of changes that can be undone
 
 
 class SettingsHistory:
-    """The settings that undo and redo lead to."""
+    """Undo and redo stacks of the settings."""
 
     def __init__(self) -> None:
         self._before: list[SplitSettings] = []
@@ -83,7 +86,7 @@ class SettingsHistory:
         return bool(self._after)
 
     def begin(self) -> None:
-        """Begin a gesture such as a drag: all its changes are one step."""
+        """Begin a gesture such as a drag; one undo reverts all its changes."""
         self._is_in_gesture, self._is_noted = True, False
 
     def end(self) -> None:
@@ -91,7 +94,7 @@ class SettingsHistory:
         self._is_in_gesture = False
 
     def note(self, now: SplitSettings) -> None:
-        """Remember the settings `now`, which are about to change."""
+        """Push `now`, which is about to change."""
         self._after.clear()
         if self._is_in_gesture and self._is_noted:
             return
@@ -104,11 +107,11 @@ class SettingsHistory:
         return self._step(self._before, self._after, now)
 
     def redo(self, now: SplitSettings) -> SplitSettings:
-        """Return the settings that `undo` left last, or `now` if there are none."""
+        """Return the settings that the last `undo` left, or `now` if there are none."""
         return self._step(self._after, self._before, now)
 
     def clear(self) -> None:
-        """Forget all steps: settings that came from elsewhere cannot be undone."""
+        """Forget all steps."""
         self._before.clear()
         self._after.clear()
         self.end()
@@ -124,31 +127,24 @@ class SettingsHistory:
 
 
 class SplitSession(QObject):
-    """Devices, shares and context of the next load, and the figures that follow from them.
+    """Devices, shares and context of the next load, and the figures they lead to.
 
-    Knows no widget. A change is planned and pictured at most once per turn of the event loop,
-    however many mouse events a drag sends.
-
-    Args:
-        planner_factory: opens a model file for planning.
-        machine_factory: finds the facts about devices.
+    Uses no widgets. However many mouse events a drag sends, at most one plan is made and shown
+    per iteration of the event loop.
 
     Attributes:
-        settings: the present settings, without a drag that is still to be pictured.
+        settings: without a drag that has not been planned yet.
         devices: all devices, usable or not.
-        loaded: the model that is loaded; None if there is none.
-        load_state: state of the model in the engine.
-        history: undo and redo of the settings.
         speed: predicted and measured speed.
     """
 
     pictured = Signal(object)  # SplitPicture of the present settings
-    settings_changed = Signal()  # by the person
+    settings_changed = Signal()  # by the user
     devices_changed = Signal(object)  # tuple of DeviceInfo
-    model_changed = Signal(int)  # longest context that the model was trained for; 0 is unknown
+    model_changed = Signal(int)  # context length of the model's training; 0: unknown
     block_changed = Signal(bool)  # whether the model may have an MTP block
     state_changed = Signal(str)  # LoadState
-    progressed = Signal(float)  # part of the load that is done, 0 to 1
+    progressed = Signal(float)  # fraction of the load, 0 to 1
     load_requested = Signal()
     apply_requested = Signal()
     cancel_requested = Signal()
@@ -167,19 +163,19 @@ class SplitSession(QObject):
         self.history = SettingsHistory()
         self.speed = SpeedSource(machine_factory)
         self._loaded_at = 0.0
-        self._server = ""  # that computes the model in use
+        self._server = ""  # name of the server that runs the model
         self._factory = planner_factory
         self._plans = PlanSource(planner_factory)
         self._saved: Mapping[str, Any] | None = None
         self._snapshots: tuple[DeviceSnapshot, ...] = ()
         self._pictured: tuple[DeviceSnapshot, ...] = ()
-        self._n_unpictured = 0  # readings since then
+        self._n_unpictured = 0  # readings since `_pictured`
         self._outside: dict[str, int] = {}
         self._overhead: dict[str, int] = {}
         self._model_error = ""
         self._fit: FitAnswer | None = None
         self._suggested = SplitSettings(), ""
-        self._own_context: int | None = None  # the one that was suggested for the present model
+        self._suggested_context: int | None = None  # for the selected model
         self._finder = FitFinder(planner_factory, self)
         self._finder.found.connect(self._on_fit)
         self._picture: SplitPicture | None = None
@@ -194,16 +190,13 @@ class SplitSession(QObject):
 
     @property
     def n_ctx_train(self) -> int:
-        """Longest context that the model was trained for, in tokens; 0 is unknown.
-
-        A factor of RoPE stretches it.
-        """
+        """Context length of the model's training times the RoPE factor; 0: unknown."""
         n_ctx = self.info.n_ctx_train if self.info else 0
         return round(n_ctx * max(1.0, self.settings.rope_factor))
 
     @property
     def is_busy(self) -> bool:
-        """Whether the engine is at work with the settings."""
+        """Whether the engine is loading or splitting the model."""
         return self.load_state in ("loading", "applying")
 
     # devices, model and engine
@@ -211,10 +204,10 @@ class SplitSession(QObject):
     def set_devices(
         self, devices: Sequence[DeviceInfo], machine: MachineFacts | None = None
     ) -> None:
-        """Offer these devices; settings made before are kept for those that are still here.
+        """Replace the devices; settings of remaining ones are kept.
 
         Args:
-            machine: facts about them; None to find these when they are needed.
+            machine: facts about them; None finds them when they are first used.
         """
         is_chosen = bool(self.devices) and self.settings != default_settings(self.devices)
         saved = self._saved or (to_dict(self.settings) if is_chosen else None)
@@ -227,7 +220,7 @@ class SplitSession(QObject):
         self._schedule()
 
     def set_model(self, info: ModelInfo | None) -> None:
-        """Plan for this model; None is no model."""
+        """Plan for another model, or none."""
         self._finder.ask(None)
         is_other = info is not None and (self.info is None or self.info.path != info.path)
         self._model_error = self._server = ""
@@ -237,11 +230,13 @@ class SplitSession(QObject):
             self._plans.open(info)
         except EngineError as error:
             self._model_error = _sentence(error)
-        if is_other:  # settings that name blocks and tensors were meant for another model
+        if is_other:  # the settings refer to blocks and tensors of the previous model
             self._suggested = SplitSettings(), ""
             self.history.clear()
-            kept = None if self.settings.n_ctx == self._own_context else self.settings.n_ctx
-            self._own_context, self.settings = None, self.settings.for_another_model(kept)
+            n_ctx = self.settings.n_ctx
+            kept = None if n_ctx == self._suggested_context else n_ctx
+            self._suggested_context = None
+            self.settings = self.settings.for_another_model(kept)
         n_ctx = self.settings.n_ctx
         if n_ctx and self.n_ctx_train and n_ctx > self.n_ctx_train:
             self.settings = replace(self.settings, n_ctx=self.n_ctx_train)
@@ -250,26 +245,26 @@ class SplitSession(QObject):
         self._schedule()
 
     def set_elsewhere(self, server: str) -> None:
-        """Plan for no model: that in use is computed by a server with this name."""
+        """Plan for no model, as the server with this name runs the selected one."""
         self.set_model(None)
         self.set_state("empty")
         self._server = server
 
     def set_snapshots(self, snapshots: Sequence[DeviceSnapshot]) -> None:
-        """Use the latest memory figures; while a model loads, those from before stay."""
+        """Use new readings; while a model loads, its memory use is not updated."""
         self._snapshots = tuple(snapshots)
         if not self.is_busy:
             self._outside = outside_bytes(snapshots, self.loaded, self._overhead)
             self._plans.set_free(self.free_bytes())
         self._n_unpictured += 1
-        part = 0.0 if self._n_unpictured >= SMALL_EVERY else AT_ONCE
+        part = 0.0 if self._n_unpictured >= SMALL_EVERY else LARGE_CHANGE
         pairs = zip_longest(self._pictured, snapshots)
-        if any(readings_differ(*pair, part) for pair in pairs):  # a picture costs more
+        if any(readings_differ(*pair, part) for pair in pairs):  # showing costs more
             self._pictured, self._n_unpictured = tuple(snapshots), 0
             self._schedule()
 
     def set_state(self, state: LoadState) -> None:
-        """Note what the engine does with the model."""
+        """Set the state of the model in the engine."""
         self.load_state = state
         if state in ("empty", "ready"):
             self.loaded = None
@@ -279,7 +274,7 @@ class SplitSession(QObject):
         self._schedule()
 
     def set_loaded(self, loaded: ModelLoaded) -> None:
-        """Note the model that is loaded now; its figures show measurements beside predictions."""
+        """Set the loaded model; its measurements are shown next to the predictions."""
         self.set_state("loaded")
         self.loaded, self._loaded_at = loaded, time.monotonic()
         self.speed.forget()
@@ -287,7 +282,7 @@ class SplitSession(QObject):
         self._overhead = evaluation.plan.overhead() if evaluation else {}
 
     def note_answer(self, finished: Finished) -> None:
-        """Compare an answer with its prediction, if the present split computed all of it."""
+        """Compare an answer with its prediction if the present split computed all of it."""
         seconds = finished.timings.first_token_s + finished.timings.decode_s
         evaluation, _ = self._evaluation()
         is_whole = self.loaded is not None and time.monotonic() - seconds >= self._loaded_at
@@ -297,12 +292,12 @@ class SplitSession(QObject):
         self._schedule()
 
     def read_speeds(self) -> None:
-        """Read again what was measured of devices and links, and predict with that."""
+        """Reload the measurements of devices and links, and predict with them."""
         self.speed.set_devices(self.devices)
         self._schedule()
 
     def free_bytes(self) -> dict[str, int]:
-        """Return the bytes that the model could have, by device id."""
+        """Return the bytes available to the model, by device id."""
         return {
             device.id: max(0, device.total_bytes - self._outside[device.id])
             if device.id in self._outside
@@ -311,14 +306,14 @@ class SplitSession(QObject):
         }
 
     def stop(self) -> None:
-        """End the search for what fits, and emit no more pictures."""
+        """Stop searching for fits and emitting figures."""
         self._finder.stop()
         self._timer.stop()
 
-    # parameters of a load
+    # load parameters
 
     def load_params(self) -> LoadParams:
-        """Return the parameters of a load with the settings.
+        """Return the parameters of a load with these settings.
 
         Raises:
             EngineError: there is no device.
@@ -327,7 +322,7 @@ class SplitSession(QObject):
         return self._params()
 
     def resplit_params(self) -> LoadParams | None:
-        """Return the parameters for a live split; None where the model has to be loaded again."""
+        """Return the parameters for a live split, or None if it takes a reload."""
         self._place_dragged()
         if self.loaded is None:
             return None
@@ -352,7 +347,7 @@ class SplitSession(QObject):
         return to_dict(self.settings)
 
     def restore(self, data: Mapping[str, Any]) -> None:
-        """Use the settings of a `to_dict`, now or when the devices are known."""
+        """Use settings from `to_dict`, as soon as the devices are known."""
         self._saved = data
         self.history.clear()
         if self.devices:
@@ -362,19 +357,19 @@ class SplitSession(QObject):
     # suggestions
 
     def tune_devices(self) -> tuple[str, ...]:
-        """Return the devices for a search for the best split: the ranks that are on, or all."""
+        """Return the devices to tune: of the active ranks, or all if at most one is active."""
         ranks = self.settings.ranks
         on = tuple(rank.device for rank in ranks if rank.is_on)
         return on if len(on) > 1 else tuple(rank.device for rank in ranks)
 
     def forecasters(self) -> Callable[[], Forecaster] | None:
-        """Return a function that makes forecasters for another thread; None without devices."""
+        """Return a factory of forecasters for another thread, or None without devices."""
         return self.speed.another() if self.devices else None
 
     def suggest(self, choice: Choice) -> None:
-        """Use the suggested devices and split, and show why; context and the rest stay."""
+        """Use the suggested devices and split, and show the reason; the rest stays."""
         if self.settings.n_ctx is None:
-            self._own_context = choice.params.n_ctx
+            self._suggested_context = choice.params.n_ctx
         made = settings_for(self.settings, choice.params)
         self.settings = replace(
             self.settings, ranks=made.ranks, mode=made.mode, single=made.single,
@@ -386,11 +381,11 @@ class SplitSession(QObject):
         self._schedule()
 
     def suggester(self) -> Callable[[ModelInfo], Choice | None]:
-        """Return a function that suggests, on another thread, where to put a model.
+        """Return a function for another thread that suggests a split of a model.
 
-        It also reads the header and makes a first plan, so that `set_model` need not.
+        It also opens a planner and makes the first plan, which saves `set_model` the time.
         """
-        is_chosen = self.info is None and self.history.can_undo  # by a person, before any model
+        is_chosen = self.info is None and self.history.can_undo  # by the user, before any model
         forecaster = None if is_chosen else self.speed.another()
         free, settings, factory = dict(self._plans.free), self.settings, self._factory
 
@@ -403,35 +398,34 @@ class SplitSession(QObject):
 
     @property
     def _chosen_because(self) -> str:
-        """Sentence on why the settings were suggested; "" if the person chose them."""
         suggested, reason = self._suggested
         return reason if self.settings == suggested else ""
 
-    # changes by the person
+    # changes by the user
 
     def change(self, settings: SplitSettings) -> None:
-        """Use other settings; the person can undo it."""
-        self._schedule()  # even without a change: a control may show a value that was refused
+        """Use other settings; undoable."""
+        self._schedule()  # even if unchanged: a control may show a rejected value
         if settings != self.settings:
             self.history.note(self.settings)
             self.settings, self._saved = settings, None
             self.settings_changed.emit()
 
     def choose(self, params: LoadParams) -> None:
-        """Use settings that load `params`; the person can undo it."""
+        """Use settings that load `params`; undoable."""
         self.change(settings_for(self.settings, params))
 
     def set_overrides(self, overrides: tuple[tuple[str, str], ...]) -> None:
-        """Set the tensors that lie elsewhere than the split puts them; the person can undo it."""
+        """Move tensors to other devices than the split's; undoable."""
         self.change(replace(self.settings, overrides=overrides))
 
     def split_by_memory(self) -> None:
-        """Set shares in proportion to the free memory of each rank."""
+        """Set shares proportional to each rank's free memory."""
         free = self.free_bytes()
         self._split_by({d: max(0, size - self.settings.reserved(d)) for d, size in free.items()})
 
     def split_by_speed(self) -> None:
-        """Set shares in proportion to each rank's read speed."""
+        """Set shares proportional to each rank's memory bandwidth."""
         self._split_by(self.speed.machine.bytes_per_s)
 
     def _split_by(self, weights: Mapping[str, float]) -> None:
@@ -444,20 +438,20 @@ class SplitSession(QObject):
         )
 
     def step(self, handle: int, notches: int) -> None:
-        """Move a boundary by `notches` possible places."""
+        """Move a boundary by `notches` possible positions."""
         self.change(self._plans.stepped(self.settings, handle, notches))
 
     def drag(self, handle: int, position: float) -> None:
-        """Move a boundary towards `position`, 0 to 1; of many calls in one turn the last counts."""
+        """Move a boundary towards `position`, 0 to 1, in the next iteration of the event loop."""
         self._dragged = handle, position
         self._schedule()
 
     def begin_gesture(self) -> None:
-        """Make all changes until `end_gesture` one step for undo."""
+        """Let one undo revert all changes until `end_gesture`."""
         self.history.begin()
 
     def end_gesture(self) -> None:
-        """End the step that `begin_gesture` began."""
+        """End the gesture."""
         self._place_dragged()
         self.history.end()
 
@@ -466,7 +460,7 @@ class SplitSession(QObject):
         self._go(self.history.undo)
 
     def redo(self) -> None:
-        """Redo what was undone."""
+        """Redo the change that was undone last."""
         self._go(self.history.redo)
 
     def _go(self, step: Callable[[SplitSettings], SplitSettings]) -> None:
@@ -484,7 +478,7 @@ class SplitSession(QObject):
             self.change(self._plans.dragged(self.settings, *dragged))
 
     def request_load(self) -> None:
-        """Ask for the present settings to be used: by applying them live, or by loading."""
+        """Request a live split where possible, or else a load."""
         picture = self._picture
         if picture is None or not picture.can_start:
             return
@@ -516,7 +510,7 @@ class SplitSession(QObject):
         self._schedule()
 
     def fit_question(self) -> FitQuestion | None:
-        """Return the question on what fits for the present settings; None without a model."""
+        """Return the fit question of the present settings, or None without a model."""
         if self.info is None or self._model_error or not self.settings.ranks:
             return None
         speeds = self.speed.machine.bytes_per_s
@@ -524,7 +518,7 @@ class SplitSession(QObject):
         return FitQuestion(self._params(), rooms, self.n_ctx_train, self.info.n_layer)
 
     def picture(self) -> SplitPicture:
-        """Plan, and compute every figure."""
+        """Plan, and compute all figures."""
         evaluation, error = self._evaluation()
         plan = evaluation.plan if evaluation else None
         inputs = FigureInputs(
@@ -565,7 +559,6 @@ class SplitSession(QObject):
         )
 
     def _evaluation(self) -> tuple[Evaluation | None, str]:
-        """Return what the settings take, or a sentence on why they cannot be planned."""
         if self._model_error:
             return None, self._model_error
         try:

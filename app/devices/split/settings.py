@@ -1,8 +1,7 @@
-"""Settings of the split: an immutable value, without widgets.
+"""Settings of the split as immutable values, and their conversion to and from load parameters.
 
-Every change returns a new `SplitSettings` in which the shares of the ranks that are on sum to 1
-and those of ranks that are off are 0. A locked rank keeps its share while others change theirs.
-Each rank names its physical device; the CPU can have several ranks.
+Every change returns a new `SplitSettings` in which the shares of active ranks sum to 1 and the
+others are 0. A locked rank keeps its share while others change. The CPU can have several ranks.
 """
 
 from __future__ import annotations
@@ -35,10 +34,8 @@ MODES: Final[tuple[Mode, ...]] = ("single", "tensor", "layer", "groups")
 MAX_CPU_RANKS: Final = 8
 
 GGUF_SUFFIX = ".gguf"
-"""End of the names of models' files."""
 
-OWN_BLOCK = "mtp"
-"""Value of `SplitSettings.draft_path` for the model's own block for guesses."""
+OWN_BLOCK = "mtp"  # value of `SplitSettings.draft_path` for the model's MTP block
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +44,7 @@ class RankSettings:
 
     Attributes:
         device: device id such as "cuda:0"; repeated for virtual ranks of one device.
-        key: name of the device that outlasts a restart: its UUID, or else its id.
-        is_on: whether the rank takes part.
+        key: the device's UUID, or without one its id.
         share: share of the model, 0 to 1; 0 while the rank is off.
         is_locked: whether the share stays while others change.
         joins: whether the rank is in the group of the one before it, in mode "groups".
@@ -63,7 +59,7 @@ class RankSettings:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the rank is on the CPU of any machine."""
+        """Whether the rank is on a CPU, of this or another machine."""
         return is_cpu(self.device)
 
 
@@ -72,13 +68,12 @@ class SplitSettings(LoadOptions):
     """The split and everything else that decides where the bytes go.
 
     Attributes:
-        ranks: all ranks, in order, whether on or off.
-        mode: how the model is split; "single" is one device.
-        single: index of the rank that takes everything in mode "single"; the ranks keep their
-            shares for the other modes.
-        n_draft: largest number of guesses of the next tokens that are checked at once; 0 for none.
-        draft_path: file of the draft model, "mtp" to load the model's own block for guesses on any
-            device, "" for neither; specific to one model.
+        ranks: all ranks in order, on or off.
+        single: index of the rank that holds the model in mode "single"; the shares are kept for
+            the other modes.
+        n_draft: maximum number of draft tokens per step; 0 turns speculative decoding off.
+        draft_path: file of the draft model, "mtp" for the model's MTP block, "" for neither;
+            specific to one model.
     """
 
     ranks: tuple[RankSettings, ...] = ()
@@ -86,18 +81,18 @@ class SplitSettings(LoadOptions):
     single: int = 0
     n_draft: int = load_option(
         DEFAULT_DRAFTED, kind=int, low=0, high=MAX_DRAFTED, place="rare",
-        title=tr_later("Guessed tokens"),
+        title=tr_later("Draft tokens"),
         tip=tr_later(
-            "How many tokens are guessed and checked at once: from the text so far, and by "
-            "the model's own block for that (MTP) if its file has one. Answers stay the "
-            "same, and text that repeats comes faster. 0 guesses none"
+            "Maximum number of draft tokens per step. They come from the text so far, and from "
+            "the model's MTP block if it has one. Answers stay the same; repetitive text is "
+            "generated faster. 0 turns speculative decoding off"
         ),
     )  # fmt: skip
     draft_path: str = load_option(
         "", place="rare", title=tr_later("Draft model"),
         tip=tr_later(
-            "A smaller model with the same vocabulary, which guesses tokens; or the "
-            "model's own block for that, which GPUs load only if it is chosen here"
+            "A smaller model with the same vocabulary that drafts tokens, or the model's MTP "
+            "block, which GPUs load only if it is chosen here"
         ),
     )  # fmt: skip
 
@@ -110,7 +105,7 @@ class SplitSettings(LoadOptions):
 
     @property
     def active(self) -> tuple[int, ...]:
-        """Indices of the ranks that take part; the engine numbers its ranks in this order."""
+        """Indices of the active ranks; the engine numbers its ranks in this order."""
         if self.mode == "single":
             return (self.single,) if self.ranks else ()
         return tuple(i for i, rank in enumerate(self.ranks) if rank.is_on)
@@ -128,18 +123,18 @@ class SplitSettings(LoadOptions):
 
     @property
     def n_gpus(self) -> int:
-        """Number of different GPUs that take part."""
+        """Number of active GPUs."""
         return len({self.ranks[i].device for i in self.active if not self.ranks[i].is_cpu})
 
     @property
     def encoder_devices(self) -> tuple[str, ...]:
-        """Devices that can encode pictures: GPUs of this machine that take part, and the CPU."""
+        """Devices that can run the vision encoder: active GPUs of this machine, and the CPU."""
         own = [self.ranks[i].device for i in self.active if not machine_of(self.ranks[i].device)]
         return (*dict.fromkeys(device for device in own if not is_cpu(device)), "cpu")
 
     @property
     def encoder_device(self) -> str:
-        """The chosen device for pictures; "auto" where it does not take part."""
+        """Device of the vision encoder; "auto" if the chosen one is not active."""
         return self.mmproj_device if self.mmproj_device in self.encoder_devices else "auto"
 
     @property
@@ -181,13 +176,13 @@ class SplitSettings(LoadOptions):
         )
 
     def values(self) -> dict[str, Any]:
-        """Return the settings that a load has in the same form."""
+        """Return the settings that load parameters share, by name."""
         return {name: getattr(self, name) for name in SHARED_LOAD_OPTIONS}
 
     # changes
 
     def for_another_model(self, n_ctx: int | None) -> SplitSettings:
-        """Set the context, and leave out what names blocks and tensors of the present model."""
+        """Set the context, and reset settings that refer to the present model."""
         own = {n: LOAD_DEFAULTS[n] for n, one in SHARED_LOAD_OPTIONS.items() if one.of_model}
         mmproj = self.mmproj if self.mmproj in MMPROJ_KINDS else "auto"
         return replace(self, n_ctx=n_ctx, draft_path="", draft_vocab=0, mmproj=mmproj, **own)
@@ -197,22 +192,21 @@ class SplitSettings(LoadOptions):
         return replace(self, mode=mode)
 
     def with_chosen_mode(self, mode: Mode) -> SplitSettings:
-        """Change how the model is split, so that there is something to split between.
+        """Change the mode, and make at least two ranks active if it splits the model.
 
-        Where one rank alone would take part, all GPUs do, or else all devices, or two ranks on the
-        CPU.
+        These are all GPUs, or else all devices, or two ranks on the CPU.
         """
         changed = self.with_mode(mode)
         gpus = [i for i, rank in enumerate(self.ranks) if not rank.is_cpu]
-        for wanted in (gpus, range(len(self.ranks))):
+        for candidates in (gpus, range(len(self.ranks))):
             if mode == "single" or len(changed.active) > 1:
                 return changed
-            for index in wanted:
+            for index in candidates:
                 changed = changed.with_rank_on(index, True)
         return changed if len(changed.active) > 1 else changed.with_cpu_ranks(2)
 
     def with_share(self, index: int, share: float) -> SplitSettings:
-        """Give one rank `share`; the other ranks that are not locked keep their proportions."""
+        """Set the share of one rank; unlocked others keep their proportions."""
         if self.mode == "single" or index not in self.active or self.ranks[index].is_locked:
             return self
         others = [i for i in self.active if i != index and not self.ranks[i].is_locked]
@@ -227,7 +221,7 @@ class SplitSettings(LoadOptions):
         return self._with_shares(shares)
 
     def with_boundary(self, handle: int, position: float) -> SplitSettings:
-        """Move the boundary between two neighbours; all other ranks keep their shares."""
+        """Move the boundary between two ranks; all others keep their shares."""
         active = self.active
         is_handle = self.mode != "single" and 0 <= handle < len(active) - 1
         if not is_handle or not self.can_move(handle):
@@ -244,13 +238,13 @@ class SplitSettings(LoadOptions):
         return self._with_shares(dict(zip(self.active, shares, strict=True)))
 
     def with_weights(self, weights: Sequence[float]) -> SplitSettings:
-        """Share out in proportion to one weight per rank; ranks that are off or locked stay."""
+        """Set shares proportional to one weight per rank; inactive and locked ranks keep theirs."""
         if all(rank.is_locked for rank in self.ranks if rank.is_on):
             return self
         return self._rescaled(weights)
 
     def with_rank_on(self, index: int, is_on: bool) -> SplitSettings:
-        """Switch a rank on or off; in mode "single" the one switched on takes all.
+        """Switch a rank on or off; in mode "single" it replaces the active one.
 
         A rank that is switched on takes an even share from the others. The last one stays on.
         """
@@ -271,11 +265,11 @@ class SplitSettings(LoadOptions):
         return self._with_rank(index, is_locked=is_locked)
 
     def with_joined(self, index: int, joins: bool) -> SplitSettings:
-        """Put a rank into the group of the one before it, or let it begin a group."""
+        """Put a rank into the group of the one before it, or start a group with it."""
         return self._with_rank(index, joins=joins)
 
     def with_rank_moved(self, index: int, steps: int) -> SplitSettings:
-        """Move a rank down by `steps` places; groups still begin at the same places."""
+        """Move a rank down by `steps`; the sizes of groups stay."""
         target = min(len(self.ranks) - 1, max(0, index + steps))
         order = [i for i in range(len(self.ranks)) if i != index]
         order.insert(target, index)
@@ -292,9 +286,9 @@ class SplitSettings(LoadOptions):
         return replace(self, reserve=tuple(sorted(others + added)))
 
     def with_cpu_ranks(self, count: int) -> SplitSettings:
-        """Set the number of ranks on the CPU, by adding or removing at the end.
+        """Set the number of CPU ranks by adding or removing at the end.
 
-        Adding a rank leaves mode "single", as the person wants a split.
+        Adding one leaves mode "single".
         """
         count = min(MAX_CPU_RANKS, max(1, count))
         cpu = [i for i, rank in enumerate(self.ranks) if rank.device == "cpu"]
@@ -327,7 +321,7 @@ class SplitSettings(LoadOptions):
         return self._rescaled([rank.share for rank in self.ranks])
 
     def _rescaled(self, weights: Sequence[float]) -> SplitSettings:
-        """Share out by weight what locked ranks leave; where they leave nothing, everything."""
+        """Distribute the share that locked ranks leave, or everything if they leave none."""
         on = [i for i, rank in enumerate(self.ranks) if rank.is_on]
         movable = [i for i in on if not self.ranks[i].is_locked]
         room = 1.0 - math.fsum(self.ranks[i].share for i in on if i not in movable)
@@ -340,13 +334,13 @@ class SplitSettings(LoadOptions):
 WINDOW_OPTIONS: Mapping[str, LoadOption] = {
     spec.name: spec.metadata["option"] for spec in fields(SplitSettings) if spec.metadata
 }
-"""All settings beside the split, by the name of their field."""
+"""All settings other than the split, by the name of their field."""
 
 
 def default_settings(devices: Sequence[DeviceInfo]) -> SplitSettings:
-    """Return a split over all usable GPUs by memory size, or the CPU where there are none.
+    """Return a split by memory size over all usable GPUs, or the CPU without any.
 
-    Each of several machines has whole blocks.
+    With several machines, each holds whole blocks.
     """
     usable = [device for device in devices if device.usable]
     with_gpus = {machine_of(device.id) for device in usable if device.kind == "cuda"}
@@ -366,7 +360,6 @@ def default_settings(devices: Sequence[DeviceInfo]) -> SplitSettings:
 
 
 def _with_groups(ranks: tuple[RankSettings, ...]) -> tuple[RankSettings, ...]:
-    """Put the ranks that are on into the engine's default groups; the others are alone."""
     on = tuple(rank.device for rank in ranks if rank.is_on)
     sizes = LoadParams("", on, split_mode="groups").group_sizes if on else ()
     joins = iter([i > 0 for size in sizes for i in range(size)])
@@ -381,8 +374,100 @@ def ensure_on(ranks: tuple[RankSettings, ...]) -> tuple[RankSettings, ...]:
 
 
 def normalised(weights: Sequence[float]) -> list[float]:
-    """Return the weights scaled to sum to 1; equal ones where all are 0."""
+    """Return the weights scaled to sum to 1, or equal ones if all are 0."""
     total = math.fsum(weights)
     if total <= 0.0:
         return [1.0 / len(weights)] * len(weights) if weights else []
     return [weight / total for weight in weights]
+
+
+def is_same_load(first: LoadParams, second: LoadParams, n_ctx_train: int) -> bool:
+    """Return whether both load the same model the same way, up to rounding of the shares."""
+    return _load_key(first, n_ctx_train) == _load_key(second, n_ctx_train)
+
+
+def resplit_params(wanted: LoadParams, loaded: LoadParams, n_ctx_train: int) -> LoadParams | None:
+    """Return the parameters for a live split of a loaded model, or None if it takes a reload."""
+    if wanted.context_for(n_ctx_train) != loaded.context_for(n_ctx_train):
+        return None
+    if any(getattr(wanted, name) != getattr(loaded, name) for name in NEEDING_A_LOAD):
+        return None
+    if _drafter(wanted) != _drafter(loaded):
+        return None
+    if set(map(machine_of, wanted.all_devices)) != set(map(machine_of, loaded.all_devices)):
+        return None  # the processes of other machines would have to start
+    return replace(
+        wanted,
+        n_ctx=loaded.n_ctx,
+        control_vectors=loaded.control_vectors,
+        control_layers=loaded.control_layers,
+    )
+
+
+def _load_key(params: LoadParams, n_ctx_train: int) -> tuple[object, ...]:
+    n_ranks, n_gpus = len(params.devices), sum(not is_cpu(d) for d in set(params.all_devices))
+    shares = normalised(params.split or [1.0] * n_ranks)
+    return (
+        params.path,
+        params.devices,
+        params.split_mode if n_ranks > 1 else "",
+        params.group_sizes if n_ranks > 1 else (),
+        tuple(round(share, 6) for share in shares),
+        params.context_for(n_ctx_train),
+        tuple(getattr(params, name) for name in SHARED_LOAD_OPTIONS if name not in SPECIAL),
+        params.n_draft,
+        _drafter(params),
+        params.mmproj_device if params.mmproj != "off" else "",
+        params.p2p if n_gpus > 1 else "",
+    )
+
+
+SPECIAL = ("n_ctx", "mmproj_device", "p2p")  # settings that `_load_key` compares itself
+
+NEEDING_A_LOAD = (
+    "path", "n_draft", "mmproj_device",
+    *(name for name, one in SHARED_LOAD_OPTIONS.items() if one.is_kept and name != "n_ctx"),
+)  # fmt: skip
+"""Settings that cannot be changed without a reload."""
+
+
+def _drafter(params: LoadParams) -> str:
+    """Return the value of `SplitSettings.draft_path`."""
+    return OWN_BLOCK if params.draft == OWN_BLOCK else params.draft_path
+
+
+def settings_for(settings: SplitSettings, params: LoadParams) -> SplitSettings:
+    """Return settings that load `params` as far as their devices exist; no rank is locked.
+
+    The active ranks are sorted as in `params` and stay at the same set of indices.
+    """
+    settings = settings.with_cpu_ranks(max(1, params.devices.count("cpu")))
+    places: list[int] = []
+    for device in params.devices:
+        free = (i for i in range(len(settings.ranks)) if i not in places)
+        found = next((i for i in free if settings.ranks[i].device == device), None)
+        if found is not None:
+            places.append(found)
+    if not places:
+        return settings
+    is_whole = len(places) == len(params.devices)
+    shares = normalised((is_whole and params.split) or [1.0] * len(places))
+    starts = {sum(params.group_sizes[:n]) for n in range(len(params.group_sizes))}
+    ranks = [replace(rank, is_on=False, share=0.0, is_locked=False) for rank in settings.ranks]
+    for number, (target, source) in enumerate(zip(sorted(places), places, strict=True)):
+        old = settings.ranks[source]
+        joins = number not in starts if starts and is_whole else settings.ranks[target].joins
+        ranks[target] = RankSettings(old.device, old.key, True, shares[number], joins=joins)
+    mode: Mode = "single"
+    if len(places) > 1:
+        mode = next((m for m in MODES if m == params.split_mode), "tensor")
+    return replace(
+        settings,
+        ranks=tuple(ranks),
+        mode=mode,
+        single=min(places),
+        n_draft=params.n_draft,
+        draft_path=_drafter(params),
+        **{name: getattr(params, name) for name in SHARED_LOAD_OPTIONS}
+        | {"reserve": tuple(sorted(params.reserve))},
+    )

@@ -1,26 +1,26 @@
-"""What a chat template makes of a short conversation, rendered on a thread."""
+"""Editor of a chat template with a preview, which is rendered on a thread."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from PySide6.QtCore import QObject, Signal, Slot
+from PySide6.QtCore import QObject, QSignalBlocker, QTimer, Signal, Slot
+from PySide6.QtGui import QFontDatabase
+from PySide6.QtWidgets import QDialog, QHBoxLayout, QPlainTextEdit, QVBoxLayout, QWidget
 
 import engine
 from app.core.background import LatestJob
 from app.core.translation import tr
+from app.widgets.buttons import button
+from app.widgets.layout import fill
+from app.widgets.text import label
+from app.widgets.theme import set_role
 from engine import EngineError
 
 
 @dataclass(frozen=True, slots=True)
 class TemplatePreview:
-    """A chat template and its text.
-
-    Attributes:
-        source: the template's source: the file's, where no other was given.
-        text: prompt of the sample conversation; "" if there is a problem.
-        problem: why it cannot be rendered, as a sentence; "" if it can.
-    """
+    """Source of a chat template, and the prompt it renders or the problem with it."""
 
     source: str
     text: str = ""
@@ -28,10 +28,7 @@ class TemplatePreview:
 
 
 class TemplatePreviewer(QObject):
-    """Renderer of previews; of several that are asked for, the newest counts.
-
-    Templates are rendered in a child process with limits of time and memory.
-    """
+    """Renders previews in a child process with limits on time and memory; the newest wins."""
 
     made = Signal(object)  # TemplatePreview
 
@@ -43,7 +40,7 @@ class TemplatePreviewer(QObject):
         self._job.failed.connect(self._on_failed)
 
     def ask(self, source: str) -> None:
-        """Render a template, the file's own if `source` is empty; `made` follows."""
+        """Render a template, the file's if `source` is empty; `made` reports the result."""
         self._source, turns = source, sample()
         path = self._path
         self._job.run(lambda: _rendered(path, source, turns))
@@ -58,7 +55,7 @@ class TemplatePreviewer(QObject):
 
 
 def sample() -> list[dict[str, str]]:
-    """Return the conversation of the preview."""
+    """Return the conversation that previews render."""
     return [
         {"role": "system", "content": tr("You are a helpful assistant.")},
         {"role": "user", "content": tr("Hello!")},
@@ -73,3 +70,76 @@ def _rendered(path: str, source: str, turns: list[dict[str, str]]) -> TemplatePr
         return TemplatePreview(template.source, template.render(turns))
     except EngineError as error:
         return TemplatePreview(template.source, problem=str(error))
+
+
+TYPED_MS = 400  # milliseconds from the last key to the preview
+
+
+class TemplateDialog(QDialog):
+    """Editor of a template's source above the prompt it renders."""
+
+    typed = Signal(str)  # source, a moment after the last key
+    chosen = Signal(str)  # source; "" for the file's
+
+    def __init__(self, parent: QWidget, source: str) -> None:
+        super().__init__(parent)
+        self.setWindowTitle(tr("Chat template"))
+        self.resize(720, 640)
+        self._own, self._of_the_file = source, ""
+        self.source, self.preview = QPlainTextEdit(), QPlainTextEdit()
+        self.use = button(tr("Use this template"), "primary")
+        self.reset = button(tr("Use the file's"))
+        self._note = label(tr("The prompt of a short conversation"), "muted")
+        self._timer = QTimer(self, singleShot=True, interval=TYPED_MS)
+        self._timer.timeout.connect(self.flush)
+        self._build()
+        self.source.textChanged.connect(self._timer.start)
+        self.use.clicked.connect(self._on_use)
+        self.reset.clicked.connect(self._on_reset)
+
+    @Slot()
+    def flush(self) -> None:
+        """Request the preview now."""
+        self._timer.stop()
+        self.typed.emit(self.source.toPlainText())
+
+    @Slot(object)
+    def show_preview(self, made: TemplatePreview) -> None:
+        """Show a rendered template; the first one has the file's source."""
+        if not self.source.toPlainText():
+            self._of_the_file = made.source
+            with QSignalBlocker(self.source):
+                self.source.setPlainText(made.source)
+        self.preview.setPlainText(made.problem or made.text)
+        caption = tr("The prompt of a short conversation")
+        self._note.setText(tr("This template does not work:") if made.problem else caption)
+        set_role(self._note, "warn" if made.problem else "muted")
+        self.use.setEnabled(not made.problem)
+
+    @Slot()
+    def _on_use(self) -> None:
+        text = self.source.toPlainText()
+        self.chosen.emit("" if text == self._of_the_file else text)
+        self.accept()
+
+    @Slot()
+    def _on_reset(self) -> None:
+        self.chosen.emit("")
+        self.accept()
+
+    def _build(self) -> None:
+        font = QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont)
+        for edit, name in ((self.source, tr("Template source")), (self.preview, tr("Prompt"))):
+            edit.setFont(font)
+            edit.setAccessibleName(name)
+            edit.setTabChangesFocus(True)
+        self.preview.setReadOnly(True)
+        self.source.setPlainText(self._own)
+        cancel = button(tr("Cancel"))
+        cancel.clicked.connect(self.reject)
+        row = fill(QHBoxLayout(), self.reset, None, cancel, self.use)
+        heading = label(tr("Template (Jinja)"), "heading")
+        fill(
+            QVBoxLayout(self), heading, (self.source, 3), self._note, (self.preview, 2), row,
+            margins=(16, 16, 16, 16), spacing=8,
+        )  # fmt: skip

@@ -1,4 +1,1 @@
-"""The search for the fastest split by measurement.
-
-Imports no other subject of the app but `split`.
-"""
+"""The search for the fastest split by measurement; of the app, imports only `split`."""

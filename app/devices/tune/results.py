@@ -1,4 +1,4 @@
-"""Results of a search as texts and points for the window; no Qt."""
+"""Tuning results as texts and points for the window; no Qt."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ class Point:
     Attributes:
         share: share of the first device, 0 to 1.
         tokens_per_s: speed over prompt and answer of the goal's request; 0 if it cannot run.
-        shape: how the trial splits the model.
-        text: the split in words.
+        text: text of the split.
     """
 
     share: float
@@ -45,16 +44,12 @@ class Point:
 
     @property
     def can_run(self) -> bool:
-        """Whether the trial could be run."""
+        """Whether the trial ran."""
         return self.tokens_per_s > 0
 
 
 def point_of(trial: Trial, goal: Goal, devices: Sequence[str]) -> Point:
-    """Return the point of a trial.
-
-    Args:
-        devices: ids of all devices that the search may use.
-    """
+    """Return the point of a trial; `devices` are all that the search may use."""
     first = devices[0] if devices else ""
     share = sum(
         part for device, part in zip(trial.devices, trial.shares, strict=False) if device == first
@@ -75,11 +70,7 @@ def shape_of(params: LoadParams) -> Shape:
     """Return how a load splits the model."""
     if len(params.devices) == 1:
         return "single"
-    return "layer" if params.split_mode == "layer" else _cut(params.split_mode)
-
-
-def _cut(mode: str) -> Shape:
-    return "groups" if mode == "groups" else "tensor"
+    return next((shape for shape in SHAPES if shape == params.split_mode), "tensor")
 
 
 def trial_text(trial: Trial) -> str:
@@ -96,7 +87,7 @@ def trial_text(trial: Trial) -> str:
 
 
 def estimate_text(estimate: TuneEstimate) -> str:
-    """Return what a search will try and how long it takes, for display before it starts."""
+    """Return the number of trials and the time of a search."""
     n = estimate.n_choices
     return tr_n(
         "Tries {n} combination of devices and modes. Runs: about {n_runs} of {run_s} s, {total} in "
@@ -121,7 +112,7 @@ def duration_text(seconds: float) -> str:
 
 
 def result_text(result: TuneResult) -> str:
-    """Return the outcome of a search in a sentence or two."""
+    """Return the result of a search in a sentence or two."""
     winner = result.winner
     if winner is None:
         return translated(result.reason) or tr("No split could be run.")

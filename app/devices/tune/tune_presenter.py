@@ -1,4 +1,4 @@
-"""Connects the dialog of the search with the engine and the split."""
+"""Connects the tuning dialog with the engine and the split."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A search whose time is to be estimated.
+    """A search to estimate.
 
     Attributes:
-        params: what all runs have in common.
-        goal: name of the goal, a key of `engine.GOALS`.
+        params: parameters common to all runs.
+        goal: key of `engine.GOALS`.
         budget_s: time limit in seconds; None leaves it to the estimate.
         free_bytes: free memory by device, including that of the loaded model.
     """
@@ -43,7 +43,7 @@ Answer = tuple["engine.TuneEstimate", tuple["engine.Region", ...]]
 
 
 def estimate(question: Question) -> Answer:
-    """Return what a search would do, and which shares it would leave out; takes a moment.
+    """Return the plan of a search and the shares it excludes; slow.
 
     Raises:
         EngineError: nothing fits, or the file cannot be read.
@@ -60,21 +60,14 @@ LEFT_OUT = tr_later("Pins to one of several ranks of a device are ignored.")
 
 
 def _is_of_rank(override: tuple[str, str]) -> bool:
-    """Return whether an override names a rank by number, which differs between splits."""
+    """Return whether an override names a rank by number; these depend on the split."""
     return override[1].startswith("#")
 
 
 class TunePresenter(QObject):
-    """Carries out what the dialog asks for: estimates, a search, and the use of its winner.
+    """Performs the dialog's requests: estimates, a search, and the use of its winner."""
 
-    Args:
-        estimate: the slow work before a search; replaced by tests.
-
-    Attributes:
-        dialog: the dialog that it serves.
-    """
-
-    choosing = Signal()  # the winner is about to become the split, and should be applied
+    choosing = Signal()  # the winner is about to become the split and should be applied
 
     def __init__(
         self,
@@ -107,7 +100,7 @@ class TunePresenter(QObject):
         self.dialog.open_for(self._split.tune_devices(), tr(LEFT_OUT) if self._has_pins() else "")
 
     def close(self) -> None:
-        """Wait for an estimate under way, and close the dialog."""
+        """Wait for the thread, and close the dialog."""
         self._job.close()
         self.dialog.close()
 
@@ -133,7 +126,6 @@ class TunePresenter(QObject):
         self._client.tune(params, goal, budget_s)
 
     def _params(self) -> LoadParams:
-        """Return what all runs have in common."""
         params = self._split.load_params()
         if not params.path:
             raise EngineError(tr("No model is open."), tr("Open a model first."))

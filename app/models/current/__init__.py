@@ -1,4 +1,1 @@
-"""The model in use: its session, presenter and views.
-
-Imports no other subject of the app but `split`.
-"""
+"""The model in use: its session, presenter and views."""

@@ -1,7 +1,5 @@
-"""The model in use, from opening its file to loading it, and what connects it with its views.
-
-A failed load keeps the old model.
-"""
+"""The model in use: opening its file, loading it, and its presenter. A failed load keeps the old
+model."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from app.core.translation import tr, tr_later
 from app.devices.split.session import SplitSession
 from app.models.current.model_views import ModelBar, StartView
 from app.remote.client.address import is_remote, remote_info, split_path
-from engine import EngineError, LoadParams, ModelInfo, ModelLoaded, ModelResplit
+from engine import EngineError, LoadParams, ModelInfo, ModelLoaded
 
 if TYPE_CHECKING:
     from engine import Choice
@@ -35,26 +33,26 @@ class ModelSession(QObject):
     """The selected model file and the state of its load.
 
     Args:
-        plan: returns how to load the selected model; called when loading starts.
-        suggest: called when a file is opened; returns a function that chooses, on another thread,
-            how to load a model for which nobody has chosen a split.
+        plan: returns the load parameters of the selected model; called when loading starts.
+        suggest: called when a file is opened; returns a function that suggests a split on another
+            thread.
 
     Attributes:
-        is_returning: whether the model is loaded again soon, with the engine in place of this one.
+        is_returning: whether the model will be loaded again by the engine that replaces this one.
     """
 
     selected = Signal(object)  # ModelInfo
-    suggested = Signal(object)  # Choice of how to load the model, before it is loaded
+    suggested = Signal(object)  # Choice of a split, before the model is loaded
     loading = Signal(object)  # ModelInfo
-    applying = Signal(object)  # ModelInfo of the loaded model, whose split is being changed
-    kept = Signal(object)  # ModelLoaded whose split could not be changed, ready as before
+    applying = Signal(object)  # ModelInfo of the loaded model, at the start of a live split
+    kept = Signal(object)  # ModelLoaded, after a failed live split
     replacing = Signal()  # the loaded model is about to be unloaded
     progressed = Signal(float)  # 0 to 1
-    doing = Signal(str)  # present step of the load, "" while it only reads the file
+    doing = Signal(str)  # step of the load, "" while reading the file
     loaded = Signal(object)  # ModelLoaded
-    emptied = Signal(object)  # ModelInfo that could be loaded again, or None
+    emptied = Signal(object)  # ModelInfo that can be loaded again, or None
     noticed = Signal(object)  # Notice
-    fallbacks_changed = Signal(object)  # tuple of Fallback: why the loaded model is slower now
+    fallbacks_changed = Signal(object)  # tuple of Fallback of the loaded model
     blocked = Signal(object)  # ModelInfo that waits for `unblock`
 
     _read = Signal(int, object, object)  # ModelInfo or EngineError, Choice or None; from a thread
@@ -74,16 +72,16 @@ class ModelSession(QObject):
         self._is_held, self._waiting = False, ""
         self._is_reading = False
         self._is_blocked = self.is_returning = False
-        self._wanted = ""  # path that `unblock` opens
+        self._requested = ""  # path that `unblock` opens
         self._read.connect(self._on_read)
         client.load_progress.connect(self.progressed)
         client.load_doing.connect(self.doing)
         client.loaded.connect(self._on_loaded)
         client.load_failed.connect(self._on_failed)
-        client.resplit_done.connect(self._on_resplit)
+        client.resplit_done.connect(lambda done: self._on_loaded(done.model))
         client.resplit_failed.connect(self._on_resplit_failed)
         client.unloaded.connect(self._on_unloaded)
-        client.lost.connect(self._on_lost)
+        client.lost.connect(lambda *_: self._on_unloaded())
         client.fallbacks_changed.connect(self.fallbacks_changed)
 
     @property
@@ -93,37 +91,37 @@ class ModelSession(QObject):
 
     @property
     def is_opening(self) -> bool:
-        """Whether a model is loaded soon: its file is being read, or waits for the engine."""
+        """Whether a model will be loaded: its file is being read or waits for the engine."""
         return bool(self._waiting) or self._is_reading or self.is_returning
 
     def hold(self) -> None:
-        """Open files only from `release` on: the devices are not known yet."""
+        """Delay opening files until `release`, as the devices are not known yet."""
         self._is_held = True
 
     def release(self) -> None:
-        """Open the file that was asked for last, if any, and others at once from now on."""
+        """Open the file that was requested last, if any, and others immediately from now on."""
         self._is_held, path, self._waiting = False, self._waiting, ""
         if path:
             self.open(path)
 
     def block(self, *, is_returning: bool = False) -> None:
-        """Load nothing until `unblock`: there is no engine. Files are opened and planned.
+        """Delay loads until `unblock`, as there is no engine; files are still opened and planned.
 
         Args:
-            is_returning: whether the loaded model is loaded again by then.
+            is_returning: see the attribute.
         """
         self._is_blocked, self.is_returning = True, is_returning
 
     def unblock(self) -> bool:
-        """Load models again, and open what was asked for meanwhile; return whether that was any."""
+        """Allow loads, and open the file that was requested; return whether there is one."""
         self._is_blocked = self.is_returning = False
-        wanted, self._wanted = self._wanted, ""
-        if wanted:
-            self.open(wanted)
-        return bool(wanted)
+        path, self._requested = self._requested, ""
+        if path:
+            self.open(path)
+        return bool(path)
 
     def open(self, path: str) -> None:
-        """Read a file's header on a thread, then load the model; a remote one is loaded at once."""
+        """Read a file's header on a thread, then load the model; load a remote one directly."""
         if self._is_held and not is_remote(path):
             self._waiting = path
             return
@@ -135,9 +133,9 @@ class ModelSession(QObject):
         number, suggest = self._number, self._suggest()
 
         def read() -> None:
-            found = _info_or_error(path)
-            choice = suggest(found) if isinstance(found, ModelInfo) else None
-            self._read.emit(number, found, choice)
+            result = _info_or_error(path)
+            choice = suggest(result) if isinstance(result, ModelInfo) else None
+            self._read.emit(number, result, choice)
 
         self._reader = threading.Thread(target=read, name="tandem-header", daemon=True)
         self._reader.start()
@@ -167,7 +165,7 @@ class ModelSession(QObject):
         self.loading.emit(self._info)
 
     def load_again(self, loaded: ModelLoaded) -> None:
-        """Load a model that was lost as it was loaded, whatever is planned by now."""
+        """Load a model that was lost, with the parameters it had."""
         if self._info != loaded.info:
             self._info = loaded.info
             self.selected.emit(loaded.info)
@@ -177,15 +175,15 @@ class ModelSession(QObject):
         self.loading.emit(loaded.info)
 
     def _must_wait(self, info: ModelInfo) -> bool:
-        """Return whether there is no engine, which a file needs; `unblock` then opens the model."""
+        """Return whether the model waits for `unblock`."""
         if self._is_blocked and not is_remote(info.path):
-            self._wanted = info.path
+            self._requested = info.path
             self.blocked.emit(info)
             return True
         return False
 
     def apply(self, params: LoadParams) -> None:
-        """Change the split of the loaded model; the chat goes on."""
+        """Change the split of the loaded model; its chat is kept."""
         if self._client.model is not None:
             self._client.resplit(params)
             self.applying.emit(self._client.model.info)
@@ -226,7 +224,7 @@ class ModelSession(QObject):
     def _on_loaded(self, loaded: ModelLoaded) -> None:
         self._info = loaded.info
         self.loaded.emit(loaded)
-        if loaded.warnings:  # in one notice, as another would take its place
+        if loaded.warnings:  # in one notice, as a second one would replace it
             text = " ".join(map(translated, loaded.warnings))
             self.noticed.emit(Notice(text, kind="warning", is_of_engine=True))
 
@@ -242,10 +240,6 @@ class ModelSession(QObject):
             self.emptied.emit(self._info)
 
     @Slot(object)
-    def _on_resplit(self, done: ModelResplit) -> None:
-        self._on_loaded(done.model)
-
-    @Slot(object)
     def _on_resplit_failed(self, error: EngineError) -> None:
         model = self._client.model
         if not is_cancelled(error):
@@ -257,19 +251,14 @@ class ModelSession(QObject):
             self.emptied.emit(self._info)
 
     def _explained(self, error: EngineError) -> Notice:
-        """Return an error's notice, which says whether the previous model is still loaded."""
         model = self._client.model
         if model is None:
             return Notice.of(error)
         return Notice.of(error, tr("{name} is still loaded.").format(name=model.info.name))
 
-    @Slot(object, object)
-    def _on_lost(self, _: EngineError, __: ModelLoaded) -> None:
-        self._on_unloaded()
-
     @Slot()
     def _on_unloaded(self) -> None:
-        if self._client.state is not EngineState.LOADING:  # the load's own events will follow
+        if self._client.state is not EngineState.LOADING:  # the load emits its own signals
             self.emptied.emit(self._info)
 
 
@@ -287,24 +276,19 @@ DEMO_PROMPTS = (
     tr_later("What is Tandem?"), tr_later("What is tensor parallelism?"),
     tr_later("What is a KV cache?"), tr_later("What does Q4_K_M mean?"),
 )  # fmt: skip
-"""Messages that the bundled model has an answer to; it knows English alone, so it is asked in
-English whatever the window's language."""
+"""Messages that the demo model can answer; it is English only, so they are sent in English."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelViews:
-    """The widgets that show the model in use and open others."""
+    """The widgets of the model in use."""
 
     bar: ModelBar
     start: StartView
 
 
 class ModelPresenter(QObject):
-    """Connection of one `ModelSession` with its views and the split.
-
-    Args:
-        keep: stores settings and has them written.
-    """
+    """Connects a `ModelSession` with its views and the split; `keep` saves settings."""
 
     changed = Signal(str)  # name of the loaded model, "" for none
     noticed = Signal(object)  # Notice
@@ -379,7 +363,6 @@ class ModelPresenter(QObject):
 
     @Slot(object)
     def _on_suggested(self, choice: Choice) -> None:
-        """Suggest a split, unless somebody has already chosen one for this model."""
         if not isinstance(self._settings.current.plans.get(choice.params.path), dict):
             self._split.suggest(choice)
 
@@ -404,7 +387,6 @@ class ModelPresenter(QObject):
 
     @Slot(object)
     def _on_kept(self, loaded: ModelLoaded) -> None:
-        """Show the old split in the panel, as the new one could not be applied."""
         self._split.choose(loaded.params)
         self._on_loaded(loaded)
 

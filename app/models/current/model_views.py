@@ -1,4 +1,4 @@
-"""The model bar above the chat, and the start page in place of an empty chat."""
+"""The model bar above the chat, and the start page instead of an empty chat."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from app.devices.split.views.split_footer import named
 from app.remote.client.address import is_remote, model_caption, split_path
 from app.widgets.buttons import Chip, button
 from app.widgets.controls import Sheet, line
-from app.widgets.layout import scaled
+from app.widgets.layout import NO_MARGINS, fill, scaled
 from app.widgets.text import PlainLabel, caption_text, label, set_tip
 from app.widgets.theme import icon, mix, px, set_role, theme, theme_signals
 from engine import Fallback, LoadParams, ModelInfo, ModelLoaded, one_line
 
-TEXT, SHORT = tr_later("Slower than it could be"), tr_later("Slower")
-"""Texts of the chip: the usual one, and one for narrow windows."""
+TEXT, SHORT = tr_later("Slower than possible"), tr_later("Slower")
+"""Texts of the chip in wide and narrow windows."""
 
 
 class SlowerChip(Chip):
-    """Chip shown while a GPU is slower than it could be; a press opens the reasons."""
+    """Chip shown while a GPU uses a slower fallback; a click opens the reasons."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -44,7 +44,7 @@ class SlowerChip(Chip):
         self.refresh()
 
     def set_fallbacks(self, fallbacks: Sequence[Fallback]) -> None:
-        """Show these reasons; without any the chip goes away."""
+        """Show these reasons; hide the chip if there are none."""
         if tuple(fallbacks) == self._fallbacks:
             return
         self._fallbacks = tuple(fallbacks)
@@ -71,10 +71,7 @@ class SlowerChip(Chip):
 
 
 class _Reasons(Sheet):
-    """Sheet with what is slower, why, and what helps."""
-
     def set_fallbacks(self, fallbacks: Sequence[Fallback]) -> None:
-        """Show these reasons instead of the earlier ones."""
         while (item := self.column.takeAt(0)) is not None:
             if (widget := item.widget()) is not None:
                 widget.hide()
@@ -100,12 +97,12 @@ class _Reasons(Sheet):
 
 HEIGHT, MARGINS, SPACING = 52, 44, 8
 NAME_WIDTH, GOOD_NAME_WIDTH, MIN_NAME_WIDTH = 420, 150, 96
-"""Width of the model's name at most, what chips leave of it to say all they have, and at least."""
+"""Maximum width of the model's name, its width before chips shorten, and its minimum."""
 PROGRESS_WIDTH = 180
 
 
 class ModelBar(QFrame):
-    """Bar that shows a `ModelInfo`, a running load, or a `ModelLoaded`."""
+    """Bar with the selected model, the progress of its load, or the loaded model."""
 
     open_requested = Signal()
     demo_requested = Signal()
@@ -130,7 +127,7 @@ class ModelBar(QFrame):
         made = (label(role="pill") for _ in range(4))
         self._size, self._loaded, self.vision, self._context = made
         self.slower = SlowerChip(self)
-        self._chips: list[Chip] = []  # what a narrow bar still shows, the most important last
+        self._chips: list[Chip] = []  # shown in narrow bars, too; the most important last
         self._progress = QProgressBar(self, minimum=0, maximum=1000, textVisible=False)
         self._progress.setAccessibleName(tr("Loading"))
         scaled(self, self._progress.setFixedWidth, PROGRESS_WIDTH)
@@ -139,16 +136,11 @@ class ModelBar(QFrame):
         self._button.clicked.connect(self._press)
         self._on_press = self.load_requested
         self._n_pills = 0
-        layout = QHBoxLayout(self)
-        layout.setContentsMargins(12, 0, 16, 0)
-        layout.setSpacing(SPACING)
+        self._row = fill(QHBoxLayout(self), margins=(12, 0, 16, 0), spacing=SPACING)
         pills = (self._size, self._context, self._loaded, self.vision, self.slower)
         for widget in (self._name, *pills, self._progress):
-            layout.addWidget(widget, 0, Qt.AlignmentFlag.AlignVCenter)
-        layout.addWidget(self._percent)
-        layout.addStretch()
-        layout.addWidget(self._button)
-        self._row = layout
+            self._row.addWidget(widget, 0, Qt.AlignmentFlag.AlignVCenter)
+        fill(self._row, self._percent, None, self._button)
         self._follow(self.slower)
         theme_signals().changed.connect(self.refresh)
         self.set_menu((), has_demo=False)
@@ -166,7 +158,7 @@ class ModelBar(QFrame):
         self._fit()
 
     def set_menu(self, recent: tuple[str, ...], *, has_demo: bool) -> None:
-        """Fill the menu with the models that can be opened."""
+        """Fill the menu of models to open."""
         self.menu.clear()
         opened = self.menu.addAction(tr("Open model…\tCtrl+O"))  # the window owns the key
         opened.triggered.connect(self.open_requested)
@@ -174,7 +166,7 @@ class ModelBar(QFrame):
             demo = self.menu.addAction(tr("Demo model"))
             demo.triggered.connect(self.demo_requested)
         remote = self.menu.addAction(tr("Remote model…"))
-        set_tip(remote, tr("A model that another machine computes"))
+        set_tip(remote, tr("A model on another machine"))
         remote.triggered.connect(self.remote_requested)
         if recent:
             self.menu.addSeparator()
@@ -211,14 +203,14 @@ class ModelBar(QFrame):
         self._percent.setText(f"{share:.0%}".replace("%", " %"))
 
     def set_doing(self, text: str) -> None:
-        """Show the present step of a load; "" leaves the percentage."""
+        """Show the step of a load; "" leaves the percentage."""
         if text:
             self._percent.setText(text)
 
     def show_loaded(self, loaded: ModelLoaded) -> None:
         """Show the loaded model."""
         self._set_info(loaded.info)
-        self._set_sight(loaded)
+        self._set_vision(loaded)
         if is_remote(loaded.info.path):
             self._show_connected(loaded)
             return
@@ -226,7 +218,7 @@ class ModelBar(QFrame):
         text = tr("{context} context · KV {kv_type}")
         self._context.setText(text.format(context=context, kv_type=kv_type))
         n_batch = min(loaded.n_batch, loaded.n_ctx)
-        tip = tr("Prompts are computed {n} tokens at a time").format(n=n_batch)
+        tip = tr("Prompts are processed {n} tokens at a time").format(n=n_batch)
         set_tip(self._context, tip * bool(n_batch))
         self._set_loaded_text(loaded.params)
         self._show(pills=3, button_text=tr("Eject"))
@@ -235,7 +227,6 @@ class ModelBar(QFrame):
         set_role(self._button, "")
 
     def _show_connected(self, loaded: ModelLoaded) -> None:
-        """Show a model of a server, which tells no more than its context."""
         text = tr("{context} context").format(context=context_text(loaded.n_ctx))
         self._context.setText(text)
         set_tip(self._context, "")
@@ -246,7 +237,7 @@ class ModelBar(QFrame):
         set_role(self._button, "")
 
     def set_fallbacks(self, fallbacks: Sequence[Fallback]) -> None:
-        """Show what makes the loaded model's GPUs slower than they could be."""
+        """Show the fallbacks of the loaded model."""
         self.slower.set_fallbacks(fallbacks)
 
     @Slot()
@@ -275,10 +266,9 @@ class ModelBar(QFrame):
         self._loaded.setText(tr_n("● loaded on {n} device", "● loaded on {n} devices", n))
         set_tip(self._loaded, ", ".join(params.devices))
 
-    def _set_sight(self, loaded: ModelLoaded) -> None:
-        """Say whether the model sees pictures, and with which file."""
+    def _set_vision(self, loaded: ModelLoaded) -> None:
         vision = loaded.vision
-        self.vision.setText("" if vision is None else tr("sees pictures"))
+        self.vision.setText("" if vision is None else tr("vision"))
         file = "" if vision is None else vision.mmproj
         set_tip(self.vision, file and tr("With {file}").format(file=file))
 
@@ -293,7 +283,7 @@ class ModelBar(QFrame):
 
     @Slot()
     def _fit(self) -> None:
-        """Divide the width: first the button, then progress, chips, name and pills."""
+        """Distribute the width: first the button, then progress, chips, name and pills."""
         left = self.width() - MARGINS
         if not self._button.isHidden():
             left -= self._button.sizeHint().width()
@@ -322,7 +312,6 @@ class ModelBar(QFrame):
         self._name.setText(caption_text(shown, 0))
 
     def _fit_pills(self, left: int) -> None:
-        """Show as many pills as fit, the most important first."""
         pills = (self._size, self._loaded, self._context)
         wanted = [*pills[: self._n_pills], *[self.vision] * (self._n_pills > 1)]
         for pill in (self._size, self._loaded, self.vision, self._context):
@@ -348,7 +337,7 @@ class ModelBar(QFrame):
 
 
 class _Menu(QMenu):
-    """Menu with left-to-right contents, below a button whose contents run right to left."""
+    """Menu with left-to-right contents below a right-to-left button."""
 
     def __init__(self, owner: QToolButton, parent: QWidget) -> None:
         super().__init__(parent)
@@ -362,12 +351,11 @@ class _Menu(QMenu):
 
 N_RECENT = 4
 WIDTH = 320
-PADDING = 32
-"""Room around the text of a button, in pixels."""
+PADDING = 32  # padding of a button's text, in pixels
 
 
 class StartView(QWidget):
-    """Page that offers models to open, or says that one is loading or ready."""
+    """Page that offers models to open, or shows that one is loading or ready."""
 
     open_requested = Signal()
     download_requested = Signal()
@@ -386,37 +374,23 @@ class StartView(QWidget):
         self._demo = button(tr("Try the demo model"))
         self._demo.clicked.connect(self.demo_requested)
         self._recent_title = _centred(tr("Recent"), "muted")
-        self._recent = QVBoxLayout()
-        self._recent.setSpacing(2)
-        self._prompts = QVBoxLayout()
-        self._prompts.setSpacing(6)
+        self._recent = fill(QVBoxLayout(), spacing=2)
+        self._prompts = fill(QVBoxLayout(), spacing=6)
         self._buttons = [self._download, self._open, self._demo]
-        layout = self._make_page()
-        layout.setSpacing(8)
-        layout.addStretch(2)
-        layout.addWidget(self._title)
-        layout.addWidget(self._text)
-        layout.addSpacing(16)
+        layout = fill(self._make_page(), (None, 2), self._title, self._text, 16, spacing=8)
         for widget in self._buttons:
             scaled(widget, widget.setFixedWidth, WIDTH)
             layout.addWidget(widget, 0, Qt.AlignmentFlag.AlignHCenter)
-        layout.addSpacing(12)
-        layout.addWidget(self._recent_title)
-        layout.addLayout(self._recent)
-        layout.addLayout(self._prompts)
-        layout.addStretch(3)
+        fill(layout, 12, self._recent_title, self._recent, self._prompts, (None, 3))
         self.show_state("", recent=(), has_demo=False)
 
     def _make_page(self) -> QVBoxLayout:
-        """Return the layout of the page, which scrolls where the window is too low for it."""
         scroll, page = QScrollArea(), QWidget()
         scroll.setFrameShape(QFrame.Shape.NoFrame)
         scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         scroll.setWidgetResizable(True)
         scroll.setWidget(page)
-        around = QVBoxLayout(self)
-        around.setContentsMargins(0, 0, 0, 0)
-        around.addWidget(scroll)
+        fill(QVBoxLayout(self), scroll, margins=NO_MARGINS)
         return QVBoxLayout(page)
 
     def show_state(
@@ -432,20 +406,19 @@ class StartView(QWidget):
 
         Args:
             model: name of the model that is ready; "" for none.
-            loading: name of the model that is being loaded, whatever is still ready; "" for none.
-            prompts: messages to send by a click once a model is ready; shown in the window's
-                language.
+            loading: name of the model that is being loaded; "" for none.
+            prompts: messages to send with a click, shown in the window's language.
         """
         is_free = not (model or loading)
         title = tr("Welcome to Tandem")
         text = tr("Download or open a model, or drop a .gguf file on this window.")
         if loading:
             title = tr("Loading {model} …").format(model=loading)
-            text = tr("You can write your first message meanwhile.")
+            text = tr("You can already write your first message.")
         elif model:
-            title, text = tr("{model} is ready").format(model=model), tr("Ask it something below.")
+            title, text = tr("{model} is ready").format(model=model), tr("Ask something below.")
             if prompts:
-                text = tr("Ask it something below.", "the demo model, which knows English alone")
+                text = tr("Ask something below.", "the demo model (English only)")
         self._title.setText(title)
         self._text.setText(text)
         self._open.setVisible(is_free)
@@ -484,8 +457,8 @@ def _empty(layout: QVBoxLayout) -> None:
 
 
 def _cut(name: str, on: QWidget) -> str:
-    """Return a name that is not wider than the buttons, its middle left out."""
-    on.ensurePolished()  # or the font is another
+    """Return a name elided in the middle to the width of the buttons."""
+    on.ensurePolished()  # sets its font
     return on.fontMetrics().elidedText(name, Qt.TextElideMode.ElideMiddle, px(WIDTH) - PADDING)
 
 

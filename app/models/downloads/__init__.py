@@ -1,1 +1,1 @@
-"""Models from Hugging Face and from links: search, what would fit, and downloads that go on."""
+"""Search and download of models from Hugging Face and from links."""

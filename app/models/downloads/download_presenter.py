@@ -19,31 +19,24 @@ from app.models.downloads.download_session import DownloadJob, DownloadSession, 
 from app.models.downloads.download_view import DownloadView, TokenDialog
 from app.models.downloads.hub.client import FoundRepo
 from app.models.downloads.hub.offers import Address, hub_endpoint, parse_address
-from app.models.downloads.questions import (
-    Choices,
-    HubQuestions,
-    OfferVerdict,
-    estimate,
-    numbered,
-    verdict_of,
-)
+from app.models.downloads.questions import Choices, HubQuestions, OfferVerdict, estimate, verdict_of
 from app.models.downloads.transfer.source import Denied
 from app.models.library.library_session import Situation
 from engine import EngineError
 
 
 class DownloadPresenter(QObject):
-    """Connection of one `DownloadSession` and the hub with their page.
+    """Connects a `DownloadSession` and the hub with their page.
 
     Args:
         situation: returns the devices to predict for.
-        keep: stores settings and has them written.
-        may_open: whether a model may be opened without a click now.
+        keep: saves settings.
+        may_open: returns whether a model may be opened without a click now.
     """
 
     noticed = Signal(object)  # Notice
     open_requested = Signal(str)  # path of a model
-    arrived = Signal()  # a model is whole
+    arrived = Signal()  # a download is complete
 
     def __init__(
         self,
@@ -68,7 +61,7 @@ class DownloadPresenter(QObject):
 
     @property
     def folder(self) -> Path:
-        """Folder that new downloads are saved in."""
+        """Folder for new downloads."""
         chosen = self._settings.current.download_folder
         return Path(chosen).expanduser() if chosen else paths.models_dir()
 
@@ -104,15 +97,15 @@ class DownloadPresenter(QObject):
 
     @Slot(str)
     def search(self, text: str) -> None:
-        """Search for words, or go to the place that a text names."""
+        """Search for words, or open the repository or file that `text` names."""
         address = parse_address(text, hub_endpoint())
         if address is not None:
             self._ask(address)
         elif "://" in text:
             self.noticed.emit(
                 Notice(
-                    tr("This link leads to no model."),
-                    tr("Paste a page of Hugging Face, or a link that ends in .gguf."),
+                    tr("This link does not point to a model."),
+                    tr("Paste the address of a Hugging Face page, or a link ending in .gguf."),
                     "warning",
                 )
             )
@@ -121,13 +114,13 @@ class DownloadPresenter(QObject):
             self._questions.search(text)
 
     def _ask(self, address: Address) -> None:
-        self._view.set_status(tr("Asking what there is …"))
+        self._view.set_status(tr("Listing files …"))
         self._questions.open(address)
 
     @Slot(object)
     def _on_found(self, found: list[FoundRepo]) -> None:
         n = len(found)
-        text = tr_n("{n} repository", "{n} repositories", n) if n else tr("Nothing was found.")
+        text = tr_n("{n} repository", "{n} repositories", n) if n else tr("No repositories found.")
         self._view.set_status(text)
         self._view.results.show_found(found)
         self._view.show_results()
@@ -151,10 +144,9 @@ class DownloadPresenter(QObject):
     @Slot(object)
     def _on_looked(self, look: OfferVerdict) -> None:
         self._view.set_status("")
-        found = self._choices.offers if self._choices else ()
-        number = numbered(found, look.offer)
-        if number is not None:
-            self._view.offers.set_verdict(number, verdict_of(look.entry))
+        offers = self._choices.offers if self._choices else ()
+        if look.offer in offers:
+            self._view.offers.set_verdict(offers.index(look.offer), verdict_of(look.entry))
 
     @Slot(object)
     def _on_failed(self, error: EngineError) -> None:
@@ -177,7 +169,7 @@ class DownloadPresenter(QObject):
             self.noticed.emit(Notice.of(error))
             return
         if not self._session.add(job):
-            self._view.set_status(tr("This model is in the list of downloads already."))
+            self._view.set_status(tr("This model is already in the list of downloads."))
 
     @Slot()
     def _show_jobs(self) -> None:
@@ -197,9 +189,10 @@ class DownloadPresenter(QObject):
         if self._settings.current.opens_downloads and self._may_open():
             self.open_requested.emit(path)
             return
-        text = tr("{name} is downloaded.").format(name=job.title)
-        checked = all(file.sha256 for file in job.files)
-        hint = "" if checked else tr("Its server names no hash, so only its size was compared.")
+        text = tr("{name} has been downloaded.").format(name=job.title)
+        is_verified = all(file.sha256 for file in job.files)
+        warning = tr("Its server has no checksum, so only the size was verified.")
+        hint = "" if is_verified else warning
         act = partial(self.open_requested.emit, path)
         self.noticed.emit(Notice(text, hint, "info", tr("Open"), act, is_news=True))
 
@@ -240,14 +233,13 @@ class DownloadPresenter(QObject):
     @Slot(object)
     def _on_kept(self, is_kept: bool) -> None:
         if is_kept:
-            self.noticed.emit(Notice(tr("The system's keyring has been changed.")))
+            self.noticed.emit(Notice(tr("The system keyring was updated.")))
             return
-        text = tr("There is no keyring that can be used: the token is kept until Tandem closes.")
-        hint = tr("A keyring comes with the desktop, such as GNOME's or KDE's.")
+        text = tr("No keyring is available: the token is kept until Tandem closes.")
+        hint = tr("Desktops such as GNOME and KDE provide one.")
         self.noticed.emit(Notice(text, hint, "warning"))
 
 
 def _browse(address: str) -> None:
-    """Open a page in the browser."""
     if address.startswith(("https://", "http://")):
         QDesktopServices.openUrl(QUrl(address))

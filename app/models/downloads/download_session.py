@@ -1,4 +1,4 @@
-"""The session of the downloads: a queue, what each of them does, and what a restart finds."""
+"""The queue of downloads, their threads, and their records across restarts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from PySide6.QtCore import QObject, QTimer, Signal, Slot
 from app.core.engine_sentences import reason_of
 from app.core.translation import tr
 from app.core.units import TransferProgress
-from app.models.downloads.hub.client import OFFLINE
-from app.models.downloads.hub.offers import is_offline
+from app.models.downloads.hub.client import check_online
 from app.models.downloads.transfer.part_file import PartFile
 from app.models.downloads.transfer.source import Denied, RemoteFile, Source, destination, file_names
 from app.models.downloads.transfer.transfer import FileTransfer, Patience
@@ -30,26 +29,23 @@ log = logging.getLogger(__name__)
 
 JobState = Literal["waiting", "running", "paused", "failed", "done"]
 
-MAX_RECORD = 1 << 20
-"""Most bytes of a record."""
+MAX_RECORD = 1 << 20  # maximum bytes of a record
 
 ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
 class DownloadJob:
-    """A model that is being downloaded: its parts and what belongs to it.
+    """Download of a model and its helper files.
 
     Attributes:
         id: 32 hexadecimal digits.
-        title: what people see.
-        publisher, model: folders of its files.
-        folder: folder of models that those lie in.
-        page: address to read about the model; "" for none.
-        files: all files; the first one is the one to open.
-        finished: names of those that are whole.
+        publisher, model: folders of its files in `folder`.
+        page: address of the model's page; "" for none.
+        files: all files; the first one is opened.
+        finished: names of complete files.
         problem, hint: why it failed and what to do; "" if it did not.
-        needs_account: whether it failed since the server wants to know who asks.
+        needs_account: whether it failed for lack of access rights.
     """
 
     id: str
@@ -78,7 +74,7 @@ class DownloadJob:
         """Return the path of each file.
 
         Raises:
-            EngineError: a name cannot be used.
+            EngineError: a name is not valid.
         """
         names = file_names([file.name for file in self.files])
         folder = Path(self.folder)
@@ -87,7 +83,7 @@ class DownloadJob:
         ]
 
     def part_files(self) -> list[PartFile]:
-        """Return what has arrived of each file."""
+        """Return the partial file of each file."""
         return [PartFile(path, file) for path, file in zip(self.paths(), self.files, strict=True)]
 
 
@@ -100,7 +96,7 @@ def new_job(
         repo: repository as "owner/name", or the host of a plain link.
 
     Raises:
-        EngineError: a name cannot be used.
+        EngineError: a name is not valid.
     """
     publisher, _, model = repo.partition("/")
     first = files[0].name.rpartition("/")[2]
@@ -116,64 +112,61 @@ def run_job(
     job: DownloadJob,
     source: Source,
     stopped: threading.Event,
-    told: Callable[[int, bool], None],
+    report: Callable[[int, bool], None],
     note: Callable[[str], None],
     patience: Patience | None = None,
 ) -> None:
-    """Fetch the files of a job that are not there yet.
+    """Fetch the missing files of a job.
 
     Args:
-        told: is called with the number of bytes that are there, and whether some are being compared
-            with their hash.
-        note: is called with the name of each file that has become whole.
+        report: receives the number of bytes on the disk, and whether they are being verified.
+        note: receives the name of each complete file.
 
     Raises:
         Cancelled: `stopped` was set.
-        EngineError: it cannot go on.
+        EngineError: it failed.
     """
     n_before = 0
     for part in job.part_files():
         size = part.file.n_bytes
 
-        def tell(n: int, is_checking: bool, n_before: int = n_before, size: int = size) -> None:
-            told(n_before + (size if is_checking else n), is_checking)
+        def report_file(
+            n: int, is_checking: bool, n_before: int = n_before, size: int = size
+        ) -> None:
+            report(n_before + (size if is_checking else n), is_checking)
 
         is_there = part.path.is_file() and part.path.stat().st_size == size
-        if not is_there or (
-            part.file.name not in job.finished and not part.is_whole_already(stopped.is_set, tell)
-        ):
-            FileTransfer(part, source, stopped, tell, patience).run()
+        is_known = part.file.name in job.finished
+        if not is_there or not (is_known or part.is_verified(stopped.is_set, report_file)):
+            FileTransfer(part, source, stopped, report_file, patience).run()
         note(part.file.name)
         n_before += size
 
 
 def discard_job(job: DownloadJob) -> None:
-    """Delete what has arrived of the files that are not whole."""
+    """Delete the incomplete files of a job."""
     for part in job.part_files():
         part.discard()
-    with suppress(OSError):  # not if something else lies in them
+    with suppress(OSError):  # not if they contain something else
         job.path.parent.rmdir()
         job.path.parent.parent.rmdir()
 
 
 class JobStore:
-    """The records of downloads in a folder, one file each.
-
-    Reading never fails: a record that is damaged or leads elsewhere is left out.
-    """
+    """The records of downloads in a folder, one file each; invalid ones are ignored."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def load(self) -> list[DownloadJob]:
-        """Return the downloads, the oldest first; those that ran are paused."""
+        """Return the downloads, oldest first; running ones become paused."""
         with suppress(OSError):
             paths = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
             return [job for path in paths if (job := _read(path)) is not None]
         return []
 
     def save(self, job: DownloadJob) -> None:
-        """Write the record of a download; what cannot be written is not there after a restart."""
+        """Write the record of a download; if that fails, a restart forgets it."""
         try:
             replace_json(self._folder / f"{job.id}.json", asdict(job))
         except OSError as error:
@@ -198,44 +191,41 @@ def _read(path: Path) -> DownloadJob | None:
     except (
         OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, EngineError,
     ) as error:  # fmt: skip
-        log.info("%s is no record of a download: %s", path.name, type(error).__name__)
+        log.info("%s is not a record of a download: %s", path.name, type(error).__name__)
         return None
     return replace(job, state="failed" if job.state == "failed" else "paused")
 
 
 def _typed(cls: type, data: dict[str, Any]) -> dict[str, Any]:
     for name, value in data.items():
-        wanted = {"int": int, "bool": bool}.get(cls.__annotations__[name], str)
-        if type(value) is not wanted:
+        expected = {"int": int, "bool": bool}.get(cls.__annotations__[name], str)
+        if type(value) is not expected:
             raise TypeError(name)
     return data
 
 
-MAX_AT_ONCE = 2
+MAX_RUNNING = 2
 TELL_MS = 300
 JOIN_S = 4.0
 
 
 @dataclass(slots=True)
 class _Run:
-    """A download on its thread."""
-
     thread: threading.Thread
     stopped: threading.Event
-    is_leaving: bool = False  # whether what has arrived is to be deleted
-    whole: tuple[str, ...] = ()
+    is_leaving: bool = False  # whether the partial download will be deleted
+    complete: tuple[str, ...] = ()  # names of files
 
 
 class DownloadSession(QObject):
-    """The downloads of a window; nothing is asked of the network before `add` or `resume`.
+    """The downloads of a window; the network is not used before `add` or `resume`.
 
     Args:
-        store: records of the downloads.
-        open_source: makes connections for one download; called on its thread.
+        open_source: opens connections for one download; called on its thread.
     """
 
-    listed = Signal()  # there are other downloads
-    changed = Signal(str)  # id of one that looks otherwise
+    listed = Signal()  # downloads were added or removed
+    changed = Signal(str)  # id
     done = Signal(object)  # DownloadJob
     failed = Signal(object)  # DownloadJob
 
@@ -258,35 +248,35 @@ class DownloadSession(QObject):
 
     @property
     def jobs(self) -> list[DownloadJob]:
-        """All downloads, in the order in which they were added."""
+        """All downloads in the order of adding."""
         return list(self._jobs.values())
 
     def progress(self, job_id: str) -> TransferProgress:
         return self._progress.setdefault(job_id, TransferProgress())
 
     def add(self, job: DownloadJob) -> bool:
-        """Add a download to the queue; return whether it is a new one."""
+        """Add a download to the queue; return whether it is new."""
         for other in self.jobs:
             if other.path != job.path:
                 continue
             if other.id in self._runs or (other.files == job.files and other.state != "done"):
                 self.resume(other.id)
                 return False
-            self._remove(other.id)  # the model was published anew
+            self._remove(other.id)  # a new version was published
         self._put(replace(job, state="waiting"))
         self.listed.emit()
         self._start_next()
         return True
 
     def resume(self, job_id: str) -> None:
-        """Go on with a download that is paused or failed, when it is its turn."""
+        """Queue a paused or failed download."""
         job = self._jobs[job_id]
         if job.state in ("paused", "failed"):
             self._put(replace(job, state="waiting", problem="", hint="", needs_account=False))
             self._start_next()
 
     def pause(self, job_id: str) -> None:
-        """Stop a download; what has arrived is kept."""
+        """Pause a download; its partial files are kept."""
         run = self._runs.get(job_id)
         if run is not None:
             run.stopped.set()
@@ -294,7 +284,7 @@ class DownloadSession(QObject):
             self._put(replace(self._jobs[job_id], state="paused"))
 
     def cancel(self, job_id: str) -> None:
-        """End a download and delete what has arrived; remove one that is done from the list."""
+        """Stop a download and delete its partial files, or remove a complete one from the list."""
         job, run = self._jobs[job_id], self._runs.get(job_id)
         if run is not None:
             run.is_leaving = True
@@ -318,7 +308,7 @@ class DownloadSession(QObject):
             run.thread.join(max(until - time.monotonic(), 0.0))
             job = replace(self._jobs[job_id], state="paused")
             if not run.is_leaving:
-                self._store.save(replace(job, finished=(*job.finished, *run.whole)))
+                self._store.save(replace(job, finished=(*job.finished, *run.complete)))
 
     def _put(self, job: DownloadJob) -> None:
         self._jobs[job.id] = job
@@ -332,9 +322,8 @@ class DownloadSession(QObject):
         self.listed.emit()
 
     def _start_next(self) -> None:
-        """Start the downloads that wait, as many as may run at once."""
         for job in self.jobs:
-            if self._is_closed or len(self._runs) >= MAX_AT_ONCE:
+            if self._is_closed or len(self._runs) >= MAX_RUNNING:
                 return
             if job.state == "waiting" and job.id not in self._runs:
                 self._put(replace(job, state="running"))
@@ -354,11 +343,10 @@ class DownloadSession(QObject):
         def note(name: str) -> None:
             run = self._runs.get(job.id)
             if run is not None and name not in job.finished:
-                run.whole = (*run.whole, name)
+                run.complete = (*run.complete, name)
 
         try:
-            if is_offline():
-                raise EngineError(tr(OFFLINE), tr("Unset it and start Tandem again."))
+            check_online()
             source = self._open_source()
             try:
                 run_job(
@@ -371,7 +359,7 @@ class DownloadSession(QObject):
             error = failure
         except OSError as failure:
             why = reason_of(failure)
-            error = EngineError(tr("The download has failed: {why}.").format(why=why))
+            error = EngineError(tr("The download failed: {why}.").format(why=why))
         if isinstance(error, Cancelled) and self._is_leaving(job.id):
             discard_job(job)
         self._ended.emit(job.id, error)
@@ -391,11 +379,11 @@ class DownloadSession(QObject):
         run = self._runs.pop(job_id, None)
         if self._is_closed or run is None:
             return
-        job = replace(self._jobs[job_id], finished=(*self._jobs[job_id].finished, *run.whole))
+        job = replace(self._jobs[job_id], finished=(*self._jobs[job_id].finished, *run.complete))
         if not self._runs:
             self._timer.stop()
         if error is None:
-            self._store.delete(job)  # the models page knows it from now on
+            self._store.delete(job)  # the models page lists it now
             job = self._jobs[job_id] = replace(job, state="done")
             self.changed.emit(job_id)
             self.done.emit(job)
@@ -404,7 +392,7 @@ class DownloadSession(QObject):
         elif isinstance(error, Cancelled):
             self._put(replace(job, state="paused"))
         else:
-            log.info("a download has failed: %s", error)
+            log.info("a download failed: %s", error)
             job = replace(
                 job, state="failed", problem=error.message, hint=error.hint,
                 needs_account=isinstance(error, Denied),
@@ -420,7 +408,6 @@ class DownloadSession(QObject):
 
 
 def _n_arrived(job: DownloadJob) -> int:
-    """Return how many bytes of a download are there after a restart."""
     n_bytes = 0
     for part in job.part_files():
         if part.path.is_file():

@@ -1,4 +1,4 @@
-"""The part of the models page where models are found, and the list of downloads."""
+"""The search tab of the models page, and the list of downloads."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from app.models.downloads.questions import (
 )
 from app.models.library.library_view import LibraryCell
 from app.widgets.buttons import button
+from app.widgets.layout import NO_MARGINS, fill
 from app.widgets.row_table import RowTable
 from app.widgets.shortcuts import is_pressed
 from app.widgets.text import ElidedLabel, PlainLabel, label, row_item, set_tip
@@ -41,7 +42,7 @@ STEPS = 1000
 
 
 class TransferRow(QWidget):
-    """Row of one download; its buttons are those that make sense in its state."""
+    """Row of one download with the buttons of its state."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
@@ -55,25 +56,18 @@ class TransferRow(QWidget):
         self.resume = button(tr("Resume"), "quiet")
         self.open = button(tr("Open"), "quiet")
         self.cancel = button(tr("Cancel"), "quiet")
-        head = QHBoxLayout()
-        head.addWidget(self._title, 1)
-        head.addWidget(self._state)
-        for control in (self.pause, self.resume, self.open, self.cancel):
-            head.addWidget(control)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(12, 4, 8, 6)
-        layout.setSpacing(4)
-        layout.addLayout(head)
-        layout.addWidget(self._bar)
-        layout.addWidget(self._problem)
+        controls = self.pause, self.resume, self.open, self.cancel
+        head = fill(QHBoxLayout(), (self._title, 1), self._state, *controls)
+        parts = head, self._bar, self._problem
+        fill(QVBoxLayout(self), *parts, margins=(12, 4, 8, 6), spacing=4)
 
     @property
     def text(self) -> str:
-        """State of the download, as the row shows it."""
+        """Text of the download's state."""
         return self._problem.text() or self._state.text()
 
     def show_job(self, job: DownloadJob, progress: TransferProgress) -> None:
-        """Show a download as it is now."""
+        """Show the state of a download."""
         self._title.set_full_text(job.title)
         is_failed = job.state == "failed"
         self._state.setText("" if is_failed else state_text(job, progress))
@@ -91,12 +85,12 @@ class TransferRow(QWidget):
         self.cancel.setText(tr("Remove from the list") if job.state == "done" else tr("Cancel"))
         for control in (self.pause, self.resume, self.open, self.cancel):
             control.setAccessibleName(f"{control.text()}: {job.title}")
-        if had_focus:  # the one that was pressed has gone
+        if had_focus:  # the clicked button may be hidden now
             next(c for c in (self.pause, self.resume, self.open) if not c.isHidden()).setFocus()
 
 
 class TransfersView(QScrollArea):
-    """List of downloads, hidden while there is none; signals name a download by its id."""
+    """List of downloads, hidden if empty; signals carry the id of a download."""
 
     pause_requested = Signal(str)
     resume_requested = Signal(str)
@@ -111,14 +105,12 @@ class TransfersView(QScrollArea):
         self.setAccessibleName(tr("Downloads"))
         self.rows: dict[str, TransferRow] = {}
         inner = QWidget()
-        self._layout = QVBoxLayout(inner)
-        self._layout.setContentsMargins(0, 0, 0, 0)
-        self._layout.setSpacing(6)
+        self._layout = fill(QVBoxLayout(inner), margins=NO_MARGINS, spacing=6)
         self.setWidget(inner)
         self.hide()
 
     def set_jobs(self, jobs: Sequence[tuple[DownloadJob, TransferProgress]]) -> None:
-        """Show these downloads, the newest first."""
+        """Show these downloads, newest first."""
         for gone in self.rows.keys() - {job.id for job, _ in jobs}:
             row = self.rows.pop(gone)
             row.hide()
@@ -131,7 +123,7 @@ class TransfersView(QScrollArea):
         self._fit()
 
     def show_job(self, job: DownloadJob, progress: TransferProgress) -> None:
-        """Show a download as it is now."""
+        """Show the state of a download."""
         if job.id in self.rows:
             self.rows[job.id].show_job(job, progress)
             self._fit()
@@ -150,9 +142,7 @@ class TransfersView(QScrollArea):
         return row
 
     def _fit(self) -> None:
-        """Take as much height as the rows need, up to a limit."""
-        wanted = self._layout.sizeHint().height()
-        self.setFixedHeight(min(wanted, px(MAX_HEIGHT)))
+        self.setFixedHeight(min(self._layout.sizeHint().height(), px(MAX_HEIGHT)))
 
 
 ORDER = Qt.ItemDataRole.UserRole
@@ -160,7 +150,7 @@ KEY = Qt.ItemDataRole.UserRole + 1
 
 
 def row_of(cells: Sequence[LibraryCell], key: str) -> list[QStandardItem]:
-    """Return the items of a row; `key` says what it stands for."""
+    """Return the items of a row with `key` as data."""
     items = []
     for cell in cells:
         item = row_item(cell.text, cell.tip)
@@ -171,7 +161,7 @@ def row_of(cells: Sequence[LibraryCell], key: str) -> list[QStandardItem]:
 
 
 class ResultsView(QWidget):
-    """Table of repositories, in the order of the hub until a header is clicked."""
+    """Table of repositories, in the hub's order until a header is clicked."""
 
     chosen = Signal(str)  # repository
 
@@ -187,12 +177,10 @@ class ResultsView(QWidget):
         self.table.setSortingEnabled(True)
         self.table.set_headers()
         self.table.chosen.connect(self._on_chosen)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.addWidget(self.table)
+        fill(QVBoxLayout(self), self.table, margins=NO_MARGINS)
 
     def show_found(self, found: Sequence[FoundRepo]) -> None:
-        """Show these repositories in place of others, and select the first."""
+        """Show these repositories and select the first."""
         self._rows.setRowCount(0)
         for one in found:
             self._rows.appendRow(row_of(result_cells(one), one.repo))
@@ -209,7 +197,7 @@ VERDICT = 1
 
 
 class OffersView(QWidget):
-    """Table of a repository's offers; signals name an offer by its number."""
+    """Table of a repository's offers; signals carry the number of an offer."""
 
     back_requested = Signal()
     page_requested = Signal(str)  # address
@@ -235,7 +223,7 @@ class OffersView(QWidget):
         self._read = button(tr("Open its page"), "quiet")
         self._read.clicked.connect(lambda: self.page_requested.emit(self._page))
         self.check = button(tr("Check fit"))
-        set_tip(self.check, tr("Fetch the model's header, a few MB, and plan with it"))
+        set_tip(self.check, tr("Download the model's header (a few MB) and plan with it"))
         self.check.clicked.connect(lambda: self._emit(self.check_requested))
         self.download = button(tr("Download"), "primary")
         self.download.clicked.connect(lambda: self._emit(self.download_requested))
@@ -261,7 +249,7 @@ class OffersView(QWidget):
         self.select(0)
 
     def set_verdict(self, number: int, verdict: LibraryCell) -> None:
-        """Show what is known of an offer by now."""
+        """Show the verdict on an offer."""
         if number < self._rows.rowCount():
             self._rows.setItem(number, VERDICT, row_of([verdict], str(number))[0])
 
@@ -280,22 +268,10 @@ class OffersView(QWidget):
         self.download_requested.emit(index.row())
 
     def _build(self) -> None:
-        head, row = QHBoxLayout(), QHBoxLayout()
-        for line in (head, row):
-            line.setSpacing(8)
-        head.addWidget(self.back)
-        head.addWidget(self._title, 1)
-        head.addWidget(self._read)
-        row.addWidget(self._facts, 1)
-        row.addWidget(self.check)
-        row.addWidget(self.download)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(8)
-        layout.addLayout(head)
-        layout.addLayout(row)
-        layout.addWidget(self._gated)
-        layout.addWidget(self.table, 1)
+        head = fill(QHBoxLayout(), self.back, (self._title, 1), self._read, spacing=8)
+        row = fill(QHBoxLayout(), (self._facts, 1), self.check, self.download, spacing=8)
+        parts = head, row, self._gated, (self.table, 1)
+        fill(QVBoxLayout(self), *parts, margins=NO_MARGINS, spacing=8)
 
 
 def _cells(offer: ModelOffer, verdict: LibraryCell) -> list[LibraryCell]:
@@ -347,12 +323,12 @@ class DownloadView(QWidget):
         return self._middle.currentWidget() is self.offers
 
     def set_status(self, text: str) -> None:
-        """Say what is going on, or what was found."""
+        """Show the progress or result of a search."""
         self._status.setText(text)
         self._status.setVisible(bool(text))
 
     def set_folder(self, folder: str) -> None:
-        """Name the folder that models are saved in."""
+        """Show the folder for downloads."""
         self._folder.set_full_text(tr("Saved in {folder}").format(folder=folder))
 
     @Slot()
@@ -372,27 +348,14 @@ class DownloadView(QWidget):
             self.search_requested.emit(self.search.text().strip())
 
     def _build(self) -> None:
-        head = QHBoxLayout()
-        head.setSpacing(8)
-        head.addWidget(self.search, 1)
-        head.addWidget(self.go)
+        head = fill(QHBoxLayout(), (self.search, 1), self.go, spacing=8)
         folder = button(tr("Change…"), "quiet", tr("Change the folder of downloaded models"))
         folder.clicked.connect(self.folder_requested)
-        token = button(tr("Token…"), "quiet", tr("Enter a token of Hugging Face"))
+        token = button(tr("Token…"), "quiet", tr("Enter a Hugging Face token"))
         token.clicked.connect(self.token_requested)
-        foot = QHBoxLayout()
-        foot.setSpacing(8)
-        foot.addWidget(self._folder, 1)
-        for control in (folder, token):
-            foot.addWidget(control)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(20, 12, 20, 8)
-        layout.setSpacing(8)
-        layout.addLayout(head)
-        layout.addWidget(self._middle, 1)
-        layout.addWidget(self._status)
-        layout.addWidget(self.transfers)
-        layout.addLayout(foot)
+        foot = fill(QHBoxLayout(), (self._folder, 1), folder, token, spacing=8)
+        parts = head, (self._middle, 1), self._status, self.transfers, foot
+        fill(QVBoxLayout(self), *parts, margins=(20, 12, 20, 8), spacing=8)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if not is_pressed("leave-page", event):
@@ -404,12 +367,11 @@ class DownloadView(QWidget):
 
 
 def _hint() -> PlainLabel:
-    """Return what the page says before the first search."""
     hint = label(
         tr(
-            "Find a model on Hugging Face by its name.\nFor each quantisation you see whether it"
-            " fits your devices before you download it.\nNothing is asked of the network until"
-            " you press Search."
+            "Find a model on Hugging Face by name.\nBefore you download a quantisation, you see"
+            " whether it fits your devices.\nTandem does not use the network until you press"
+            " Search."
         ),
         "muted",
     )
@@ -419,9 +381,9 @@ def _hint() -> PlainLabel:
 
 
 class TokenDialog(QDialog):
-    """Asks for a token, which is never shown again."""
+    """Input of a token, which is never shown again."""
 
-    entered = Signal(str)  # "" removes the one that is known
+    entered = Signal(str)  # "" removes the token
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -432,9 +394,8 @@ class TokenDialog(QDialog):
         self.field.setAccessibleName(tr("Token"))
         text = label(
             tr(
-                "Only gated and private models need one; make it on your account's settings page,"
-                " with the right to read. It is kept in the system's keyring, and goes to the hub"
-                " alone."
+                "Only gated and private models need a token. Create one with read access in your"
+                " account's settings. It is stored in the system keyring and sent only to the hub."
             ),
             "muted",
         )
@@ -448,16 +409,8 @@ class TokenDialog(QDialog):
         cancel.clicked.connect(self.reject)
         self.keep.setEnabled(False)
         self.field.textChanged.connect(lambda typed: self.keep.setEnabled(bool(typed.strip())))
-        row = QHBoxLayout()
-        row.addWidget(self.remove)
-        row.addStretch(1)
-        row.addWidget(cancel)
-        row.addWidget(self.keep)
-        layout = QVBoxLayout(self)
-        layout.setSpacing(12)
-        layout.addWidget(text)
-        layout.addWidget(self.field)
-        layout.addLayout(row)
+        row = fill(QHBoxLayout(), self.remove, (None, 1), cancel, self.keep)
+        fill(QVBoxLayout(self), text, self.field, row, spacing=12)
         self.resize(460, self.sizeHint().height())
 
     def _end(self, token: str) -> None:

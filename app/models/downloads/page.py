@@ -1,4 +1,4 @@
-"""The part of the models page for downloads, made when it is first wanted."""
+"""The download tab of the models page, created on first use."""
 
 from __future__ import annotations
 
@@ -23,18 +23,12 @@ if TYPE_CHECKING:
 
 
 class DownloadsPart(QObject):
-    """Part of the models page where models are found and downloaded.
-
-    Args:
-        situation: returns the devices to predict for.
-        keep: stores settings and has them written.
-        may_open: whether a model may be opened without a click now.
-    """
+    """The download tab of the models page; see `DownloadPresenter` for the arguments."""
 
     noticed = Signal(object)  # Notice
     open_requested = Signal(str)  # path of a model
-    arrived = Signal()  # a model is whole
-    progressed = Signal(object)  # share of the bytes of all running downloads; None without any
+    arrived = Signal()  # a download is complete
+    progressed = Signal(object)  # fraction of all running downloads, or None
     left = Signal()
 
     def __init__(
@@ -61,7 +55,7 @@ class DownloadsPart(QObject):
         return tr("Download")
 
     def widget(self) -> QWidget:
-        """Return the page, which is filled once the modules that it needs are there."""
+        """Return the page, which is filled once its modules are imported."""
         if self._frame is None:
             self._frame = QWidget()
             QVBoxLayout(self._frame).setContentsMargins(0, 0, 0, 0)
@@ -69,13 +63,13 @@ class DownloadsPart(QObject):
         return self._frame
 
     def enter(self) -> None:
-        """Prepare for being looked at."""
+        """Update the page when it is shown."""
         if self.view is not None and self._presenter is not None:
             self._presenter.show_folder()
             self.view.search.setFocus()
 
     def close(self) -> None:
-        """Pause the downloads and end all work on threads."""
+        """Pause the downloads and wait for all threads."""
         self._imports.close()
         if self.session is not None and self._questions is not None:
             self.session.close()
@@ -83,7 +77,7 @@ class DownloadsPart(QObject):
 
     @Slot()
     def _make(self) -> None:
-        # imported here, since the window's first picture does not need them
+        # late: not needed for the window's first frame
         from app.models.downloads.download_presenter import DownloadPresenter
         from app.models.downloads.download_session import DownloadSession, JobStore
         from app.models.downloads.download_view import DownloadView
@@ -100,7 +94,7 @@ class DownloadsPart(QObject):
 
         self.session = DownloadSession(JobStore(paths.downloads_dir()), open_source, self)
         for signal in (self.session.listed, self.session.changed):
-            signal.connect(self._tell_progress)
+            signal.connect(self._report_progress)
         self._questions = HubQuestions(Hub(endpoint, tokens.get), tokens, open_source, self)
         view = self.view = DownloadView()
         presenter = self._presenter = DownloadPresenter(
@@ -119,7 +113,7 @@ class DownloadsPart(QObject):
             self.enter()
 
     @Slot()
-    def _tell_progress(self) -> None:
+    def _report_progress(self) -> None:
         assert self.session is not None
         running = [job for job in self.session.jobs if job.state == "running"]
         n_bytes = sum(job.n_bytes for job in running)
@@ -128,5 +122,5 @@ class DownloadsPart(QObject):
 
 
 def _import_all() -> None:
-    """Import what speaks to the network, which takes too long for the window's thread."""
+    """Import the network libraries, which takes too long for the GUI thread."""
     import_module("app.models.downloads.download_presenter")

@@ -1,9 +1,9 @@
-"""What the hub and the keyring are asked, each on a thread of its own; the newest answer counts."""
+"""Requests to the hub and the keyring on threads; the newest one wins."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from urllib.parse import unquote, urlsplit
 
@@ -15,22 +15,21 @@ from app.core.translation import tr
 from app.core.units import TransferProgress, amount_text, decimal_size, moving_text
 from app.models.downloads.download_session import DownloadJob
 from app.models.downloads.hub.client import (
-    OFFLINE,
     FoundRepo,
     Hub,
     Repository,
     TokenStore,
+    check_online,
     fetch_header,
 )
-from app.models.downloads.hub.offers import Address, ModelOffer, is_offline, offers, wanted
+from app.models.downloads.hub.offers import Address, ModelOffer, find_offer, offers
 from app.models.downloads.transfer.source import RemoteFile, Source, TryLater
 from app.models.library.library_session import LibraryEntry, Situation, prospect_of, read_entry
 from app.models.library.library_view import LibraryCell, count_text, outlook
 from app.models.library.scan import FoundModel
 from engine import EngineError
 
-ROOM_FOR_REST = 1.1
-"""Memory that a model takes with a short context, over that of its weights."""
+ROOM_FOR_REST = 1.1  # memory of a model with a short context, relative to its weights
 
 
 def look_at(
@@ -53,20 +52,20 @@ def look_at(
 
 
 def verdict_of(entry: LibraryEntry) -> LibraryCell:
-    """Return what the header tells."""
-    found = outlook(entry)
-    tip = tr("{what}. Planned from the model's header.").format(what=found.tip.rstrip("."))
-    return replace(found, tip=tip)
+    """Return the verdict of a header."""
+    cell = outlook(entry)
+    tip = tr("{what}. Planned from the model's header.").format(what=cell.tip.rstrip("."))
+    return replace(cell, tip=tip)
 
 
 def estimate(offer: ModelOffer, free_bytes: dict[str, int]) -> LibraryCell:
-    """Return what the size alone tells: whether there is about as much memory."""
+    """Return the verdict by size alone: whether there is about as much free memory."""
     n_weights = sum(part.n_bytes for part in offer.parts)
     free = sum(free_bytes.values())
     if not free:
         return LibraryCell("–", -1.0, tr("The devices are not known yet."))
     fits = ROOM_FOR_REST * n_weights <= free
-    tip = tr("Estimated from its size: {free} of memory are free. “Check fit” asks for more.")
+    tip = tr("Estimated from its size; {free} of memory are free. “Check fit” reads its header.")
     return LibraryCell(
         tr("probably fits") if fits else tr("probably too large"),
         float(fits),
@@ -75,21 +74,16 @@ def estimate(offer: ModelOffer, free_bytes: dict[str, int]) -> LibraryCell:
 
 
 def direct_name(url: str) -> str:
-    """Return the file name that a link ends in."""
+    """Return the file name at the end of a link."""
     return unquote(urlsplit(url).path).rpartition("/")[2]
 
 
-LEAVE_S = 1.0
-"""Longest wait in seconds for a question when the window closes; its thread ends by itself."""
+LEAVE_S = 1.0  # maximum wait in seconds for a request when the window closes
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What can be downloaded from one place.
-
-    Attributes:
-        first: number of the offer that was asked for; 0 for none.
-    """
+    """The offers of a repository; `first` is the index of the requested one, or 0."""
 
     repository: Repository
     offers: tuple[ModelOffer, ...]
@@ -98,19 +92,17 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class OfferVerdict:
-    """What the header of an offer tells."""
-
     offer: ModelOffer
     entry: LibraryEntry
 
 
 class HubQuestions(QObject):
-    """Questions to one hub; each answer comes as a signal."""
+    """Requests to one hub; results are signals."""
 
     found = Signal(object)  # list of FoundRepo
     opened = Signal(object)  # Choices
     looked = Signal(object)  # OfferVerdict
-    kept = Signal(object)  # bool: whether the keyring has the token that was entered
+    kept = Signal(object)  # bool: whether the token is in the keyring
     failed = Signal(object)  # EngineError
 
     def __init__(
@@ -133,25 +125,25 @@ class HubQuestions(QObject):
             job.failed.connect(self.failed)
 
     def search(self, words: str) -> None:
-        """Ask for repositories."""
+        """Search for repositories."""
         self._looking.drop()
         self._asking.run(lambda: self._hub.search(words))
 
     def open(self, address: Address) -> None:
-        """Ask what a place has."""
+        """List the offers at an address."""
         self._looking.drop()
         self._asking.run(lambda: self._choices(address))
 
     def look(self, offer: ModelOffer, situation: Situation) -> None:
-        """Ask for the header of an offer, and plan with it."""
+        """Fetch the header of an offer, and plan with it."""
         self._looking.run(lambda: self._look(offer, situation))
 
     def keep_token(self, token: str) -> None:
-        """Use another token; "" for none."""
+        """Store another token; "" removes it."""
         self._keeping.run(lambda: self._tokens.put(token))
 
     def close(self) -> None:
-        """Wait for no answer any more."""
+        """Cancel all requests."""
         self._is_closed.set()
         for job in (self._asking, self._looking, self._keeping):
             job.close(LEAVE_S)
@@ -171,7 +163,7 @@ class HubQuestions(QObject):
                 tr("{repository} has no GGUF model.").format(repository=repository.repo),
                 tr("Look for one with “GGUF” in its name."),
             )
-        first = wanted(found, address.quant, address.path)
+        first = find_offer(found, address.quant, address.path)
         if first is None and (address.quant or address.path):
             name = address.quant or address.path
             raise EngineError(
@@ -181,14 +173,12 @@ class HubQuestions(QObject):
         return Choices(repository, tuple(found), found.index(first) if first else 0)
 
     def _direct(self, url: str) -> Choices:
-        """Return the one model behind a link."""
-        if is_offline():
-            raise EngineError(tr(OFFLINE), tr("Unset it and start Tandem again."))
+        check_online()
         source = self._open_source()
         try:
             n_bytes, mark = source.size_of(url)
         except TryLater as failure:
-            raise EngineError(str(failure), tr("Try it again.")) from None
+            raise EngineError(str(failure), tr("Try again.")) from None
         finally:
             source.close()
         host = url.partition("//")[2].partition("/")[0].partition(":")[0]
@@ -197,18 +187,12 @@ class HubQuestions(QObject):
         return Choices(repository, tuple(offers([file])))
 
     def _look(self, offer: ModelOffer, situation: Situation) -> OfferVerdict:
-        if is_offline():
-            raise EngineError(tr(OFFLINE), tr("Unset it and start Tandem again."))
+        check_online()
         source = self._open_source()
         try:
             return OfferVerdict(offer, look_at(offer, source, situation, self._is_closed.is_set))
         finally:
             source.close()
-
-
-def numbered(found: Sequence[ModelOffer], offer: ModelOffer) -> int | None:
-    """Return the number of an offer in a list; None if it is of another one."""
-    return found.index(offer) if offer in found else None
 
 
 def result_headers() -> tuple[str, ...]:
@@ -219,7 +203,7 @@ def result_headers() -> tuple[str, ...]:
 
 
 def result_cells(found: FoundRepo) -> list[LibraryCell]:
-    """Return the cells of a repository's row, in the order of `result_headers`."""
+    """Return the cells of a repository's row; see `result_headers`."""
     publisher, _, name = found.repo.partition("/")
     updated = found.updated
     lock = tr("{name} · gated").format(name=name) if found.is_gated else name
@@ -246,16 +230,16 @@ def repository_facts(found: Repository) -> str:
 
 
 def state_text(job: DownloadJob, progress: TransferProgress) -> str:
-    """Return what a download does: "1.2 of 4.9 GB · 35 MB/s · 2 min left"."""
+    """Return the state of a download: "1.2 of 4.9 GB · 35 MB/s · 2 min left"."""
     if job.state == "failed":
         return f"{job.problem} {job.hint}".strip()
     if job.state == "done":
         return tr("{size} · done").format(size=decimal_size(job.n_bytes))
     amount = amount_text(progress.n_bytes, job.n_bytes)
     if job.state == "waiting":
-        return tr("{amount} · waiting for others").format(amount=amount)
+        return tr("{amount} · queued").format(amount=amount)
     if job.state == "paused":
         return tr("{amount} · paused").format(amount=amount)
     if progress.is_checking:
-        return tr("{amount} · comparing with its hash").format(amount=amount)
+        return tr("{amount} · verifying").format(amount=amount)
     return moving_text(progress, job.n_bytes)

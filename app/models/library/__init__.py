@@ -1,1 +1,1 @@
-"""The models that are already on this machine, whichever program has put them there."""
+"""The models on this machine, including other programs' models."""

@@ -1,4 +1,4 @@
-"""The session of the models page: looks for models in the background, and watches their folders."""
+"""The models on this machine: searched in the background, their folders watched."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """How a model would run with the split that Tandem suggests for it.
+    """Prediction for a model with its suggested split.
 
     Attributes:
-        fits: whether there is memory for it.
-        n_ctx: its context, in tokens.
-        devices: ids of the devices that it would use.
-        tokens_per_s: predicted speed of answers; 0 where it is unknown.
+        n_ctx: context in tokens.
+        devices: ids of the used devices.
+        tokens_per_s: predicted decode speed; 0 if unknown.
     """
 
     fits: bool
@@ -45,13 +44,13 @@ class Prospect:
 
 @dataclass(frozen=True, slots=True)
 class LibraryEntry:
-    """A model on the disk and what is known of it.
+    """A model on the disk.
 
     Attributes:
-        info: facts of its header; None while they are read, and where they cannot be.
-        problem: why it cannot be opened, as a sentence; "" if it can, or nobody knows yet.
-        prospect: how it would run; None while that is worked out, and where it cannot be.
-        is_judged: whether that was tried.
+        info: its header; None if it was not read or is unreadable.
+        problem: why it cannot be opened, as a sentence, or "".
+        prospect: prediction; None if there is none.
+        is_judged: whether a prediction was attempted.
     """
 
     found: FoundModel
@@ -63,13 +62,12 @@ class LibraryEntry:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """The devices as they are, for predictions on another thread.
+    """The present devices, for predictions on another thread.
 
     Attributes:
-        settings: devices to choose from; the rest is as by default.
+        settings: default settings of all devices.
         free_bytes: free memory by device.
-        forecaster: makes a forecaster that no other thread uses; None while no device is known.
-        factory: opens a model file for planning.
+        forecaster: makes a forecaster that no other thread uses; None without devices.
     """
 
     settings: SplitSettings
@@ -79,7 +77,7 @@ class Situation:
 
 
 def read_entry(found: FoundModel) -> LibraryEntry:
-    """Return a model with the facts of its header, or why it cannot be opened."""
+    """Return a model with its header, or the reason why it cannot be opened."""
     if found.missing:
         several, one = tr("{file} and {n} more are missing."), tr("{file} is missing.")
         n_more = len(found.missing) - 1
@@ -97,7 +95,7 @@ def read_entry(found: FoundModel) -> LibraryEntry:
 
 
 def prospect_of(info: ModelInfo, situation: Situation) -> Prospect | None:
-    """Predict how a model would run; None where no plan can be made for it."""
+    """Predict how a model would run, or return None if no plan can be made."""
     if situation.forecaster is None or not situation.settings.ranks:
         return None
     try:
@@ -117,12 +115,10 @@ def prospect_of(info: ModelInfo, situation: Situation) -> Prospect | None:
 
 log = logging.getLogger(__name__)
 
-SETTLE_MS = 1500
-"""Milliseconds without a change of a folder until it is read again: files arrive in pieces."""
+SETTLE_MS = 1500  # milliseconds without changes until folders are searched again
 
 JOIN_S = 5.0
-MAX_WATCHED = 200
-"""Number of folders that are watched; systems have few watches for all programs together."""
+MAX_WATCHED = 200  # maximum number of watched folders, as systems limit watches
 
 Known = dict[tuple[Path, int, float], LibraryEntry]
 
@@ -131,13 +127,13 @@ class LibrarySession(QObject):
     """The models on this machine; nothing is read before `refresh`.
 
     Args:
-        places: returns the folders to look into.
+        places: returns the folders to search.
         situation: returns the devices to predict for.
     """
 
-    listed = Signal(object)  # list of LibraryEntry: all models, with what was known of them before
-    described = Signal(object)  # LibraryEntry of which more is known now
-    finished = Signal()  # all that can be known is known
+    listed = Signal(object)  # list of LibraryEntry: all models, with cached details
+    described = Signal(object)  # LibraryEntry with new details
+    finished = Signal()
 
     _passed_on = Signal(int, str, object)
 
@@ -152,7 +148,7 @@ class LibrarySession(QObject):
         self._known: Known = {}
         self._number = 0
         self._is_busy = False
-        self._threads: list[threading.Thread] = []  # the last one, and those that end before it
+        self._threads: list[threading.Thread] = []  # the last one, and earlier ones that are ending
         self._watcher = QFileSystemWatcher(self)
         self._watcher.directoryChanged.connect(self._on_changed)
         self._settle = QTimer(self, singleShot=True, interval=SETTLE_MS)
@@ -161,13 +157,13 @@ class LibrarySession(QObject):
 
     @property
     def is_busy(self) -> bool:
-        """Whether models are being looked for or described."""
+        """Whether a search is running."""
         return self._is_busy
 
     @Slot()
     def refresh(self) -> None:
-        """Look for models again; what is known of unchanged files stays known."""
-        self._number += 1  # a search under way ends at its next model; nobody waits for it
+        """Search for models again; details of unchanged files are kept."""
+        self._number += 1  # a running search ends at its next model
         number, places, situation = self._number, list(self._places()), self._situation()
 
         def work() -> None:
@@ -179,7 +175,7 @@ class LibrarySession(QObject):
         thread.start()
 
     def close(self) -> None:
-        """End the search and watch nothing any more."""
+        """Stop searching and watching."""
         self._settle.stop()
         self._number += 1
         for thread in self._threads:
@@ -190,8 +186,6 @@ class LibrarySession(QObject):
     # on the thread
 
     def _look(self, number: int, places: list[Place], situation: Situation) -> None:
-        """Find models, then read the header of each, then predict how each would run."""
-
         def is_over() -> bool:
             return number != self._number
 
@@ -238,7 +232,6 @@ class LibrarySession(QObject):
             self.listed.emit(result)
 
     def _watch(self, found: Sequence[FoundModel]) -> None:
-        """Watch the folders of the models, and the places themselves."""
         places = self._places()
         folders = [str(place.path) for place in places if place.layout != "file"]
         folders += [str(model.path.parent) for model in found]
@@ -261,11 +254,11 @@ def _key(found: FoundModel) -> tuple[Path, int, float]:
 
 @dataclass(frozen=True, slots=True)
 class LastUse:
-    """The last load of a model, as far as it is known.
+    """The last load of a model.
 
     Attributes:
-        plan: its split in a few words; "" if it was never loaded.
-        tokens_per_s: measured speed of the last answer; 0 if there was none.
+        plan: text of its split; "" if it was never loaded.
+        tokens_per_s: measured speed of the last answer; 0 for none.
     """
 
     plan: str = ""
@@ -273,14 +266,14 @@ class LastUse:
 
 
 def last_use(settings: Settings, path: str) -> LastUse:
-    """Return how the model at `path` was run the last time."""
+    """Return the last load of the model at `path`."""
     plan, speed = settings.plans.get(path), settings.speeds.get(path)
     rate = float(speed) if isinstance(speed, int | float) and 0 < speed < 1e9 else 0.0
     return LastUse(_plan_text(plan) if isinstance(plan, Mapping) else "", rate)
 
 
 def _plan_text(plan: Mapping[str, object]) -> str:
-    """Return a split such as "Tensor 60 : 40 · context 32k"; what is damaged is left out."""
+    """Return "Tensor 60 : 40 · context 32k"; invalid parts are left out."""
     modes = {
         "single": tr("One device"), "tensor": tr("Tensor"), "layer": tr("Layers"),
         "groups": tr("Groups"),
@@ -296,7 +289,7 @@ def _plan_text(plan: Mapping[str, object]) -> str:
 
 
 def _share(rank: object) -> float:
-    """Return the share of a rank that is on; 0 for others and for what is damaged."""
+    """Return the share of an active rank; 0 for others and invalid data."""
     if not isinstance(rank, Mapping) or rank.get("on") is not True:
         return 0.0
     share = rank.get("share")
@@ -304,7 +297,7 @@ def _share(rank: object) -> float:
 
 
 def files_of(found: FoundModel, all_models: Iterable[FoundModel]) -> list[Path]:
-    """Return the files that go with a model: its parts, and helpers that no other model needs."""
+    """Return the files of a model: its parts, and helpers that no other model needs."""
     others = [other for other in all_models if other.path != found.path]
     needed = {path for other in others for path in (other.projector, other.draft)}
     helpers = (found.projector, found.draft)
@@ -312,7 +305,7 @@ def files_of(found: FoundModel, all_models: Iterable[FoundModel]) -> list[Path]:
 
 
 def question_of(found: FoundModel, files: list[Path]) -> str:
-    """Return the question before files are moved, with their number and size."""
+    """Return the confirmation question for moving files to the trash."""
     n_bytes = sum(path.stat().st_size for path in files if path.exists())
     return tr("Move {name} to the trash ({files}, {size})?").format(
         name=found.name, files=tr_n("{n} file", "{n} files", len(files)), size=decimal_size(n_bytes)
@@ -320,48 +313,43 @@ def question_of(found: FoundModel, files: list[Path]) -> str:
 
 
 def move_to_trash(files: Iterable[Path]) -> list[Path]:
-    """Move files to the trash; return those that could not be moved, and stay."""
-    from send2trash import send2trash  # late: on some systems it starts a service
+    """Move files to the trash; return the ones that could not be moved."""
+    from send2trash import send2trash  # late: starts a service on some systems
 
     kept = []
     for path in files:
         try:
             send2trash(path)
         except OSError as error:
-            log.info("%s stays: %s", path.name, error.strerror or type(error).__name__)
+            log.info("%s is not moved: %s", path.name, error.strerror or type(error).__name__)
             kept.append(path)
     return kept
 
 
-Mark = Literal["", "loaded", "loading"]
-"""What the engine does with a model of the library; "" for nothing."""
+Mark = Literal["", "loaded", "loading"]  # state of a model of the library in the engine
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedFile:
-    """A model file by the path under which it was opened.
-
-    Attributes:
-        identity: what tells it from others; None for models of servers and files that are gone.
-    """
+    """An opened model file; `identity` is None for remote models and missing files."""
 
     path: str
     identity: FileIdentity | None
 
     @classmethod
     def at(cls, path: str) -> OpenedFile:
-        """Return the file at a path, or what stands in the place of a path."""
+        """Return the file at a path or address."""
         return cls(path, file_identity(path))
 
     def is_of(self, found: FoundModel) -> bool:
-        """Return whether this is a model of the library, also by another name."""
+        """Return whether this is a model of the library, maybe under another path."""
         is_same = self.identity is not None and self.identity == found.identity
         return is_same or self.path == str(found.path)
 
 
 @dataclass(frozen=True, slots=True)
 class RunningModel:
-    """The model in use and the one that takes its place; None for none."""
+    """The loaded model, and the one that is being loaded."""
 
     loaded: OpenedFile | None = None
     loading: OpenedFile | None = None
@@ -374,7 +362,7 @@ class RunningModel:
         )
 
     def mark(self, found: FoundModel) -> Mark:
-        """Return what the engine does with a model."""
+        """Return the state of a model in the engine."""
         if self.loading is not None and self.loading.is_of(found):
             return "loading"
         return "loaded" if self.loaded is not None and self.loaded.is_of(found) else ""

@@ -1,4 +1,4 @@
-"""The page of all models on this machine: a table to search, sort and open from; its texts."""
+"""The table of models on this machine, and the details of a model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from app.devices.split.figures import rank_labels
 from app.models.library.library_session import LastUse, LibraryEntry, Mark, RunningModel
 from app.models.library.scan import OPENED, YOUR_FOLDERS, FoundModel, file_identity
 from app.widgets.buttons import button
-from app.widgets.layout import scaled
+from app.widgets.layout import fill, scaled
 from app.widgets.row_table import RowTable
 from app.widgets.shortcuts import is_pressed
 from app.widgets.text import caption_text, label, row_item
@@ -53,12 +53,11 @@ UNKNOWN = "…"
 
 @dataclass(frozen=True, slots=True)
 class LibraryCell:
-    """A text of a row, and what it is sorted by.
+    """Text and sort key of a cell.
 
     Attributes:
-        order: a number, or the text in small letters.
-        tip: more on it, or "".
-        spoken: the text for screen readers where it has signs; "" if it has none.
+        tip: tooltip, or "".
+        spoken: text for screen readers if `text` has symbols, or "".
     """
 
     text: str
@@ -68,7 +67,7 @@ class LibraryCell:
 
 
 def cells(entry: LibraryEntry, last: LastUse, *, is_pinned: bool, mark: Mark) -> list[LibraryCell]:
-    """Return the cells of a model's row, in the order of `HEADERS`."""
+    """Return the cells of a model's row; see `HEADERS`."""
     found, info = entry.found, entry.info
     unread = "" if entry.problem else UNKNOWN
     return [
@@ -80,7 +79,7 @@ def cells(entry: LibraryEntry, last: LastUse, *, is_pinned: bool, mark: Mark) ->
         LibraryCell(
             f"{count_text(info.n_params)} {info.architecture}" if info else unread,
             info.n_params if info else 0,
-            tr("Number of parameters, and the architecture"),
+            tr("Number of parameters and architecture"),
         ),
         LibraryCell(
             context_text(info.n_ctx_train) if info and info.n_ctx_train else unread,
@@ -93,7 +92,7 @@ def cells(entry: LibraryEntry, last: LastUse, *, is_pinned: bool, mark: Mark) ->
 HEADERS = (
     tr_later("Model"),
     tr_later("On these devices"),
-    tr_later("Last time"),
+    tr_later("Last run"),
     tr_later("Size"),
     tr_later("Type"),
     tr_later("Parameters"),
@@ -103,13 +102,13 @@ HEADERS = (
 
 
 def _name_cell(found: FoundModel, *, is_pinned: bool, mark: Mark) -> LibraryCell:
-    """Return a model's name with what is special about it, such as "● Qwen · loaded"."""
+    """Return a model's name with its state, such as "● Qwen · loaded"."""
     helpers = [path.name for path in (found.projector, found.draft) if path is not None]
     with_helpers = tr("with {files}").format(files=", ".join(helpers))
     signs = "★ " * is_pinned + "● " * (mark == "loaded")
     words = [found.name]
     if found.projector is not None:
-        words.append(tr("sees pictures"))
+        words.append(tr("vision"))
     if mark:
         words.append(tr("loaded") if mark == "loaded" else tr("loading …"))
     return LibraryCell(
@@ -121,7 +120,6 @@ def _name_cell(found: FoundModel, *, is_pinned: bool, mark: Mark) -> LibraryCell
 
 
 def _last_cell(last: LastUse) -> LibraryCell:
-    """Return how a model ran the last time: "58.1 tok/s", and with which split."""
     if not last.tokens_per_s:
         return LibraryCell(tr("opened") if last.plan else "–", 0.5 if last.plan else 0, last.plan)
     rate = f"{rate_text(last.tokens_per_s)} tok/s"
@@ -129,7 +127,7 @@ def _last_cell(last: LastUse) -> LibraryCell:
 
 
 def outlook(entry: LibraryEntry) -> LibraryCell:
-    """Return how a model would run here: "~ 61 tok/s · 32k", or why it does not."""
+    """Return the prediction for a model: "~ 61 tok/s · 32k", or why it does not run."""
     if entry.problem:
         return LibraryCell(tr("cannot be opened"), -2.0, entry.problem)
     prospect = entry.prospect
@@ -139,15 +137,15 @@ def outlook(entry: LibraryEntry) -> LibraryCell:
         return LibraryCell(UNKNOWN, -1.0)
     if not prospect.fits:
         return LibraryCell(
-            tr("too large"), 0.0, tr("There is too little free memory for this model.")
+            tr("too large"), 0.0, tr("There is not enough free memory for this model.")
         )
     where = ", ".join(dict.fromkeys(rank_labels(prospect.devices)))
     context = context_text(prospect.n_ctx if prospect.n_ctx < 4096 else prospect.n_ctx & ~1023)
     is_timed = prospect.tokens_per_s > 0
     tip = (
-        tr("On {devices}, with a context of {n} tokens; speed as predicted")
+        tr("On {devices} with a context of {n} tokens; predicted speed")
         if is_timed
-        else tr("On {devices}, with a context of {n} tokens")
+        else tr("On {devices} with a context of {n} tokens")
     ).format(devices=where, n=prospect.n_ctx)
     if not is_timed:
         return LibraryCell(tr("fits · {context}").format(context=context), 0.5, tip)
@@ -169,18 +167,17 @@ PATH: Final = Qt.ItemDataRole.UserRole + 2
 MARK: Final = Qt.ItemDataRole.UserRole + 3
 
 DROPPABLE: Final = (7, 6, 5, 2, 4, 3)
-"""Columns of `HEADERS` that a narrow table does without; the one that goes first stands first."""
+"""Columns of `HEADERS` that narrow tables hide, the least important first."""
 
 BUTTON_WIDTH: Final = 240
 
-ZERO_WIDTH_SPACE: Final = "\u200b"
-"""Place where a line may be broken."""
+ZERO_WIDTH_SPACE: Final = "\u200b"  # allows a line break
 
 Index = QModelIndex | QPersistentModelIndex
 
 
 class LibraryView(QWidget):
-    """Table of models; the paths that its signals name are those of files to open."""
+    """Table of models; signals carry the path of the file to open."""
 
     open_requested = Signal(str)
     eject_requested = Signal()
@@ -224,11 +221,11 @@ class LibraryView(QWidget):
     def set_entries(
         self, entries: Sequence[LibraryEntry], pinned: Collection[str], uses: Mapping[str, LastUse]
     ) -> None:
-        """Show these models in place of all others; keep what is selected.
+        """Replace all models, keeping the selection.
 
         Args:
-            pinned: paths of those that come first.
-            uses: how models were run the last time, by path.
+            pinned: paths of the models that come first.
+            uses: last runs by path.
         """
         chosen = self.selected
         self._uses = uses
@@ -241,7 +238,7 @@ class LibraryView(QWidget):
             self._select(chosen)
 
     def set_entry(self, entry: LibraryEntry) -> None:
-        """Show what more is known of a model."""
+        """Update one model."""
         if entry.found.path not in self._entries:
             return
         self._entries[entry.found.path] = entry
@@ -251,18 +248,17 @@ class LibraryView(QWidget):
                     self._rows.setItem(row, column, item)
 
     def set_running(self, running: RunningModel) -> None:
-        """Mark the model that is loaded, and the one that is being loaded."""
+        """Mark the loaded model and the one that is being loaded."""
         self._running = running
         self._refresh_marks()
 
     def is_loaded(self, path: str) -> bool:
-        """Return whether the file at a path is the loaded model, and not one in its place."""
+        """Return whether the file at a path is the loaded model."""
         loaded = self._running.loaded
         return loaded is not None and loaded.identity == file_identity(path) is not None
 
     @Slot()
     def _refresh_marks(self) -> None:
-        """Show the rows anew whose model has a mark, or had one."""
         for row in range(self._rows.rowCount()):
             name = self._rows.item(row, 0)
             entry = self._entries[Path(name.data(PATH))]
@@ -270,21 +266,21 @@ class LibraryView(QWidget):
                 self.set_entry(entry)
 
     def show_folders(self, folders: Sequence[str]) -> None:
-        """Say where models are looked for, for when there are none."""
+        """Set the folders to list if no models are found."""
         text = tr(
-            "Tandem looks into {folders} and the folders of Hugging Face, LM Studio, Ollama,"
+            "Tandem searches {folders} and the folders of Hugging Face, LM Studio, Ollama,"
             " llama.cpp and Jan."
         )
         shown = ", ".join(folders).replace(os.sep, os.sep + ZERO_WIDTH_SPACE)
         self._where.setText(text.format(folders=shown))
 
     def set_status(self, *, is_busy: bool) -> None:
-        """Say how many models there are, and whether more may be known soon."""
+        """Show the number of models, and whether the search is running."""
         n = len(self._entries)
         count = tr_n("{n} model", "{n} models", n)
         if is_busy:
             reading = tr("{models} · reading …").format(models=count)
-            self._status.setText(reading if n else tr("Looking for models …"))
+            self._status.setText(reading if n else tr("Searching for models …"))
         elif n:
             self._status.setText(count)
         else:
@@ -314,7 +310,7 @@ class LibraryView(QWidget):
             menu.addAction(text).triggered.connect(lambda _=False, s=signal: s.emit(path))
         menu.addSeparator()
         remove = menu.addAction(tr("Move to trash…"))
-        if not is_own:  # what other programs keep is theirs, and they would miss it
+        if not is_own:  # other programs manage their files
             text = tr("Remove it in {program}").format(program=found.program)
             remove.setText(caption_text(text))
         remove.setEnabled(is_own)
@@ -371,8 +367,7 @@ class LibraryView(QWidget):
         table.set_headers(DROPPABLE)
 
     def _make_empty(self) -> QWidget:
-        """Make what stands in place of the table while there are no models."""
-        title = label(tr("No models were found"), "title")
+        title = label(tr("No models found"), "title")
         download = button(tr("Download a model…"), "primary")
         download.clicked.connect(self.download_requested)
         folder = button(tr("Add folder…"), name=tr("Add a folder of models"))
@@ -381,12 +376,7 @@ class LibraryView(QWidget):
             words.setAlignment(Qt.AlignmentFlag.AlignCenter)
             words.setWordWrap(True)
         made = QWidget()
-        layout = QVBoxLayout(made)
-        layout.setSpacing(8)
-        layout.addStretch(2)
-        layout.addWidget(title)
-        layout.addWidget(self._where)
-        layout.addSpacing(8)
+        layout = fill(QVBoxLayout(made), (None, 2), title, self._where, 8, spacing=8)
         for choice in (download, folder):
             scaled(choice, choice.setFixedWidth, BUTTON_WIDTH)
             layout.addWidget(choice, 0, Qt.AlignmentFlag.AlignHCenter)
@@ -396,22 +386,13 @@ class LibraryView(QWidget):
     def _build(self) -> None:
         folder = button(tr("Add folder…"))
         folder.clicked.connect(self.folder_requested)
-        again = button(tr("Refresh"), "quiet", tr("Look for models again"))
+        again = button(tr("Refresh"), "quiet", tr("Search for models again"))
         again.clicked.connect(self.refresh_requested)
-        head = QHBoxLayout()
-        head.setSpacing(8)
-        head.addWidget(label(tr("Models"), "title"))
-        head.addWidget(self.search, 1)
-        head.addWidget(folder)
-        foot = QHBoxLayout()
-        foot.addWidget(self._status, 1)
-        foot.addWidget(again)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(20, 16, 20, 8)
-        layout.setSpacing(10)
-        layout.addLayout(head)
-        layout.addWidget(self._middle, 1)
-        layout.addLayout(foot)
+        title = label(tr("Models"), "title")
+        head = fill(QHBoxLayout(), title, (self.search, 1), folder, spacing=8)
+        foot = fill(QHBoxLayout(), (self._status, 1), again)
+        parts = head, (self._middle, 1), foot
+        fill(QVBoxLayout(self), *parts, margins=(20, 16, 20, 8), spacing=10)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if is_pressed("leave-page", event):
@@ -421,13 +402,12 @@ class LibraryView(QWidget):
 
 
 def _colour(name: QStandardItem, mark: Mark) -> None:
-    """Colour the name of a model that is loaded, or is being loaded."""
     if mark:
         name.setForeground(QColor(theme().ok if mark == "loaded" else theme().accent))
 
 
 class _Sorted(QSortFilterProxyModel):
-    """Rows that have all words of a search, pinned ones first, whatever the order."""
+    """Rows with all words of a search; pinned ones always come first."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
@@ -455,7 +435,7 @@ class _Sorted(QSortFilterProxyModel):
 
 
 class DetailsDialog(QDialog):
-    """Shows metadata and tensors of a file, with a search over both."""
+    """Metadata and tensors of a file with a search."""
 
     def __init__(self, inspection: Inspection, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -475,9 +455,7 @@ class DetailsDialog(QDialog):
         tabs.addTab(self.metadata, tr("Metadata"))
         tabs.addTab(self.tensors, tr_n("{n} tensor", "{n} tensors", len(inspection.tensors)))
         tabs.tabBar().setAccessibleName(tr("Parts of the header"))
-        layout = QVBoxLayout(self)
-        layout.addWidget(self.search)
-        layout.addWidget(tabs, 1)
+        layout = fill(QVBoxLayout(self), self.search, (tabs, 1))
         for warning in inspection.warnings:
             text = label(translated(warning), "warn")
             text.setWordWrap(True)
@@ -497,7 +475,7 @@ def _table(name: str, headers: tuple[str, ...], rows: Iterable[tuple[str, ...]])
     shown.setFilterCaseSensitivity(Qt.CaseSensitivity.CaseInsensitive)
     table = QTableView()
     table.setModel(shown)
-    model.setParent(table)  # Qt's views do not own what they show
+    model.setParent(table)  # Qt's views do not own their models
     shown.setParent(table)
     table.setAccessibleName(name)
     table.setShowGrid(False)

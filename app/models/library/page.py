@@ -1,4 +1,4 @@
-"""The models page of a window, made when it is first wanted."""
+"""The models page, created on first use."""
 
 from __future__ import annotations
 
@@ -41,11 +41,7 @@ if TYPE_CHECKING:
 
 
 class LibraryPresenter(QObject):
-    """Connection of one `LibrarySession` with its page.
-
-    Args:
-        keep: stores settings and has them written.
-    """
+    """Connects a `LibrarySession` with its page; `keep` saves settings."""
 
     noticed = Signal(object)  # Notice
     open_requested = Signal(str)
@@ -79,13 +75,13 @@ class LibraryPresenter(QObject):
         self._details.failed.connect(lambda error: self.noticed.emit(Notice.of(error)))
 
     def close(self) -> None:
-        """End all work on threads."""
+        """Wait for all threads."""
         self._details.close()
         self._trash.close()
 
     @Slot()
     def refresh(self) -> None:
-        """Look for models again."""
+        """Search for models again."""
         self._session.refresh()
         self._view.set_status(is_busy=True)
 
@@ -102,7 +98,6 @@ class LibraryPresenter(QObject):
 
     @Slot()
     def _add_folder(self) -> None:
-        """Ask for a folder to look into as well."""
         folder = QFileDialog.getExistingDirectory(self._view, tr("Folder with models"))
         current = self._settings.current
         if folder and folder not in current.model_folders:
@@ -120,12 +115,10 @@ class LibraryPresenter(QObject):
 
     @Slot(str)
     def _show_details(self, path: str) -> None:
-        """Show the header of a file; reading a whole one takes a moment."""
         self._details.run(lambda: engine.inspect_model(path))
 
     @Slot(str)
     def _remove(self, path: str) -> None:
-        """Move the files of a model to the trash, after a question."""
         found = self._entries[Path(path)].found
         files = files_of(found, [entry.found for entry in self._entries.values()])
         question = QMessageBox.question(
@@ -152,12 +145,12 @@ class LibraryPage(QObject):
     """Page of all models, shown in the middle of the window.
 
     Args:
-        show: shows a widget there.
-        leave: shows the chat there again.
-        keep: stores settings and has them written.
+        keep: saves settings.
+        show: shows a widget in the window.
+        leave: returns to the chat.
 
     Attributes:
-        tabs: all parts of the page; None until it is wanted.
+        tabs: all tabs of the page; None until it is first shown.
     """
 
     noticed = Signal(object)  # Notice
@@ -185,7 +178,7 @@ class LibraryPage(QObject):
         self._loaded = self._loading = ""
 
     def add(self, part: DownloadsPart) -> None:
-        """Add a part, behind the models of this machine; to be called before the first `toggle`."""
+        """Add a tab; to be called before the first `toggle`."""
         self._parts.append(part)
         part.noticed.connect(self.noticed)
         part.open_requested.connect(self._open)
@@ -194,7 +187,7 @@ class LibraryPage(QObject):
 
     @Slot()
     def toggle(self) -> None:
-        """Show the page, with the models as they are now, or leave it."""
+        """Show the page and refresh it, or leave it."""
         tabs = self.tabs or self._make()
         if tabs.isVisible():
             self._leave()
@@ -204,7 +197,7 @@ class LibraryPage(QObject):
         self._refresh()
 
     def show_part(self, part: DownloadsPart) -> None:
-        """Show the page with one of its added parts in front."""
+        """Show the page with the tab of `part`."""
         tabs = self.tabs or self._make()
         if not tabs.isVisible():
             self.toggle()
@@ -212,12 +205,7 @@ class LibraryPage(QObject):
         self._enter()
 
     def show_running(self, loaded: str, loading: str) -> None:
-        """Mark the model that is loaded, and the one that is being loaded.
-
-        Args:
-            loaded: its path; "" for none.
-            loading: its path; "" for none.
-        """
+        """Mark the loaded model and the one being loaded, given by path or ""."""
         self._loaded, self._loading = loaded, loading
         if self.view is not None:
             self._mark_running(self.view)
@@ -228,12 +216,12 @@ class LibraryPage(QObject):
         view.set_running(RunningModel.at(self._loaded, self._loading))
 
     def note_speed(self, loaded: ModelLoaded | None, tokens_per_s: float) -> None:
-        """Remember how fast the loaded model has answered, without guesses."""
+        """Save the speed of the loaded model without draft tokens."""
         if loaded is not None:
             self._keep(self._settings.current.with_speed(loaded.info.path, tokens_per_s))
 
     def close(self) -> None:
-        """End all work on threads."""
+        """Wait for all threads."""
         for part in self._parts:
             part.close()
         if self.session is not None and self._presenter is not None:
@@ -248,7 +236,6 @@ class LibraryPage(QObject):
 
     @Slot()
     def _enter(self) -> None:
-        """Put the cursor where the part in front wants it."""
         assert self.tabs is not None
         assert self.view is not None
         number = self.tabs.currentIndex()
@@ -258,7 +245,7 @@ class LibraryPage(QObject):
             self.view.search.setFocus()
 
     def _make(self) -> QTabWidget:
-        # imported here, since the window's first picture does not need them
+        # late: not needed for the window's first frame
         from app.models.library.library_session import LibrarySession
         from app.models.library.library_view import LibraryView
 
@@ -285,7 +272,7 @@ class LibraryPage(QObject):
         return tabs
 
     def situation(self) -> Situation:
-        """Return the devices as they are now, for predictions on another thread."""
+        """Return the present devices, for predictions on another thread."""
         from app.models.library.library_session import Situation
 
         split = self._split
@@ -296,7 +283,6 @@ class LibraryPage(QObject):
         )
 
     def _places(self) -> list[Place]:
-        """Return where to look: own folders, those of programs, and models that were opened."""
         from app.models.library.scan import known_places, opened_models
 
         demo = paths.demo_model()
@@ -305,13 +291,11 @@ class LibraryPage(QObject):
         return [*known_places(self._own_folders()), *opened]
 
     def _own_folders(self) -> list[str]:
-        """Return a person's own folders, and that of downloads."""
         current = self._settings.current
         return [*current.model_folders, current.download_folder or str(paths.models_dir())]
 
     @Slot(str)
     def _open_listed(self, path: str) -> None:
-        """Open a model of the library; only return to the chat if it is loaded already."""
         if self.view is not None and self.view.is_loaded(path):
             self._leave()
         else:

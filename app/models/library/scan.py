@@ -1,4 +1,4 @@
-"""The model files in some folders: parts of a model together, helpers beside it, nothing twice."""
+"""Search for model files: split models and helpers are grouped, duplicates removed."""
 
 from __future__ import annotations
 
@@ -14,23 +14,17 @@ from typing import Final, Literal
 from app.core.translation import tr_later
 from engine import read_file
 
-YOUR_FOLDERS: Final = tr_later("Your folders")
-"""Name of the folders that a person has chosen, in place of a program's."""
+YOUR_FOLDERS: Final = tr_later("Your folders")  # program name of folders that the user added
 
-OPENED: Final = tr_later("Opened")
-"""Name of models that were opened and lie in no such folder, in place of a program's."""
+OPENED: Final = tr_later("Opened")  # program name of opened models outside of known folders
 
 Layout = Literal["files", "hub", "ollama", "file"]
-"""Arrangement of a place: files in folders, Hugging Face's cache, Ollama's manifests, one file."""
+"""Layout of a place: folders, Hugging Face's cache, Ollama's manifests, or one file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A folder that may hold models, or one model file.
-
-    Attributes:
-        program: name of the program that keeps it, as people know it.
-    """
+    """A folder with models or one model file, and the name of its program."""
 
     path: Path
     program: str
@@ -42,19 +36,17 @@ def known_places(
     home: Path | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> list[Place]:
-    """Return the folders that exist: a person's own first, then those of other programs.
-
-    Each is named once, also where several programs use it.
+    """Return the existing folders, each once: the user's, then other programs'.
 
     Args:
-        own: folders that the person has chosen.
-        home: the person's home folder; None asks the system.
+        own: folders that the user added.
+        home: home folder; None uses the system's.
     """
     found = [Place(Path(path).expanduser(), YOUR_FOLDERS) for path in own]
     if home is None:
         try:
             home = Path.home()
-        except RuntimeError:  # a user without a home
+        except RuntimeError:  # no home folder
             return _existing(found)
     get = environment.get
     cache = Path(get("XDG_CACHE_HOME") or home / ".cache")
@@ -75,12 +67,11 @@ def known_places(
 
 
 def opened_models(paths: Iterable[str | Path]) -> list[Place]:
-    """Return model files that were opened and are still there."""
+    """Return opened model files that still exist."""
     return [Place(Path(path), OPENED, "file") for path in paths if Path(path).is_file()]
 
 
 def _existing(places: Iterable[Place]) -> list[Place]:
-    """Return the places that are folders, each once."""
     found: dict[tuple[int, int], Place] = {}
     for place in places:
         try:
@@ -88,26 +79,22 @@ def _existing(places: Iterable[Place]) -> list[Place]:
             if place.path.is_dir():
                 found.setdefault((status.st_dev, status.st_ino), place)
         except OSError:
-            continue  # it does not exist, or may not be read
+            continue  # missing or unreadable
     return list(found.values())
 
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
-DEEPEST = 8
-"""Number of folders inside each other that are looked into."""
+DEEPEST = 8  # maximum depth of folders
 
-MAX_FILES = 20_000
-"""Number of model files after which a folder is left: it holds something else."""
+MAX_FILES = 20_000  # maximum number of files; a folder with more is not one of models
 
 SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.IGNORECASE)
 OLLAMA_MODEL = "application/vnd.ollama.image.model"
 OLLAMA_PROJECTOR = "application/vnd.ollama.image.projector"
-MAX_MANIFEST = 1 << 20
-"""Most bytes of a manifest of Ollama."""
+MAX_MANIFEST = 1 << 20  # maximum bytes of an Ollama manifest
 
-FileIdentity = tuple[int, int]
-"""Device and inode of a file."""
+FileIdentity = tuple[int, int]  # device and inode of a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +102,15 @@ class FoundModel:
     """A model on the disk.
 
     Attributes:
-        path: file to open; the first part of a model in several.
-        name: what its folder or program calls it.
-        program: program that keeps it.
-        n_bytes: size of all its parts.
-        modified: time of the last change, in seconds since the epoch.
-        parts: all files of the model that are there.
-        missing: file names of parts that are not there.
-        projector: file that gives it eyes ("mmproj"); None for none.
-        draft: file with heads that predict several tokens ("mtp"); None for none.
-        identity: what tells its file from others, as of `file_identity`.
+        path: file to open; the first part of a split model.
+        name: name in its folder or program.
+        n_bytes: total size of its parts.
+        modified: last change in seconds since the epoch.
+        parts: all existing files of the model.
+        missing: names of missing parts.
+        projector: vision encoder ("mmproj"), if any.
+        draft: MTP heads ("mtp"), if any.
+        identity: see `file_identity`.
     """
 
     path: Path
@@ -142,9 +128,9 @@ class FoundModel:
 def scan(
     places: Iterable[Place], is_cancelled: Callable[[], bool] = lambda: False
 ) -> list[FoundModel]:
-    """Return the models in some folders, each file once, in the order of the folders.
+    """Return the models in folders, each file once, in the order of the folders.
 
-    Folders that cannot be read are left out.
+    Unreadable folders are skipped.
     """
     seen: set[FileIdentity] = set()
     found: list[FoundModel] = []
@@ -159,7 +145,6 @@ def scan(
 
 
 def _models_at(place: Place, is_cancelled: Callable[[], bool]) -> Iterator[FoundModel]:
-    """Yield the models of a place."""
     if place.layout == "ollama":
         yield from _in_ollama(place)
     elif place.layout == "file":
@@ -172,7 +157,7 @@ def _models_at(place: Place, is_cancelled: Callable[[], bool]) -> Iterator[Found
 
 
 def file_identity(path: str | Path) -> FileIdentity | None:
-    """Return what tells a file from others, by whatever name it goes; None if it is gone."""
+    """Return a path-independent identity of a file, or None if it does not exist."""
     try:
         status = os.stat(path)
     except OSError:
@@ -181,7 +166,6 @@ def file_identity(path: str | Path) -> FileIdentity | None:
 
 
 def _in_folder(place: Place, is_cancelled: Callable[[], bool]) -> Iterator[FoundModel]:
-    """Yield the models of a folder of files, and of those below it."""
     n_files = 0
     for folder, names in _walk(place.path):
         files = sorted(name for name in names if name.lower().endswith(SUFFIX))
@@ -192,7 +176,7 @@ def _in_folder(place: Place, is_cancelled: Callable[[], bool]) -> Iterator[Found
 
 
 def _walk(top: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Yield (folder, names of its files) for a folder and those below, without hidden ones."""
+    """Yield (folder, names of its files) for a folder and its subfolders, without hidden ones."""
     depth = len(top.parts)
     for root, folders, names in os.walk(top):
         folder = Path(root)
@@ -203,7 +187,6 @@ def _walk(top: Path) -> Iterator[tuple[Path, list[str]]]:
 
 
 def _models(place: Place, folder: Path, names: list[str]) -> Iterator[FoundModel]:
-    """Yield the models among the files of one folder, with their helpers."""
     projectors = [name for name in names if "mmproj" in name.lower()]
     drafts = [name for name in names if name.lower().startswith("mtp-")]
     helpers = {*projectors, *drafts}
@@ -218,7 +201,6 @@ def _models(place: Place, folder: Path, names: list[str]) -> Iterator[FoundModel
 
 
 def _together(names: list[str]) -> Iterator[list[str]]:
-    """Yield the names of each model's files, in order."""
     shards: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name in names:
         match = SHARD.match(name)
@@ -230,7 +212,6 @@ def _together(names: list[str]) -> Iterator[list[str]]:
 
 
 def _model(place: Place, folder: Path, parts: list[str]) -> FoundModel | None:
-    """Return the model of these files; None if they are gone."""
     try:
         states = [(folder / part).stat() for part in parts]
     except OSError:
@@ -240,8 +221,8 @@ def _model(place: Place, folder: Path, parts: list[str]) -> FoundModel | None:
     missing: tuple[str, ...] = ()
     if match is not None:
         count = int(match["count"])
-        wanted = (f"{stem}-{n:05}-of-{count:05}{SUFFIX}" for n in range(1, min(count, 999) + 1))
-        missing = tuple(name for name in wanted if name not in parts)
+        expected = (f"{stem}-{n:05}-of-{count:05}{SUFFIX}" for n in range(1, min(count, 999) + 1))
+        missing = tuple(name for name in expected if name not in parts)
     return FoundModel(
         folder / parts[0],
         _hub_name(place, folder, stem) if place.layout == "hub" else stem,
@@ -254,9 +235,9 @@ def _model(place: Place, folder: Path, parts: list[str]) -> FoundModel | None:
 
 
 def _hub_name(place: Place, folder: Path, stem: str) -> str:
-    """Return the name of a file in Hugging Face's cache: its repository and itself.
+    """Return the repository and name of a file in Hugging Face's cache.
 
-    A repository's folder is called "models--owner--name".
+    The folder of a repository is "models--owner--name".
     """
     parts = folder.relative_to(place.path).parts
     repository = parts[0].removeprefix("models--").replace("--", "/", 1) if parts else ""
@@ -264,7 +245,7 @@ def _hub_name(place: Place, folder: Path, stem: str) -> str:
 
 
 def _in_ollama(place: Place) -> Iterator[FoundModel]:
-    """Yield the models that Ollama's manifests name; their files have no suffix.
+    """Yield the models of Ollama's manifests.
 
     A manifest is "manifests/host/owner/name/tag", JSON with the digests of the model's layers.
     """
@@ -289,7 +270,7 @@ def _in_ollama(place: Place) -> Iterator[FoundModel]:
 
 
 def _layers(manifest: Path) -> dict[str, str]:
-    """Return the digests of a manifest's layers by their type; none if it is no manifest."""
+    """Return the digests of a manifest's layers by type; none if it is invalid."""
     try:
         document = json.loads(read_file(manifest, MAX_MANIFEST))
         return {str(layer["mediaType"]): str(layer["digest"]) for layer in document["layers"]}
@@ -298,7 +279,6 @@ def _layers(manifest: Path) -> dict[str, str]:
 
 
 def _blob(top: Path, digest: str | None) -> Path | None:
-    """Return the file of a digest if it is a model that may be read; else None."""
     if digest is None or re.fullmatch(r"sha256:[0-9a-f]{64}", digest) is None:
         return None
     path = top / "blobs" / digest.replace(":", "-")

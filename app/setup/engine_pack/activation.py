@@ -1,7 +1,4 @@
-"""The choice where the engine's libraries come from, made at each start before anything needs them.
-
-It runs before the window's first picture, so it imports little.
-"""
+"""Choice of the engine's libraries at each start; imports little, as it runs before the window."""
 
 from __future__ import annotations
 
@@ -13,15 +10,13 @@ from typing import Literal
 import engine
 from app.core.paths import engines_dir
 
-Origin = Literal["own", "pack", "none"]
-"""Where torch comes from: installed with Tandem, from a pack, or from nowhere."""
+Origin = Literal["own", "pack", "none"]  # source of torch: installed with Tandem, a pack, or none
 
-_lock = threading.Lock()
-"""Lock of `activate`, which several threads of a window may call."""
+_lock = threading.Lock()  # of `activate`
 
 
 def has_own_engine() -> bool:
-    """Return whether torch is installed beside Tandem, so that no pack is needed."""
+    """Return whether torch is installed with Tandem, so that no pack is needed."""
     try:
         spec = find_spec("torch")
     except (ImportError, ValueError):
@@ -30,17 +25,17 @@ def has_own_engine() -> bool:
 
 
 def activate() -> Origin:
-    """Use the current pack, if torch is not installed beside Tandem; return where it comes from.
+    """Use the current pack if torch is not installed with Tandem; return the source of torch.
 
-    To be called at the start, and again after a pack was installed, rolled back or removed: later
-    child processes use the new one. This process keeps what it has imported.
+    Call it at the start, and after a pack was installed, rolled back or removed, for later child
+    processes. This process keeps its imports. Thread-safe.
     """
     with _lock:
         if has_own_engine():
             return "own"
         pack = None
         if engines_dir().is_dir():
-            from app.setup.engine_pack.store import PackStore  # late: most starts do without
+            from app.setup.engine_pack.store import PackStore  # late: rarely needed
 
             store = PackStore()
             pack = store.current if store.is_private else None

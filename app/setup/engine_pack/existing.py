@@ -1,4 +1,4 @@
-"""Use of an existing Python environment that has torch, in place of a pack."""
+"""Use of an existing Python environment with torch instead of a pack."""
 
 from __future__ import annotations
 
@@ -27,22 +27,21 @@ REQUIREMENT = re.compile(r"([\w-]+)\s*((?:[<>]=?[\d.]+,?)+)")
 BOUND = re.compile(r"(>=|<)([\d.]+)")
 NUMBERS = re.compile(r"\d+(\.\d+)*")
 FACTS = Path(__file__).with_name("children") / "environment_facts.py"
-"""Program that tells what a Python has."""
 
 
 def find_python(place: Path) -> Path:
-    """Return the Python program that a person names by itself or by the folder of its environment.
+    """Return the Python executable at a path or in the environment in a folder.
 
     Raises:
         EngineError: there is none.
     """
-    below = ("Scripts/python.exe", "python.exe", "bin/python3", "bin/python")
-    for path in (place, *(place / name for name in below)):
+    names = ("Scripts/python.exe", "python.exe", "bin/python3", "bin/python")
+    for path in (place, *(place / name for name in names)):
         if path.is_file() and os.access(path, os.X_OK):
             return path.absolute()
     raise EngineError(
         tr("There is no Python in {place}.").format(place=place),
-        tr("Name a Python program, or the folder of a virtual environment."),
+        tr("Choose a Python executable, or the folder of a virtual environment."),
     )
 
 
@@ -52,24 +51,24 @@ def use_environment(
     is_stopped: Callable[[], bool] = lambda: False,
     attempt: Callable[..., Tried] = try_pack,
 ) -> Installed:
-    """Use an existing Python environment from now on, after it was checked and has answered.
+    """Test an existing Python environment and use it from now on.
 
     Args:
-        place: its Python program, or its folder.
+        place: its Python executable or its folder.
 
     Raises:
-        Cancelled: `is_stopped`.
-        EngineError: it cannot be used. The engine that was in use before still is.
+        Cancelled: `is_stopped` returned True.
+        EngineError: it cannot be used; the engine in use stays.
     """
     store = store or PackStore()
     python = find_python(place)
-    found = _ask(python, is_stopped)
-    _check(python, found)
-    folders = tuple(str(folder) for folder in found["folders"])
+    facts = _facts(python, is_stopped)
+    _check(python, facts)
+    folders = tuple(str(folder) for folder in facts["folders"])
     with store.locked():
         tried = attempt(folders, is_stopped, writes_bytecode=False)
         pack = Pack(
-            name="", backend=BACKEND, version=str(found["versions"]["torch"]),
+            name="", backend=BACKEND, version=str(facts["versions"]["torch"]),
             python=this_python(), folders=folders, source=str(python),
         )  # fmt: skip
         try:
@@ -83,51 +82,46 @@ def use_environment(
     return installed
 
 
-def _ask(python: Path, is_stopped: Callable[[], bool]) -> dict[str, Any]:
-    """Return what a Python tells of itself.
+def _facts(python: Path, is_stopped: Callable[[], bool]) -> dict[str, Any]:
+    """Return the output of `environment_facts`.
 
     Raises:
-        EngineError: it does not start, or tells something else.
+        EngineError: it does not start or prints something else.
     """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("PYTHON")
     }
     try:
         ended = run_child((str(python), str(FACTS)), environment, LIMIT_S, is_stopped)
-        found = json.loads(ended.output.splitlines()[-1]) if ended.output.strip() else None
-        if ended.status == 0 and isinstance(found, dict):
-            return found
+        facts = json.loads(ended.output.splitlines()[-1]) if ended.output.strip() else None
+        if ended.status == 0 and isinstance(facts, dict):
+            return facts
         why = ended.last_line
     except (OSError, ValueError) as error:
         why = str(error)
     raise EngineError(
-        tr("{python} does not work as a Python: {why}.").format(
+        tr("{python} is not a working Python: {why}.").format(
             python=python, why=one_line(why, 200).rstrip(".")
         )
     )
 
 
-def _check(python: Path, found: dict[str, Any]) -> None:
-    """Check that this Python can import what another has.
-
-    Raises:
-        EngineError: it cannot.
-    """
-    is_same = (found["python"], found["kind"]) == (this_python(), sys.implementation.name)
-    if not is_same or not found["is_64_bit"]:
+def _check(python: Path, facts: dict[str, Any]) -> None:
+    is_same = (facts["python"], facts["kind"]) == (this_python(), sys.implementation.name)
+    if not is_same or not facts["is_64_bit"]:
         raise EngineError(
             tr("{python} is {kind} {version}, but Tandem needs {own}.").format(
-                python=python, kind=one_line(str(found["kind"]), 40),
-                version=one_line(str(found["python"]), 20),
+                python=python, kind=one_line(str(facts["kind"]), 40),
+                version=one_line(str(facts["python"]), 20),
                 own=f"{sys.implementation.name} {this_python()}",
             ),
-            tr("Make an environment with that version."),
+            tr("Create an environment with that version."),
         )  # fmt: skip
-    _check_versions(python, found["versions"])
+    _check_versions(python, facts["versions"])
 
 
 def _check_versions(python: Path, versions: Mapping[str, str]) -> None:
-    """Check that an environment has all that the engine needs, in versions that it knows.
+    """Check that an environment has the engine's dependencies in supported versions.
 
     Raises:
         EngineError: it has not.
@@ -136,24 +130,24 @@ def _check_versions(python: Path, versions: Mapping[str, str]) -> None:
     if missing:
         raise EngineError(
             tr("{python} lacks {names}.").format(python=python, names=", ".join(missing)),
-            tr("Install them there, as with: pip install {names}").format(names=" ".join(missing)),
+            tr("Install them there: pip install {names}").format(names=" ".join(missing)),
         )
     wrong = [
         f"{name} {one_line(version, 40)}" for name, version in versions.items()
         if not is_within(version, _bounds().get(name, ""))
     ]  # fmt: skip
     if wrong:
-        wanted = " ".join(f'"{name}{bounds}"' for name, bounds in sorted(_bounds().items()))
+        required = " ".join(f'"{name}{bounds}"' for name, bounds in sorted(_bounds().items()))
         raise EngineError(
-            tr("{python} has {names}, which Tandem is not made for.").format(
+            tr("{python} has {names}, which Tandem does not support.").format(
                 python=python, names=", ".join(wrong)
             ),
-            tr("Install them there, as with: pip install {names}").format(names=wanted),
+            tr("Install them there: pip install {names}").format(names=required),
         )
 
 
 def is_within(version: str, bounds: str) -> bool:
-    """Return whether a version is within bounds such as ">=2.11,<3"; so is one that is unclear."""
+    """Return whether a version is within bounds such as ">=2.11,<3", or unclear."""
     own = _numbers(version)
     for bound in bounds.split(","):
         match = BOUND.fullmatch(bound.strip())
@@ -170,11 +164,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _bounds() -> dict[str, str]:
-    """Return what Tandem demands of the engine's libraries; nothing where it is not installed."""
     try:
         lines = metadata.requires(PACKAGE) or []
     except metadata.PackageNotFoundError:
         return {}
-    found = (REQUIREMENT.match(line) for line in lines)
-    known = {match[1]: match[2] for match in found if match}
-    return {name: known[name] for name in NAMES if name in known}
+    matches = (REQUIREMENT.match(line) for line in lines)
+    bounds = {match[1]: match[2] for match in matches if match}
+    return {name: bounds[name] for name in NAMES if name in bounds}

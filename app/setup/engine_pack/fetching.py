@@ -1,8 +1,7 @@
-"""The wheels of a lock are fetched into a folder, resumed, or taken from one; with progress."""
+"""Downloads, checks and unpacks the wheels of a lock."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -15,7 +14,7 @@ from enum import Enum, auto
 from pathlib import Path
 
 from app.core.translation import tr, tr_n
-from app.models.downloads.transfer.part_file import SPARE, NoRoom, PartFile, WrongBytes
+from app.models.downloads.transfer.part_file import SPARE, NoRoom, PartFile, WrongBytes, file_hash
 from app.models.downloads.transfer.source import Source
 from app.models.downloads.transfer.transfer import FileTransfer, Patience
 from app.setup.engine_pack.children.running import Ended, run_child
@@ -25,7 +24,7 @@ from engine import Cancelled, EngineError, one_line
 
 
 class InstallStage(Enum):
-    """Stages of an installation, in their order."""
+    """Stages of an installation in order."""
 
     FETCHING = auto()
     CHECKING = auto()
@@ -35,13 +34,13 @@ class InstallStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class InstallProgress:
-    """How far an installation is.
+    """Progress of an installation.
 
     Attributes:
-        stage: what it is doing; `InstallStage.TRYING` has no numbers.
-        n_done: bytes of this stage that are done.
-        n_bytes: bytes of this stage; 0 where they are unknown.
-        name: file that it is busy with, "" for none.
+        stage: present stage; `InstallStage.TRYING` has no numbers.
+        n_done: completed bytes of this stage.
+        n_bytes: bytes of this stage; 0 if unknown.
+        name: present file, or "".
     """
 
     stage: InstallStage
@@ -50,29 +49,27 @@ class InstallProgress:
     name: str = ""
 
 
-Told = Callable[[InstallProgress], None]
+Report = Callable[[InstallProgress], None]
 IsStopped = Callable[[], bool]
 
 
-HASH_BYTES = 1 << 20
-MAGIC = b"PK"
-"""Bytes with which a wheel begins, as any archive of its kind."""
+MAGIC = b"PK"  # first bytes of a wheel, a ZIP archive
 
 
 class MissingWheels(EngineError):
-    """Error of a folder that does not have the wheels of a lock."""
+    """Error of a folder without the right wheels."""
 
 
 class LackingWheels(MissingWheels):
-    """Error of a folder that lacks some wheels altogether."""
+    """Error of a folder that lacks wheels."""
 
 
 class MissingAddresses(EngineError):
-    """Error of a lock whose wheels cannot be fetched, only taken from a folder."""
+    """Error of a lock without addresses of its wheels."""
 
 
 def n_fetched(lock: Lock, folder: Path) -> int:
-    """Return how many bytes of a lock's wheels have arrived in a folder."""
+    """Return the number of downloaded bytes of a lock's wheels."""
     total = 0
     for wheel in lock.wheels:
         part = PartFile(folder / wheel.file.name, wheel.file, MAGIC)
@@ -85,13 +82,17 @@ def n_fetched(lock: Lock, folder: Path) -> int:
 
 
 def fetch_wheels(
-    lock: Lock, folder: Path, stopped: threading.Event, told: Told, patience: Patience | None = None
+    lock: Lock,
+    folder: Path,
+    stopped: threading.Event,
+    report: Report,
+    patience: Patience | None = None,
 ) -> None:
-    """Fetch the wheels of a lock that a folder lacks; wheels of other locks there are deleted.
+    """Download the missing wheels of a lock to a folder; other wheels there are deleted.
 
     Raises:
-        Cancelled: `stopped` was set; what has arrived is kept.
-        EngineError: it cannot go on; what has arrived is kept if it is of use.
+        Cancelled: `stopped` was set; the partial download is kept.
+        EngineError: it failed; the partial download is kept if it is still valid.
     """
     _check_addresses(lock)
     _delete_others(lock, folder)
@@ -99,22 +100,24 @@ def fetch_wheels(
     n_before = 0
     try:
         for wheel in sorted(lock.wheels, key=lambda one: one.file.n_bytes):
-            _fetch(wheel, folder, source, stopped, _Counter(lock, wheel, n_before, told), patience)
+            _fetch(
+                wheel, folder, source, stopped, _Counter(lock, wheel, n_before, report), patience
+            )
             n_before += wheel.file.n_bytes
     finally:
         source.close()
 
 
 class _Counter:
-    """Callback that reports one wheel's progress as a part of that of all wheels."""
+    """Callback that reports one wheel's progress as that of all wheels."""
 
-    def __init__(self, lock: Lock, wheel: Wheel, n_before: int, told: Told) -> None:
+    def __init__(self, lock: Lock, wheel: Wheel, n_before: int, report: Report) -> None:
         self._n_bytes, self._name = lock.n_bytes, wheel.file.name
-        self._n_before, self._told = n_before, told
+        self._n_before, self._report = n_before, report
 
     def __call__(self, n_done: int, is_checking: bool) -> None:
         stage = InstallStage.CHECKING if is_checking else InstallStage.FETCHING
-        self._told(InstallProgress(stage, self._n_before + n_done, self._n_bytes, self._name))
+        self._report(InstallProgress(stage, self._n_before + n_done, self._n_bytes, self._name))
 
 
 def _fetch(
@@ -122,43 +125,41 @@ def _fetch(
     folder: Path,
     source: Source,
     stopped: threading.Event,
-    told: _Counter,
+    report: _Counter,
     patience: Patience | None,
 ) -> None:
-    """Fetch one wheel, unless it is there."""
     part = PartFile(folder / wheel.file.name, wheel.file, MAGIC)
     if part.path.is_file():
-        if part.is_whole_already(stopped.is_set, told):
+        if part.is_verified(stopped.is_set, report):
             return
         part.path.unlink(missing_ok=True)
     try:
-        FileTransfer(part, source, stopped, told, patience).run()
+        FileTransfer(part, source, stopped, report, patience).run()
     except (Cancelled, NoRoom):
         raise
     except WrongBytes:
         raise WrongBytes(
-            tr("{name} is not what Tandem's list of wheels names: its hash differs.").format(
+            tr("{name} is corrupted: its checksum does not match Tandem's list.").format(
                 name=wheel.file.name
             ),
-            tr("It was deleted. Try again; if it happens again, another network may help."),
+            tr("It was deleted. Try again; if it fails again, try another network."),
         ) from None
     except EngineError as error:
         raise EngineError(
-            tr("{name} could not be fetched: {why}").format(name=wheel.file.name, why=error),
-            tr("Go on when the connection is better; what has arrived is kept."),
+            tr("{name} could not be downloaded: {why}").format(name=wheel.file.name, why=error),
+            tr("Resume when the connection is better; the partial download is kept."),
         ) from None
 
 
 def _check_addresses(lock: Lock) -> None:
     if not lock.is_complete:
         raise MissingAddresses(
-            tr("This engine cannot be fetched: there are no addresses of its wheels."),
-            tr("Use a folder that has its wheels."),
+            tr("This engine cannot be downloaded: its wheels have no addresses."),
+            tr("Use a folder with its wheels."),
         )
 
 
 def _delete_others(lock: Lock, folder: Path) -> None:
-    """Delete what belongs to other locks, so that old versions do not fill the disk."""
     own = {wheel.file.name for wheel in lock.wheels}
     if folder.is_dir():
         for path in folder.iterdir():
@@ -167,24 +168,23 @@ def _delete_others(lock: Lock, folder: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
-def check_folder(lock: Lock, folder: Path, stopped: threading.Event, told: Told) -> None:
-    """Check that a folder has all wheels of a lock, with the right hashes.
+def check_folder(lock: Lock, folder: Path, stopped: threading.Event, report: Report) -> None:
+    """Check that a folder has all wheels of a lock with the right hashes.
 
     Raises:
         Cancelled: `stopped` was set.
-        MissingWheels: some are missing, or are other builds than those of the lock.
+        MissingWheels: wheels are missing or have other hashes.
     """
     missing = [wheel for wheel in lock.wheels if not (folder / wheel.file.name).is_file()]
     if missing:
         raise _missing(missing, folder)
     n_before = 0
     for wheel in lock.wheels:
-        if _hash(folder / wheel.file.name, stopped, _Counter(lock, wheel, n_before, told)) != (
-            wheel.file.sha256
-        ):
+        path, counter = folder / wheel.file.name, _Counter(lock, wheel, n_before, report)
+        if _hash(path, stopped, counter) != wheel.file.sha256:
             raise MissingWheels(
-                tr("{path} is damaged or another build: its hash is not the expected one.").format(
-                    path=folder / wheel.file.name
+                tr("{path} is corrupted or another build: its checksum does not match.").format(
+                    path=path
                 ),
                 tr("Copy it again."),
             )
@@ -192,7 +192,7 @@ def check_folder(lock: Lock, folder: Path, stopped: threading.Event, told: Told)
 
 
 def _missing(missing: Sequence[Wheel], folder: Path) -> MissingWheels:
-    """Return the sentence for missing wheels; it names another version that is there."""
+    """Return the error of missing wheels, which names another version in the folder."""
     first = missing[0]
     prefix = f"{first.name.replace('-', '_')}-"
     others = sorted(path.name for path in folder.glob("*.whl"))
@@ -202,7 +202,7 @@ def _missing(missing: Sequence[Wheel], folder: Path) -> MissingWheels:
             tr("{folder} has {found}, but {wanted} is needed.").format(
                 folder=folder, found=one_line(found, 100), wanted=first.file.name
             ),
-            tr("Put exactly that file there."),
+            tr("Put that exact file there."),
         )
     names = ", ".join(wheel.file.name for wheel in missing[:3])
     return LackingWheels(
@@ -214,83 +214,67 @@ def _missing(missing: Sequence[Wheel], folder: Path) -> MissingWheels:
     )  # fmt: skip
 
 
-def _hash(path: Path, stopped: threading.Event, told: _Counter) -> str:
-    """Return the SHA-256 of a file; "" if it cannot be read.
-
-    Raises:
-        Cancelled: `stopped` was set.
-    """
-    found, n_read = hashlib.sha256(), 0
+def _hash(path: Path, stopped: threading.Event, report: _Counter) -> str:
     try:
-        with path.open("rb") as file:
-            while block := file.read(HASH_BYTES):
-                if stopped.is_set():
-                    raise Cancelled("The installation")
-                found.update(block)
-                n_read += len(block)
-                told(n_read, True)
+        return file_hash(path, MAGIC, stopped.is_set, lambda n_read: report(n_read, True))
     except OSError:
         return ""
-    return found.hexdigest()
 
 
-LIMIT_S = 3600.0
-"""Longest time in seconds, for slow disks."""
+LIMIT_S = 3600.0  # time limit in seconds, for slow disks
 
-LOOK_S = 1.0
-"""Seconds between two looks at how much is unpacked."""
+LOOK_S = 1.0  # seconds between progress reports while unpacking
 
-FULL = re.compile(r"os error (28|112|122)\b")
-"""How uv names a full disk or quota; the numbers are the system's."""
+FULL = re.compile(r"os error (28|112|122)\b")  # uv's message for a full disk or quota
 
 PLACES = (Path(__file__).resolve().parents[4] / "bin", Path(sys.executable).parent)
-"""Folders that may have uv: that of Tandem's programs, and that of this Python."""
+"""Folders of uv: that of Tandem's programs, and that of this Python."""
 
 
 class UvMissing(EngineError):
-    """Error of a Tandem without the program that unpacks wheels."""
+    """Error of a Tandem without uv."""
 
 
 def find_uv() -> Path:
-    """Return the program uv: the one that Tandem brings, else that of the PATH.
+    """Return the path of uv: the bundled one, else that in the PATH.
 
     Raises:
         UvMissing: there is none.
     """
     name = "uv.exe" if sys.platform == "win32" else "uv"
     others = (Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder)
-    for folder in (*PLACES, *others):  # shutil.which would look into the working directory, too
+    for folder in (*PLACES, *others):  # shutil.which also searches the working directory
         path = folder / name
         if path.is_file() and os.access(path, os.X_OK):
             return path
-    raise UvMissing(tr("uv, which unpacks the engine, is missing."), tr("Install Tandem again."))
+    raise UvMissing(tr("uv, which unpacks the engine, is missing."), tr("Reinstall Tandem."))
 
 
 def unpack(
-    lock: Lock, wheels: Path, site: Path, work: Path, is_stopped: IsStopped, told: Told
+    lock: Lock, wheels: Path, site: Path, work: Path, is_stopped: IsStopped, report: Report
 ) -> None:
     """Install the wheels of a lock from a folder into an empty one.
 
     Args:
-        work: folder on the same disk for what uv needs meanwhile, in the store's.
+        work: folder for temporary files in the store.
 
     Raises:
-        Cancelled: `is_stopped`.
+        Cancelled: `is_stopped` returned True.
         NoRoom: the disk is full.
-        EngineError: it fails.
+        EngineError: it failed.
     """
     requirements = work / "requirements.txt"
     try:
         requirements.write_text(_requirements(lock), encoding="utf-8")
     except OSError as error:
         raise disk_error(requirements, error) from None
-    unpacked, looked = work / "uv", 0.0  # uv unpacks there, then links the files to their place
+    unpacked, looked = work / "uv", 0.0  # uv unpacks there, then creates hard links
 
     def look() -> None:
         nonlocal looked
         if time.monotonic() - looked > LOOK_S:
             n_done = min(folder_bytes(unpacked), lock.unpacked_bytes)
-            told(InstallProgress(InstallStage.UNPACKING, n_done, lock.unpacked_bytes))
+            report(InstallProgress(InstallStage.UNPACKING, n_done, lock.unpacked_bytes))
             looked = time.monotonic()
 
     command = [
@@ -301,7 +285,7 @@ def unpack(
         "-r", str(requirements),
     ]  # fmt: skip
     try:
-        look()  # a quick uv ends before the first look
+        look()  # uv may end before the first poll
         ended = run_child(command, _environment(), LIMIT_S, is_stopped, look)
     except OSError as error:
         raise EngineError(
@@ -312,7 +296,6 @@ def unpack(
 
 
 def _requirements(lock: Lock) -> str:
-    """Return exactly the wheels of a lock as lines that uv reads."""
     return "".join(
         f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.file.sha256}\n"
         for wheel in lock.wheels
@@ -327,23 +310,22 @@ def _environment() -> dict[str, str]:
 
 
 def _failure(ended: Ended, folder: Path) -> EngineError:
-    """Return the sentence for a failed uv."""
     if ended.status is None:
         return EngineError(
             tr("Unpacking the engine took more than {n} minutes.").format(n=f"{LIMIT_S / 60:g}"),
-            tr("Look whether the disk works, then try again."),
+            tr("Check the disk, then try again."),
         )
     if FULL.search(ended.errors) or shutil.disk_usage(folder).free < SPARE:
         return NoRoom(
-            tr("The disk of {folder} became full while the engine was unpacked.").format(
+            tr("The disk of {folder} filled up while the engine was being unpacked.").format(
                 folder=folder
             ),
-            tr("Make room, then go on; what was fetched is kept."),
+            tr("Free some space, then resume; the downloaded files are kept."),
         )
     why = one_line(ended.last_line, 300).rstrip(".")
     return EngineError(
         tr("The engine could not be unpacked: {why}.").format(
             why=why or tr("status {status}").format(status=ended.status)
         ),
-        tr("Try again; what was fetched is kept."),
+        tr("Try again; the downloaded files are kept."),
     )

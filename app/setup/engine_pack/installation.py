@@ -1,4 +1,4 @@
-"""The installation of an engine pack: fetch, unpack, try; only then is it used."""
+"""Installation of an engine pack: download, unpack, test, use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from app.setup.engine_pack.children.running import run_child
 from app.setup.engine_pack.fetching import (
     InstallProgress,
     InstallStage,
-    Told,
+    Report,
     check_folder,
     fetch_wheels,
     n_fetched,
@@ -30,27 +30,20 @@ from app.setup.engine_pack.lock import Lock
 from app.setup.engine_pack.store import SITE, Pack, PackStore, disk_error, folder_bytes
 from engine import Cancelled, EngineError, one_line, temporary_folder
 
-LIMIT_S = 300.0
-"""Longest wait in seconds; a disk that is read for the first time takes most of it."""
+LIMIT_S = 300.0  # time limit in seconds; most of it is reading from the disk for the first time
 
-BYTECODE = "PYTHONDONTWRITEBYTECODE"
-"""Environment variable that keeps Python from writing what it compiles."""
+BYTECODE = "PYTHONDONTWRITEBYTECODE"  # environment variable that keeps Python from writing bytecode
 
 MODULE = "app.setup.engine_pack.children.smoke_program"
 
 
 class PackFails(EngineError):
-    """Error of a pack with which the engine does not answer."""
+    """Error of a pack with which the engine does not work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """Facts of a pack that has answered.
-
-    Attributes:
-        version: version of PyTorch.
-        gpu_problem: sentence that says why no GPU can be used with it, else "".
-    """
+    """Version of PyTorch in a working pack, and why it cannot use GPUs, or ""."""
 
     version: str
     gpu_problem: str
@@ -63,16 +56,15 @@ def try_pack(
     *,
     writes_bytecode: bool = True,
 ) -> Tried:
-    """Have a child process answer with the libraries in some folders.
+    """Generate an answer in a child process with the libraries in `folders`.
 
     Args:
-        command: what to run in place of this module.
-        writes_bytecode: whether it keeps what Python compiles beside the libraries, whose import
-            takes half as long from then on.
+        command: replaces `MODULE`.
+        writes_bytecode: whether Python writes bytecode, which halves the time of later imports.
 
     Raises:
-        Cancelled: `is_stopped`.
-        PackFails: it does not answer.
+        Cancelled: `is_stopped` returned True.
+        PackFails: it failed.
     """
     variables = {"TANDEM_ENGINE_PACK": os.pathsep.join(folders)}
     environment = engine.child_environment(variables) | {BYTECODE: "1"}
@@ -97,35 +89,29 @@ def try_pack(
 
 def _failure(why: str) -> PackFails:
     return PackFails(
-        tr("The new engine does not answer: {why}.").format(why=one_line(why, 300).rstrip(".")),
-        tr("It is not used."),
+        tr("The new engine does not work: {why}.").format(why=one_line(why, 300).rstrip(".")),
+        tr("It will not be used."),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A pack that is in use now.
-
-    Attributes:
-        pack: the pack.
-        gpu_problem: sentence that says why no GPU can be used with it, else "".
-    """
+    """The pack in use, and why it cannot use GPUs, or ""."""
 
     pack: Pack
     gpu_problem: str
 
 
 class Installation:
-    """Installation of one pack; `run` works on any thread, and again after a stop or a failure.
+    """Installation of one pack.
 
-    What has arrived is kept by `run` in each case, so a stop is a pause: `run` goes on, also in
-    another process. `discard` makes it a cancellation.
+    `run` works on any thread, and resumes after a stop or a failure, even in another process, as
+    downloaded files are kept until `discard`.
 
     Args:
-        lock: wheels of the pack.
-        store: where it goes; this user's if none is given.
-        wheels: folder with all wheels of the lock, from which they are taken; None fetches them.
-        told: is called with the progress, on the thread of `run`.
+        store: target; None for this user's.
+        wheels: folder with all wheels of the lock; None downloads them.
+        report: receives the progress on the thread of `run`.
     """
 
     def __init__(
@@ -133,32 +119,32 @@ class Installation:
         lock: Lock,
         store: PackStore | None = None,
         wheels: Path | None = None,
-        told: Told = lambda _: None,
+        report: Report = lambda _: None,
         *,
         patience: Patience | None = None,
         attempt: Callable[..., Tried] = try_pack,
     ) -> None:
         self._lock, self._store, self._wheels = lock, store or PackStore(), wheels
-        self._told, self._patience, self._attempt = told, patience, attempt
+        self._report, self._patience, self._attempt = report, patience, attempt
         self._stopped = threading.Event()
 
     @property
     def n_fetched(self) -> int:
-        """Bytes that have arrived already, here or before; 0 where a folder has the wheels."""
+        """Downloaded bytes; 0 if the wheels are in a folder."""
         return 0 if self._wheels else n_fetched(self._lock, self._store.fetched)
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes of the disk that are still needed at most while it is installed."""
+        """Maximum disk space in bytes that the rest of the installation needs."""
         missing = 0 if self._wheels else self._lock.n_bytes - self.n_fetched
         return missing + self._lock.unpacked_bytes
 
     def stop(self) -> None:
-        """End `run` soon; it raises Cancelled. Any thread may call it."""
+        """Let `run` raise Cancelled soon; thread-safe."""
         self._stopped.set()
 
     def discard(self) -> None:
-        """Delete what has arrived; after `run` has ended.
+        """Delete the downloaded files after `run` has ended.
 
         Raises:
             EngineError: another window or command is installing.
@@ -166,17 +152,17 @@ class Installation:
         self._store.discard_fetched()
 
     def run(self) -> Installed:
-        """Install the pack and use it from now on, in this process and in later children.
+        """Install the pack and use it from now on, in this process and later child processes.
 
         Raises:
             Cancelled: `stop` was called.
-            EngineError: it fails. The engine that was in use before still is.
+            EngineError: it failed; the engine in use stays.
         """
         self._stopped.clear()
         self._check_fit()
-        fetching.find_uv()  # before gigabytes are fetched
+        fetching.find_uv()  # fails before gigabytes are downloaded
         with self._store.locked():
-            self._told(InstallProgress(InstallStage.CHECKING))  # sweeping gigabytes takes a while
+            self._report(InstallProgress(InstallStage.CHECKING))  # sweeping may take a while
             self._store.sweep_left_over()
             self._check_room()
             wheels = self._ready_wheels()
@@ -197,7 +183,7 @@ class Installation:
         if macos.isdecimal() and int(macos) < self._lock.least_macos:
             raise EngineError(
                 tr("This engine needs macOS {n} or newer.").format(n=self._lock.least_macos),
-                tr("Update macOS, or use a Python environment that has an older PyTorch."),
+                tr("Update macOS, or use a Python environment with an older PyTorch."),
             )
 
     def _check_room(self) -> None:
@@ -210,26 +196,24 @@ class Installation:
                     free=decimal(f"{free / 1e9:.1f}"),
                     wanted=decimal(f"{self.needed_bytes / 1e9:.1f}"),
                 ),
-                tr("Make room, then try again."),
+                tr("Free some space, then try again."),
             )
 
     def _ready_wheels(self) -> Path:
-        """Return a folder that has all wheels, with the right hashes."""
         if self._wheels is not None:
-            check_folder(self._lock, self._wheels, self._stopped, self._told)
+            check_folder(self._lock, self._wheels, self._stopped, self._report)
             return self._wheels
-        fetch_wheels(self._lock, self._store.fetched, self._stopped, self._told, self._patience)
+        fetch_wheels(self._lock, self._store.fetched, self._stopped, self._report, self._patience)
         return self._store.fetched
 
     def _make(self, wheels: Path) -> Installed:
-        """Unpack and try a pack, then use it."""
         try:
             with temporary_folder(self._store.folder) as work:
                 made = work / "pack"
                 site = made / SITE
                 site.mkdir(parents=True)
-                fetching.unpack(self._lock, wheels, site, work, self._stopped.is_set, self._told)
-                self._told(InstallProgress(InstallStage.TRYING))
+                fetching.unpack(self._lock, wheels, site, work, self._stopped.is_set, self._report)
+                self._report(InstallProgress(InstallStage.TRYING))
                 tried = self._attempt([str(site)], self._stopped.is_set)
                 if self._stopped.is_set():
                     raise Cancelled("The installation")
@@ -245,6 +229,6 @@ class Installation:
 
 
 def flush_disks() -> None:
-    """Have the system write what it still holds back, so that a power cut leaves whole files."""
+    """Flush the system's buffers, so that a power failure leaves complete files."""
     if hasattr(os, "sync"):
         os.sync()

@@ -1,7 +1,6 @@
-"""Lock files: which wheels an engine pack is made of, with addresses, sizes and hashes.
+"""Lock files of engine packs: wheels with addresses, sizes and hashes.
 
-They are files of PEP 751, written by `packaging/lock`; what that standard does not know stands in
-their table "tool.tandem".
+They follow PEP 751 and are written by `packaging/lock`; the table "tool.tandem" extends them.
 """
 
 from __future__ import annotations
@@ -25,29 +24,22 @@ HASH = re.compile(r"[0-9a-f]{64}")
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 VERSION = re.compile(r"[0-9a-zA-Z.!+]+")
 MACOS = re.compile(r"[.-]macosx_(\d+)_")
-HOSTS = ("files.pythonhosted.org", "download.pytorch.org")
-"""Servers that the locks of a release name."""
+HOSTS = ("files.pythonhosted.org", "download.pytorch.org")  # servers in the locks of a release
 
 SYSTEMS = {"linux": "linux", "win32": "windows", "darwin": "macos"}
 MACHINES = {"amd64": "x86_64", "x86_64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 
 WRONG = (EngineError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
-"""Errors that are raised where something else is read as a lock."""
+"""Errors of reading an invalid lock."""
 
 
 class BadLock(EngineError):
-    """Error of a lock file that cannot be used."""
+    """Error of an invalid lock file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A wheel of a pack.
-
-    Attributes:
-        name: distribution, such as "torch".
-        version: its version.
-        file: address ("" where a person has to give the file), file name, size and hash.
-    """
+    """A wheel; its file has no address if the user has to provide it."""
 
     name: str
     version: str
@@ -60,11 +52,10 @@ class Lock:
 
     Attributes:
         backend: kind of PyTorch: "cpu", "cuda13", "cuda12" or "rocm".
-        system: what it runs on, such as "linux-x86_64".
-        python: version of Python that it is for, such as "3.11".
-        wheels: all wheels, by name.
-        unpacked_bytes: size on the disk once it is unpacked.
-        digest: mark that differs from that of any other lock.
+        system: platform, such as "linux-x86_64".
+        python: version of Python, such as "3.11".
+        unpacked_bytes: size on the disk.
+        digest: SHA-256 of the lock file.
     """
 
     backend: str
@@ -91,14 +82,14 @@ class Lock:
 
     @property
     def least_macos(self) -> int:
-        """First macOS on which all wheels can be used; 0 for other systems."""
+        """Minimum macOS version of all wheels; 0 for other systems."""
         names = (wheel.file.name for wheel in self.wheels)
-        needed = [min(map(int, found)) for name in names if (found := MACOS.findall(name))]
+        needed = [min(map(int, versions)) for name in names if (versions := MACOS.findall(name))]
         return max(needed, default=0)
 
     @property
     def is_complete(self) -> bool:
-        """Whether each wheel has an address, so that it can be fetched."""
+        """Whether each wheel has an address."""
         return all(wheel.file.url for wheel in self.wheels)
 
 
@@ -109,17 +100,17 @@ def this_system() -> str:
 
 
 def this_python() -> str:
-    """Return this Python's version as locks have it, such as "3.11"."""
+    """Return this Python's version in locks, such as "3.11"."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def locks_dir() -> Path:
-    """Return the folder of the locks that Tandem brings."""
+    """Return the folder of the bundled locks."""
     return Path(__file__).resolve().parents[3] / "resources" / "engine"
 
 
 def find_locks(folder: Path | None = None) -> tuple[Lock, ...]:
-    """Return the locks of a folder, Tandem's own if none is given, that are for this system."""
+    """Return the locks for this system in a folder, by default the bundled ones."""
     paths = sorted((folder or locks_dir()).glob("pylock.*.toml"))
     return tuple(lock for lock in map(read_lock, paths) if lock.is_for_here)
 
@@ -128,7 +119,7 @@ def read_lock(path: Path) -> Lock:
     """Read a lock file.
 
     Raises:
-        BadLock: it cannot be read, or is not what `packaging/lock` writes.
+        BadLock: it cannot be read or is invalid.
     """
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -154,8 +145,8 @@ def read_lock(path: Path) -> Lock:
         return lock
     except WRONG as error:
         raise BadLock(
-            tr("{path} is no lock file of an engine: {why}.").format(path=path, why=error),
-            tr("Make it with packaging/lock."),
+            tr("{path} is not a lock file of an engine: {why}.").format(path=path, why=error),
+            tr("Create it with packaging/lock."),
         ) from None
 
 
@@ -163,7 +154,7 @@ def _wheel(package: dict[str, Any]) -> Wheel:
     """Return the only wheel of an entry.
 
     Raises:
-        ValueError: it has none, several, or one that cannot be checked.
+        ValueError: it has none, several, or an invalid one.
     """
     name, version = _text(package["name"], NAME), _text(package["version"], VERSION)
     (found,) = package["wheels"]

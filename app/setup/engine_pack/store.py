@@ -1,15 +1,15 @@
-"""The folder of the engine packs: the one in use, the one before it, and what is left over.
+"""The folder of the engine packs.
 
     engines/
-      current.json            names the pack in use and the one before it; replaced atomically
+      current.json            names of the current and the previous pack; replaced atomically
       cuda13-2.15.0-4/        a pack: pack.json, site/ with the unpacked wheels, and in-use,
-                              which the processes that use it keep open
-      environment-5/          an existing Python environment: pack.json alone, which names folders
-      fetched/                wheels that have arrived, whole or in part
-      .tandem-….tmp/          a pack in the making; deleted with the process that makes it
-      lock                    held by whoever changes any of this
+                              which is open in the processes that use it
+      environment-5/          an existing Python environment: only pack.json
+      fetched/                complete and partial downloads of wheels
+      .tandem-….tmp/          a pack being installed
+      lock                    held during changes
 
-A pack is complete, and has answered, before `current.json` names it.
+`current.json` only ever names complete packs that were tested.
 """
 
 from __future__ import annotations
@@ -48,16 +48,15 @@ FETCHED = "fetched"
 LOCK = "lock"
 MAX_BYTES = 1 << 20
 IS_WINDOWS = os.name == "nt"
-TEXTS = ("backend", "version", "python", "digest", "source")
-"""Fields of a pack's manifest that are texts."""
+TEXTS = ("backend", "version", "python", "digest", "source")  # strings in a pack's manifest
 
 MOVE_TRIES = 10
 MOVE_PAUSE_S = 0.3
-"""Times and pauses of moving a folder: virus scanners hold new files open for a moment."""
+"""Retries of moving a folder, as virus scanners briefly hold new files open."""
 
 
 class PackBusy(EngineError):
-    """Error of an engine that is being installed or removed by another window or command."""
+    """Error while another window or command is changing the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +64,14 @@ class Pack:
     """An engine pack.
 
     Attributes:
-        name: its folder below the store's.
-        backend: kind of PyTorch, such as "cpu"; "environment" for an existing one.
+        name: name of its folder in the store.
+        backend: kind of PyTorch, such as "cpu", or "environment".
         version: version of PyTorch.
-        python: version of Python that it is for, such as "3.11".
+        python: version of Python, such as "3.11".
         folders: folders to import from.
-        digest: that of its lock; "" for an environment.
-        n_bytes: size on the disk; 0 for an environment, which is not Tandem's.
-        source: Python program of an environment, else "".
+        digest: digest of its lock; "" for an environment.
+        n_bytes: size on the disk; 0 for an environment.
+        source: Python executable of an environment, else "".
     """
 
     name: str
@@ -91,55 +90,51 @@ class Pack:
 
     @property
     def is_usable(self) -> bool:
-        """Whether this Python can import from it: its folders are there, for the same version."""
+        """Whether its folders exist and are for this version of Python."""
         if self.python != this_python():
             return False
         try:
             return all(Path(one).is_dir() for one in self.folders)
-        except (OSError, ValueError):  # a name that is too long, or has a null character
+        except (OSError, ValueError):  # too long, or with a null character
             return False
 
 
 class PackStore:
-    """The packs of this user.
-
-    Args:
-        folder: where they are; `paths.engines_dir()` if none is given.
-    """
+    """The packs in a folder, by default `paths.engines_dir()`."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or engines_dir()
 
     @property
     def is_private(self) -> bool:
-        """Whether nobody else on this machine can put code into its packs."""
+        """Whether no other user can write to its packs."""
         return not exposure(self.folder)
 
     @property
     def fetched(self) -> Path:
-        """Folder of the wheels that have arrived."""
+        """Folder of downloaded wheels."""
         return self.folder / FETCHED
 
     @property
     def current(self) -> Pack | None:
-        """Pack in use; None if there is none. It may not be usable, see `Pack.is_usable`."""
+        """Current pack, if any; see `Pack.is_usable`."""
         return self._read(self._names()[0])
 
     @property
     def previous(self) -> Pack | None:
-        """Pack that was in use before the current one; None for none."""
+        """Pack before the current one, if any."""
         return self._read(self._names()[1])
 
     def n_bytes(self) -> int:
-        """Return the size of all packs and fetched wheels on the disk; reads all folders."""
+        """Return the size of all packs and wheels on the disk; slow."""
         return folder_bytes(self.folder)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep all others from changing anything here; free again with the end of the process.
+        """Lock the folder; the end of the process releases it, too.
 
         Raises:
-            PackBusy: somebody else does.
+            PackBusy: it is locked.
             EngineError: the folder cannot be written.
         """
         try:
@@ -151,31 +146,28 @@ class PackStore:
             if why := exposure(self.folder):
                 raise EngineError(
                     tr("Other users could change the engine: {why}.").format(why=why),
-                    tr("Make that folder yours alone, or set TANDEM_HOME to another one."),
+                    tr("Make the folder private, or set TANDEM_HOME to another one."),
                 )
             if not _try_to_lock(handle):
                 raise PackBusy(
                     tr("Another window or command is changing the engine."),
-                    tr("Wait until it is done."),
+                    tr("Wait until it has finished."),
                 )
             yield
         finally:
             os.close(handle)
 
     def adopt(self, made: Path, pack: Pack) -> Pack:
-        """Give a finished pack its name and use it; the one in use becomes the previous one.
-
-        The caller holds the lock.
+        """Move a complete pack into the store and use it; call it with the lock held.
 
         Args:
-            made: its folder, on the same disk, which is moved.
-            pack: what is known of it; `name` and a relative folder are completed here.
+            made: its folder, on the same disk.
+            pack: its manifest; `name` and relative folders are completed.
 
         Raises:
             EngineError: the folder cannot be written; nothing has changed.
         """
-        used = [path.name for path in self.folder.iterdir()]
-        number = 1 + max((_number(name) for name in used), default=0)
+        number = 1 + max((_number(path.name) for path in self.folder.iterdir()), default=0)
         name = f"{pack.backend}-{pack.version}-{number}"
         home = self.folder / name
         folders = tuple(str(home / folder) for folder in pack.folders)  # absolute ones stay
@@ -193,7 +185,7 @@ class PackStore:
         return pack
 
     def roll_back(self) -> Pack:
-        """Use the previous pack again; the present one becomes the previous one.
+        """Swap the current and the previous pack.
 
         Raises:
             EngineError: there is none, or the folder cannot be written.
@@ -202,7 +194,7 @@ class PackStore:
             current, previous = self._names()
             pack = self._read(previous)
             if pack is None or not pack.is_usable:
-                raise EngineError(tr("There is no earlier engine to go back to."))
+                raise EngineError(tr("There is no previous engine."))
             try:
                 self._point(previous, current)
             except OSError as error:
@@ -210,9 +202,9 @@ class PackStore:
             return pack
 
     def remove(self) -> None:
-        """Delete all packs and all wheels that have arrived; an environment itself stays.
+        """Delete all packs and wheels, but not environments, and use none from now on.
 
-        This process uses none from now on. One that another uses goes with a later sweep.
+        Packs in use by other processes are deleted by a later sweep.
 
         Raises:
             EngineError: something cannot be deleted.
@@ -227,24 +219,24 @@ class PackStore:
             shutil.rmtree(self.fetched, ignore_errors=True)
 
     def discard_fetched(self) -> None:
-        """Delete the wheels that have arrived, whole or in part.
+        """Delete the downloaded wheels.
 
         Raises:
-            PackBusy: somebody is fetching them.
+            PackBusy: they are being downloaded.
         """
         with self.locked():
             shutil.rmtree(self.fetched, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Delete what killed installers have left, unless somebody is installing."""
+        """Delete remains of killed installations unless one is running."""
         if self.folder.is_dir():
             with suppress(EngineError), self.locked():
                 self.sweep_left_over()
 
     def sweep_left_over(self) -> None:
-        """Delete all packs but the two that are named and those that living processes use.
+        """Delete all packs except the current, the previous and those in use by processes.
 
-        The caller holds the lock.
+        Call it with the lock held.
         """
         sweep_temporaries(self.folder)
         kept = self._names()
@@ -253,9 +245,9 @@ class PackStore:
                 delete_pack(path)
 
     def _names(self) -> tuple[str, str]:
-        """Return the names of the pack in use and the one before; "" for none."""
-        found = _read_json(self.folder / POINTER)
-        names = (str(found.get(key) or "") for key in ("current", "previous"))
+        """Return the names of the current and previous pack, or ""."""
+        pointer = _read_json(self.folder / POINTER)
+        names = (str(pointer.get(key) or "") for key in ("current", "previous"))
         current, previous = (name if _number(name) else "" for name in names)
         return current, previous
 
@@ -263,7 +255,6 @@ class PackStore:
         replace_json(self.folder / POINTER, {"current": current, "previous": previous})
 
     def _read(self, name: str) -> Pack | None:
-        """Return a pack as its folder describes it; None if that is gone or damaged."""
         found = _read_json(self.folder / name / MANIFEST) if name else {}
         is_whole = (
             isinstance(found.get("folders"), list)
@@ -278,7 +269,7 @@ class PackStore:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the size of the files in a folder and those below it; what vanishes counts as 0."""
+    """Return the size of the files in a folder and its subfolders; unreadable ones count 0."""
     total = 0
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -291,15 +282,15 @@ def folder_bytes(folder: Path) -> int:
 
 
 def disk_error(path: Path, error: OSError) -> EngineError:
-    """Return the sentence for an error of the disk."""
+    """Return an error of the disk as `EngineError`."""
     return EngineError(
         tr("{path} cannot be written: {why}.").format(path=path, why=error.strerror or error),
-        tr("Check its rights and the room on its disk."),
+        tr("Check its permissions and the free disk space."),
     )
 
 
 def _number(name: str) -> int:
-    """Return the number with which a pack's name ends; 0 if it is none."""
+    """Return the number at the end of a pack's name, or 0 if the name is invalid."""
     backend, _, number = name.rpartition("-")
     is_name = bool(backend) and not name.startswith(".") and "/" not in name and "\\" not in name
     return int(number) if is_name and number.isdecimal() and len(number) < 10 else 0
@@ -313,15 +304,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _move(source: Path, goal: Path) -> None:
-    """Rename a folder.
-
-    Raises:
-        OSError: it cannot be done, not even after some tries.
-    """
+def _move(source: Path, target: Path) -> None:
     for left in range(MOVE_TRIES, -1, -1):
         try:
-            source.rename(goal)
+            source.rename(target)
             return
         except PermissionError:
             if not left or not IS_WINDOWS:
@@ -330,7 +316,6 @@ def _move(source: Path, goal: Path) -> None:
 
 
 def _try_to_lock(handle: int) -> bool:
-    """Return whether this process has got the lock of an open file."""
     module: Any = import_module("msvcrt" if IS_WINDOWS else "fcntl")
     try:
         if IS_WINDOWS:
@@ -343,28 +328,22 @@ def _try_to_lock(handle: int) -> bool:
 
 
 TITLES = {
-    "cpu": tr_later("Processor only"),
+    "cpu": tr_later("CPU only"),
     "cuda13": tr_later("NVIDIA GPUs (CUDA 13)"),
     "cuda12": tr_later("NVIDIA GPUs (CUDA 12)"),
     "rocm": tr_later("AMD GPUs (ROCm)"),
     "environment": tr_later("an existing environment"),
 }
-"""Names of the kinds of PyTorch, translated where they are shown."""
+"""Names of the kinds of PyTorch."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackOffer:
-    """A pack that can be installed here.
-
-    Attributes:
-        lock: its wheels; `lock.n_bytes` is the download, `lock.unpacked_bytes` the disk.
-        is_recommended: whether it is the best for this machine; one of all offers is.
-        uses_gpus: whether this machine has GPUs that it can use.
-    """
+    """A pack that can be installed here."""
 
     lock: Lock
-    is_recommended: bool
-    uses_gpus: bool
+    is_recommended: bool  # the best offer for this machine
+    uses_gpus: bool  # whether it can use GPUs of this machine
 
     @property
     def backend(self) -> str:
@@ -373,26 +352,25 @@ class PackOffer:
 
     @property
     def title(self) -> str:
-        """Name of the kind of PyTorch, for a person."""
+        """Name of the kind of PyTorch."""
         return title_of(self.lock.backend)
 
 
 def title_of(backend: str) -> str:
-    """Return the name of a kind of PyTorch, for a person."""
+    """Return the name of a kind of PyTorch in the window's language."""
     return tr(TITLES[backend]) if backend in TITLES else backend
 
 
 def find_offers(folder: Path | None = None) -> tuple[PackOffer, ...]:
-    """Return what can be installed here, the best first; asks drivers, so it may take a second.
+    """Return the packs that can be installed here, best first; queries drivers, up to a second.
 
-    Without a lock for the processor alone, a pack for GPUs is recommended: all of them compute on
-    the processor, too.
+    Without a CPU-only lock, a pack for GPUs is recommended, as all of them run on the CPU, too.
 
     Args:
-        folder: lock files; Tandem's own if none are given.
+        folder: folder of lock files; None for the bundled ones.
 
     Raises:
-        EngineError: a lock file is damaged.
+        EngineError: a lock file is invalid.
     """
     locks = find_locks(folder)
     suitable: tuple[str, ...] = engine.suitable_torch()
@@ -408,10 +386,9 @@ def find_offers(folder: Path | None = None) -> tuple[PackOffer, ...]:
 
 
 def find_update(pack: Pack | None, offers: Sequence[PackOffer]) -> PackOffer | None:
-    """Return the newer offer of the kind in use; None if there is none, or none is in use."""
+    """Return the newer offer of the kind in use, if any."""
     if pack is None or pack.is_environment:
         return None
-    same = (offer for offer in offers if offer.backend == pack.backend)
-    found = next(same, None)
-    is_newer = found is not None and (found.lock.digest != pack.digest or not pack.is_usable)
-    return found if is_newer else None
+    offer = next((offer for offer in offers if offer.backend == pack.backend), None)
+    is_newer = offer is not None and (offer.lock.digest != pack.digest or not pack.is_usable)
+    return offer if is_newer else None

@@ -1,1 +1,1 @@
-"""The engine in the window: the page that installs one, and its part of the settings."""
+"""The engine in the window: its page and its part of the settings."""

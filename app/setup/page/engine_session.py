@@ -1,6 +1,6 @@
-"""The engine of a window: what is installed and could be, and the installation that runs.
+"""Installed and available engines, and the running installation, on threads.
 
-All of it happens on threads; nothing is asked of the network before `install`.
+The network is not used before `install`.
 """
 
 from __future__ import annotations
@@ -33,44 +33,37 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TELL_MS = 300
-CLOSE_S = 4.0
-"""Longest wait in seconds for an installation that stops as the window closes."""
+CLOSE_S = 4.0  # maximum wait in seconds for an installation when the window closes
 
 InstallState = Literal["idle", "running", "paused", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class InstallRequest:
-    """What a person wants as the engine.
+    """Requested engine: an offer, maybe with local wheels, or an environment."""
 
-    Attributes:
-        backend: kind of PyTorch of an offer; "" for an environment.
-        wheels: folder whose wheels are taken in place of those in the network; "" for none.
-        environment: folder of an existing Python environment; "" for none.
-    """
-
-    backend: str = ""
-    wheels: str = ""
-    environment: str = ""
+    backend: str = ""  # kind of PyTorch of an offer
+    wheels: str = ""  # folder of wheels to use instead of a download
+    environment: str = ""  # folder of an existing Python environment
 
     @property
     def is_fetched(self) -> bool:
-        """Whether the engine is downloaded, so that what has arrived can be kept."""
+        """Whether the engine is downloaded, so a partial download can be resumed."""
         return bool(self.backend) and not self.wheels
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What is known of the engines of this machine.
+    """Installed and available engines of this machine.
 
     Attributes:
-        origin: where the engine in use comes from.
-        offers: engines that can be installed, the best first.
-        problem: why there are none; "" if there are.
-        current, previous: the pack in use and the one before it; None for none.
-        folder: where packs are kept.
-        free_bytes: free bytes of its disk.
-        suitable: kinds of PyTorch that suit the devices here, the best first.
+        origin: source of the engine in use.
+        offers: engines that can be installed, best first.
+        problem: why there are none, or "".
+        current, previous: the pack in use and the one before it, if any.
+        folder: folder of the packs.
+        free_bytes: free bytes on its disk.
+        suitable: kinds of PyTorch for the devices of this machine, best first.
     """
 
     origin: Origin
@@ -88,7 +81,7 @@ class EngineFacts:
 
     @property
     def update(self) -> PackOffer | None:
-        """Newer engine of the kind in use, which this version of Tandem brings."""
+        """Newer engine of the kind in use, if any."""
         if self.current is None:
             return None
         offer = self.offer(self.current.backend)
@@ -96,15 +89,15 @@ class EngineFacts:
 
 
 class EngineSession(QObject):
-    """The installation of engines and what is known of them."""
+    """Installation and facts of engines."""
 
-    known = Signal(object)  # EngineFacts, read anew
-    changed = Signal()  # the installation looks otherwise
+    known = Signal(object)  # EngineFacts
+    changed = Signal()  # state or progress of the installation
     installed = Signal(object)  # Installed
-    broken = Signal(object)  # EngineError with which an installation has ended
+    broken = Signal(object)  # EngineError of an installation
     rolled_back = Signal(object)  # Pack
     removed = Signal()
-    failed = Signal(object)  # EngineError of going back or removing
+    failed = Signal(object)  # EngineError of a rollback or removal
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
@@ -130,37 +123,37 @@ class EngineSession(QObject):
         self._timer.timeout.connect(self.changed)
 
     def look(self) -> None:
-        """Read anew what is installed and could be; `known` follows."""
+        """Read the facts again; `known` reports them."""
         self._looking.run(_look)
 
     def install(self, request: InstallRequest) -> None:
-        """Install an engine, or use an environment, unless an installation runs."""
+        """Install an engine or use an environment, unless an installation is running."""
         if self.state == "running" or self._is_closed:
             return
         self.request, self.error, self.stage = request, None, None
         self.progress, self.total_bytes = TransferProgress(), 0
-        self._attempt, self._ending = _Attempt(request, self._tell), ""
+        self._attempt, self._ending = _Attempt(request, self._note), ""
         self._put("running")
         self._timer.start()
         self._installing.run(self._attempt.run)
 
     def leave_paused(self, request: InstallRequest) -> None:
-        """Show an installation as paused that another window has left unfinished."""
+        """Show the unfinished installation of another window as paused."""
         if self.state == "idle":
             self.request = request
             self._put("paused")
 
     def resume(self) -> None:
-        """Go on with an installation that is paused or has failed."""
+        """Resume a paused or failed installation."""
         if self.state in ("paused", "failed"):
             self.install(self.request)
 
     def pause(self) -> None:
-        """Stop the installation; what has arrived is kept."""
+        """Stop the installation and keep the partial download."""
         self._end("pause")
 
     def cancel(self) -> None:
-        """End the installation and delete what has arrived."""
+        """Stop the installation and delete the partial download."""
         if self.state == "running":
             self._end("cancel")
         else:
@@ -169,7 +162,7 @@ class EngineSession(QObject):
             self._put("idle")
 
     def leave(self) -> None:
-        """Forget an installation that has failed; what has arrived is kept."""
+        """Dismiss a failed installation and keep the partial download."""
         if self.state == "failed":
             self._put("idle")
 
@@ -178,11 +171,11 @@ class EngineSession(QObject):
         self._changing.run(_roll_back)
 
     def remove(self) -> None:
-        """Delete all packs; no engine may run."""
+        """Delete all packs; no engine may be running."""
         self._changing.run(_remove)
 
     def close(self) -> None:
-        """Stop what runs; a later window can go on with it."""
+        """Stop an installation, which a later window can resume."""
         self._is_closed = True
         self._timer.stop()
         if self._attempt is not None:
@@ -201,14 +194,14 @@ class EngineSession(QObject):
             self._timer.stop()
         self.changed.emit()
 
-    def _tell(self, progress: InstallProgress) -> None:
-        """Take how far the installation is; called on its thread."""
+    def _note(self, progress: InstallProgress) -> None:
+        """Set the progress; called on the installation's thread."""
         is_checking = progress.stage.name == "CHECKING"
         is_same = progress.stage is self.stage or self.total_bytes == progress.n_bytes
         if not is_same:
             self.progress = TransferProgress()
         self.stage, self.total_bytes = progress.stage, progress.n_bytes
-        # each wheel is compared once it is there, which must not look like a step back
+        # verifying a downloaded wheel must not look like a step back
         n_done = max(progress.n_done, self.progress.n_bytes if is_checking else 0)
         self.progress.note(n_done, is_checking=is_checking)
 
@@ -265,33 +258,31 @@ def _look() -> EngineFacts:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the free bytes of the disk that a folder is on, or will be; 0 if nobody knows."""
-    there = next((path for path in (folder, *folder.parents) if path.is_dir()), folder)
+    """Return the free bytes on the disk of a folder, which need not exist; 0 if unknown."""
+    existing = next((path for path in (folder, *folder.parents) if path.is_dir()), folder)
     try:
-        return shutil.disk_usage(there).free
+        return shutil.disk_usage(existing).free
     except OSError:
         return 0
 
 
 class _Attempt:
-    """One run of an installation, on a thread; it may be stopped from another."""
-
-    def __init__(self, request: InstallRequest, told: Callable[[InstallProgress], None]) -> None:
-        self._request, self._told = request, told
+    def __init__(self, request: InstallRequest, report: Callable[[InstallProgress], None]) -> None:
+        self._request, self._report = request, report
         self._stopped = threading.Event()
         self._installation: Installation | None = None
 
     def stop(self) -> None:
-        """End `run` soon; it raises Cancelled."""
+        """Let `run` raise Cancelled soon."""
         self._stopped.set()
         if self._installation is not None:
             self._installation.stop()
 
     def run(self) -> Installed:
-        """Install what is wanted.
+        """Fulfil the request.
 
         Raises:
-            EngineError: it cannot be done, or was stopped.
+            EngineError: it failed or was stopped.
         """
         try:
             if self._request.environment:
@@ -299,7 +290,7 @@ class _Attempt:
             return self._install()
         except EngineError:
             raise
-        except Exception as error:  # of whatever kind: the window has to go on
+        except Exception as error:  # the window must keep running
             log.exception("the engine cannot be installed")
             why = reason_of(error)
             text = tr("The engine could not be installed: {why}.").format(why=why)
@@ -312,7 +303,7 @@ class _Attempt:
         self._tell(InstallProgress(InstallStage.TRYING))
         installed = use_environment(place, is_stopped=self._stopped.is_set)
         with suppress(EngineError):
-            _discard()  # nobody goes on with what was fetched before
+            _discard()  # an earlier download will not be resumed
         return installed
 
     def _install(self) -> Installed:
@@ -324,7 +315,7 @@ class _Attempt:
         wheels = Path(request.wheels) if request.wheels else None
         offers = find_offers()
         offer = next((one for one in offers if one.backend == request.backend), None)
-        if wheels is not None:  # those of another engine may be there
+        if wheels is not None:  # they may be for another engine
             offer = next((one for one in offers if _has_all(wheels, one)), offer)
         if offer is None:
             raise EngineError(
@@ -334,14 +325,14 @@ class _Attempt:
         current = PackStore().current
         if current is not None and current.digest == offer.lock.digest and current.is_usable:
             activate()
-            return Installed(current, "")  # another window or command has installed it meanwhile
-        self._installation = Installation(offer.lock, wheels=wheels, told=self._tell)
+            return Installed(current, "")  # another window or command installed it
+        self._installation = Installation(offer.lock, wheels=wheels, report=self._tell)
         return self._installation.run()
 
     def _tell(self, progress: InstallProgress) -> None:
         if self._stopped.is_set() and self._installation is not None:
-            self._installation.stop()  # it was stopped before it began
-        self._told(progress)
+            self._installation.stop()  # stopped before it started
+        self._report(progress)
 
 
 def _has_all(folder: Path, offer: PackOffer) -> bool:
@@ -368,41 +359,38 @@ def _remove() -> str:
 
 
 USES = {
-    "cpu": tr_later("Computes on the processor. GPUs are not used."),
-    "cuda13": tr_later("For NVIDIA GPUs with driver 580 or newer, and the processor."),
-    "cuda12": tr_later("For NVIDIA GPUs with an older driver, and the processor."),
-    "rocm": tr_later("For AMD GPUs, and the processor."),
+    "cpu": tr_later("Runs on the CPU; GPUs are not used."),
+    "cuda13": tr_later("For NVIDIA GPUs with driver 580 or newer, and the CPU."),
+    "cuda12": tr_later("For NVIDIA GPUs with an older driver, and the CPU."),
+    "rocm": tr_later("For AMD GPUs and the CPU."),
 }
-"""Devices that each kind of PyTorch computes on."""
+"""Devices of each kind of PyTorch."""
 
 
 def missing_intro(former: Pack | None) -> str:
-    """Return what the page says while there is no engine.
-
-    Args:
-        former: one that was installed and cannot be used any more.
-    """
+    """Return the page's introduction without an engine; `former` is an unusable one."""
     if former is not None:
-        text = tr("{engine} cannot be used any more: it is for another Python, or was deleted.")
-        return f"{text.format(engine=pack_title(former))} {tr('Install it again, or another one.')}"
+        text = tr("{engine} can no longer be used: it is for another Python or was deleted.")
+        return (
+            f"{text.format(engine=pack_title(former))} {tr('Reinstall it, or choose another one.')}"
+        )
     return tr(
-        "An engine computes what models answer: PyTorch, which Tandem keeps in a folder of its own."
-        " Nothing is asked of the network before you press Install."
+        "An engine runs the models: PyTorch, in a folder that only Tandem uses. Tandem does not use"
+        " the network until you press Install."
     )
 
 
 def change_intro(pack: Pack) -> str:
-    """Return what the page says while an engine is in use."""
-    text = tr("In use: {engine}. It stays until another one has answered.")
+    """Return the page's introduction while an engine is in use."""
+    text = tr("In use: {engine}. It is kept until another one works.")
     return text.format(engine=pack_title(pack))
 
 
 def found_text(devices: Sequence[DeviceInfo]) -> str:
     """Return the devices of this machine in one line."""
     if not devices:
-        return tr("Looking for devices …")
-    named = [_device_text(device) for device in devices]
-    return tr("Found: {devices}").format(devices=" · ".join(named))
+        return tr("Detecting devices …")
+    return tr("Found: {devices}").format(devices=" · ".join(map(_device_text, devices)))
 
 
 def _device_text(device: DeviceInfo) -> str:
@@ -413,24 +401,24 @@ def _device_text(device: DeviceInfo) -> str:
 
 
 def without_commands(device: DeviceInfo, origin: Origin) -> DeviceInfo:
-    """Return a device as a window shows it whose engine is a pack: nobody needs pip there."""
+    """Return a device with remedies that suit a pack, instead of pip commands."""
     if origin == "own" or device.usable or device.remedy.partition(" ")[0] != "pip":
         return device
     if origin == "none":
-        return replace(device, reason=tr("It needs an engine, which is not there yet."), remedy="")
+        return replace(device, reason=tr("It needs an engine; none is installed."), remedy="")
     return replace(device, remedy=tr("Choose another engine in the settings."))
 
 
 def shown_engines(facts: EngineFacts) -> list[ShownEngine]:
-    """Return the rows of the page: what can be installed, and what would suit but is not there."""
+    """Return the page's rows: offers, and suitable kinds of PyTorch without an offer."""
     from app.setup.engine_pack.store import title_of as backend_title
 
     shown = [shown_offer(offer, facts.current) for offer in facts.offers]
     for backend in facts.suitable:
         if facts.offer(backend) is None:
             problem = tr(
-                "This version of Tandem has none to install. A Python environment with such a"
-                " PyTorch can be used."
+                "This version of Tandem cannot install it, but you can use a Python environment"
+                " with this PyTorch."
             )
             shown.append(ShownEngine(backend, backend_title(backend), "", problem))
     return shown
@@ -452,12 +440,12 @@ def shown_offer(offer: PackOffer, current: Pack | None) -> ShownEngine:
 
 
 def room_text(folder: str, free_bytes: int, needed_bytes: int) -> str:
-    """Return how much room there is for an engine, and whether that is enough."""
+    """Return the free disk space, and the needed space if it is too little."""
     free = decimal_size(free_bytes)
     if free_bytes < needed_bytes:
-        text = tr("Needs {needed} in {folder}, where {free} are free.")
+        text = tr("Needs {needed} in {folder}, which has {free} free.")
         return text.format(needed=decimal_size(needed_bytes), folder=folder, free=free)
-    return tr("{free} are free in {folder}.").format(free=free, folder=folder)
+    return tr("{free} free in {folder}.").format(free=free, folder=folder)
 
 
 def pack_title(pack: Pack) -> str:
@@ -471,22 +459,22 @@ def environment_title() -> str:
 
 
 def title_of(pack: Pack) -> str:
-    """Return what kind of engine a pack is."""
+    """Return the name of a pack's kind of PyTorch."""
     from app.setup.engine_pack.store import title_of as backend_title
 
     return environment_title() if pack.is_environment else backend_title(pack.backend)
 
 
 def stage_text(stage: InstallStage | None, progress: TransferProgress, total_bytes: int) -> str:
-    """Return what an installation does: "Fetching: 1.2 GB of 3.0 GB · 35.0 MB/s · 51 s left"."""
+    """Return the progress: "Downloading: 1.2 GB of 3.0 GB · 35.0 MB/s · 51 s left"."""
     name = stage.name if stage is not None else ""
     if name == "FETCHING":
-        return tr("Fetching: {amount}").format(amount=moving_text(progress, total_bytes))
+        return tr("Downloading: {amount}").format(amount=moving_text(progress, total_bytes))
     amount = amount_text(progress.n_bytes, total_bytes)
     if name == "CHECKING":
-        return tr("Checking the hash: {amount}").format(amount=amount)
+        return tr("Verifying: {amount}").format(amount=amount)
     if name == "UNPACKING":
         return tr("Unpacking: {amount}").format(amount=amount)
     if name == "TRYING":
-        return tr("Trying it: the bundled model answers with it …")
-    return tr("Beginning …")
+        return tr("Testing it with the demo model …")
+    return tr("Starting …")

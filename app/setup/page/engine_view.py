@@ -1,4 +1,4 @@
-"""The page of the engine: what was found, what can be installed, and an installation that runs."""
+"""The engine page: found devices, available engines, and the running installation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
 from app.core.translation import tr
 from app.widgets.buttons import back_button, button
 from app.widgets.controls import page_scroll
-from app.widgets.layout import FlowBox, scaled
+from app.widgets.layout import NO_MARGINS, FlowBox, fill, scaled
 from app.widgets.shortcuts import is_pressed
 from app.widgets.text import caption_text, label
 from app.widgets.theme import set_role
@@ -29,25 +29,17 @@ from app.widgets.theme import set_role
 
 @dataclass(frozen=True, slots=True)
 class ShownEngine:
-    """An engine as the page offers it.
+    """An engine on the page."""
 
-    Attributes:
-        key: kind of PyTorch, which names the choice.
-        title: its name, in a few words.
-        details: what it is for and how large it is.
-        problem: why it cannot be chosen here; "" if it can.
-        is_recommended: whether it is the best one for the devices here.
-    """
-
-    key: str
+    key: str  # kind of PyTorch
     title: str
-    details: str
-    problem: str = ""
+    details: str  # purpose and size
+    problem: str = ""  # why it cannot be chosen
     is_recommended: bool = False
 
 
 class EngineChoiceRow(QWidget):
-    """Row of one engine: a radio button and what there is to know."""
+    """Row of one engine: a radio button and details."""
 
     def __init__(self, shown: ShownEngine) -> None:
         super().__init__()
@@ -56,8 +48,8 @@ class EngineChoiceRow(QWidget):
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.radio = QRadioButton(caption_text(shown.title))
         self.radio.setEnabled(not shown.problem)
-        said = shown.problem or shown.details
-        self._details = label(said, "muted")
+        details = shown.problem or shown.details
+        self._details = label(details, "muted")
         self._details.setWordWrap(True)
         self._details.setContentsMargins(24, 0, 0, 0)
         self.radio.setAccessibleName(
@@ -65,17 +57,11 @@ class EngineChoiceRow(QWidget):
             if shown.is_recommended
             else shown.title
         )
-        self.radio.setAccessibleDescription(said)
-        head = QHBoxLayout()
-        head.addWidget(self.radio)
-        head.addStretch(1)
+        self.radio.setAccessibleDescription(details)
+        head = fill(QHBoxLayout(), self.radio, (None, 1))
         if shown.is_recommended:
             head.addWidget(label(tr("Recommended"), "ok"))
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(12, 8, 12, 8)
-        layout.setSpacing(2)
-        layout.addLayout(head)
-        layout.addWidget(self._details)
+        fill(QVBoxLayout(self), head, self._details, margins=(12, 8, 12, 8), spacing=2)
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
         if self.radio.isEnabled():
@@ -85,7 +71,7 @@ class EngineChoiceRow(QWidget):
 
 
 class EngineChoices(QWidget):
-    """List of engines; the arrow keys go from one to the next."""
+    """List of engines, navigable with the arrow keys."""
 
     chosen = Signal(str)  # key
 
@@ -95,9 +81,7 @@ class EngineChoices(QWidget):
         self.rows: list[EngineChoiceRow] = []
         self._shown: list[ShownEngine] = []
         self._group: QObject | None = None
-        self._layout = QVBoxLayout(self)
-        self._layout.setContentsMargins(0, 0, 0, 0)
-        self._layout.setSpacing(6)
+        self._layout = fill(QVBoxLayout(self), margins=NO_MARGINS, spacing=6)
 
     @property
     def key(self) -> str:
@@ -105,7 +89,7 @@ class EngineChoices(QWidget):
         return next((row.key for row in self.rows if row.radio.isChecked()), "")
 
     def show_engines(self, engines: Sequence[ShownEngine], key: str) -> None:
-        """Show engines, of which the one with `key` is chosen, unless the same are shown."""
+        """Show engines with `key` as the choice, unless the same are shown."""
         if list(engines) == self._shown:
             return
         self._shown = list(engines)
@@ -131,7 +115,7 @@ class EngineChoices(QWidget):
             self.chosen.emit(self.key)
 
     def focus_choice(self) -> None:
-        """Put the focus on the chosen engine."""
+        """Focus the chosen engine."""
         for row in self.rows:
             if row.radio.isChecked():
                 row.radio.setFocus()
@@ -141,7 +125,7 @@ STEPS = 1000
 
 
 class InstallPanel(QWidget):
-    """Panel of the installation that runs, is paused or has failed."""
+    """Panel of a running, paused or failed installation."""
 
     pause_requested = Signal()
     resume_requested = Signal()  # also after a failure
@@ -167,39 +151,26 @@ class InstallPanel(QWidget):
             control.clicked.connect(self.resume_requested)
         self.cancel.clicked.connect(self.cancel_requested)
         self.leave.clicked.connect(self.leave_requested)
-        row = QHBoxLayout()
-        row.setSpacing(8)
-        for control in self._controls:
-            row.addWidget(control)
-        row.addStretch(1)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(16, 12, 16, 14)
-        layout.setSpacing(8)
-        for widget in (self._title, self._bar, self._stage, self._problem, self._hint):
-            layout.addWidget(widget)
-        layout.addLayout(row)
+        row = fill(QHBoxLayout(), *self._controls, (None, 1), spacing=8)
+        parts = self._title, self._bar, self._stage, self._problem, self._hint, row
+        fill(QVBoxLayout(self), *parts, margins=(16, 12, 16, 14), spacing=8)
 
     @property
     def text(self) -> str:
-        """Text of the panel about the installation's state."""
+        """Text of the installation's state."""
         return self._stage.text() if self._problem.isHidden() else self._problem.text()
 
     def show_running(self, title: str, share: float | None, stage: str, *, pauses: bool) -> None:
-        """Show an installation that runs.
-
-        Args:
-            share: how much of it is done, 0 to 1; None where nobody knows.
-            pauses: whether this stage can be paused.
-        """
+        """Show a running installation; `share` is the completed fraction, if known."""
         self._show(title, share, stage, (self.pause, self.cancel))
         self.pause.setEnabled(pauses)
 
     def show_paused(self, title: str, share: float | None, stage: str) -> None:
-        """Show an installation that is paused, or that the last window has left."""
+        """Show a paused installation."""
         self._show(title, share or 0.0, stage, (self.resume, self.cancel))
 
     def show_failure(self, title: str, problem: str, hint: str) -> None:
-        """Show why an installation has failed, and how to go on."""
+        """Show a failed installation."""
         self._show(title, None, "", (self.retry, self.leave), problem, hint)
 
     def _show(
@@ -208,7 +179,7 @@ class InstallPanel(QWidget):
     ) -> None:  # fmt: skip
         had_focus = any(control.hasFocus() for control in self._controls)
         self._title.setText(title)
-        self._bar.setMaximum(0 if share is None else STEPS)  # 0 makes it go to and fro
+        self._bar.setMaximum(0 if share is None else STEPS)  # 0 shows a busy indicator
         self._bar.setValue(round(STEPS * (share or 0.0)))
         self._bar.setVisible(not problem)
         for text, words in ((self._stage, stage), (self._problem, problem), (self._hint, hint)):
@@ -217,27 +188,26 @@ class InstallPanel(QWidget):
         for control in self._controls:
             control.setVisible(control in controls)
         if had_focus and not any(control.hasFocus() for control in controls):
-            controls[0].setFocus()  # the one that was pressed has gone
+            controls[0].setFocus()  # the clicked button is hidden now
 
 
-WIDTH = 620
-"""Largest width of what the page shows, in pixels."""
+WIDTH = 620  # maximum width of the content in pixels
 
 
 def has_focus(widget: QWidget) -> bool:
-    """Return whether what has the focus is in a widget."""
+    """Return whether the focus is in a widget."""
     focused = QApplication.focusWidget()
     return focused is not None and widget.isAncestorOf(focused)
 
 
 class EngineView(QWidget):
-    """Page to install an engine, shown in place of the conversation."""
+    """Page to install an engine, shown instead of the chat."""
 
     install_requested = Signal(str)  # key of the chosen engine
     wheels_requested = Signal()
     environment_requested = Signal()
     left = Signal()
-    covered = Signal()  # something else is shown in its place
+    covered = Signal()  # another page is shown
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -260,21 +230,21 @@ class EngineView(QWidget):
         self.set_problem("")
 
     def set_intro(self, text: str) -> None:
-        """Say what an engine is, or which one is in use."""
+        """Set the introduction."""
         self._intro.setText(text)
 
     def set_found(self, text: str) -> None:
-        """Name the devices of this machine."""
+        """Set the text about the devices of this machine."""
         self._found.setText(text)
 
     def set_space(self, text: str, *, is_short: bool = False) -> None:
-        """Say how much room there is, and where."""
+        """Set the text about disk space."""
         self._space.setText(text)
         set_role(self._space, "shortage" if is_short else "muted")
         self._space.setVisible(bool(text))
 
     def set_problem(self, text: str) -> None:
-        """Say why something that was chosen cannot be used; "" for nothing."""
+        """Show why a choice cannot be used; "" for none."""
         self._problem.setText(text)
         self._problem.setVisible(bool(text))
 
@@ -283,7 +253,7 @@ class EngineView(QWidget):
         return self._problem.text()
 
     def show_choice(self) -> None:
-        """Show what can be installed."""
+        """Show the available engines."""
         had_focus = has_focus(self.panel)
         self._choice.show()
         self.panel.hide()
@@ -292,7 +262,7 @@ class EngineView(QWidget):
             self.focus_first()
 
     def show_panel(self) -> None:
-        """Show the installation in place of what can be installed."""
+        """Show the installation instead of the available engines."""
         self._choice.hide()
         self.panel.show()
 
@@ -301,7 +271,7 @@ class EngineView(QWidget):
         return not self._choice.isHidden()
 
     def focus_first(self) -> None:
-        """Put the focus where the keyboard is needed first."""
+        """Focus the control that is needed first."""
         if self.is_choosing and self.install.isEnabled():
             self.install.setFocus()
         elif self.is_choosing:
@@ -322,28 +292,17 @@ class EngineView(QWidget):
 
     def _make_choice(self) -> QWidget:
         choice = QWidget()
-        first = QHBoxLayout()
-        first.addWidget(self.install)
-        first.addWidget(self._space, 1)
+        first = fill(QHBoxLayout(), self.install, (self._space, 1))
         others = FlowBox()
         others.set_widgets((self.wheels, self.environment))
-        layout = QVBoxLayout(choice)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(8)
-        layout.addWidget(self.choices)
-        layout.addLayout(first)
-        layout.addWidget(others)
+        fill(QVBoxLayout(choice), self.choices, first, others, margins=NO_MARGINS, spacing=8)
         return choice
 
     def _make_scroll(self) -> QScrollArea:
         content = QWidget()
         scaled(content, content.setMaximumWidth, WIDTH)
-        layout = QVBoxLayout(content)
-        layout.setContentsMargins(0, 0, 12, 0)
-        layout.setSpacing(10)
-        for widget in (self._intro, self._found, self._problem, self._choice, self.panel):
-            layout.addWidget(widget)
-        layout.addStretch(1)
+        parts = self._intro, self._found, self._problem, self._choice, self.panel, (None, 1)
+        layout = fill(QVBoxLayout(content), *parts, margins=(0, 0, 12, 0), spacing=10)
         scroll = page_scroll(content, layout, tr("Engine"))
         scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         return scroll
@@ -351,18 +310,12 @@ class EngineView(QWidget):
     def _build(self) -> None:
         back = back_button()
         back.clicked.connect(self.left)
-        head = QHBoxLayout()
-        head.addWidget(label(tr("Engine"), "title"), 1)
-        head.addWidget(back)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(20, 16, 8, 8)
-        layout.setSpacing(8)
-        layout.addLayout(head)
-        layout.addWidget(self._scroll, 1)
+        head = fill(QHBoxLayout(), (label(tr("Engine"), "title"), 1), back)
+        fill(QVBoxLayout(self), head, (self._scroll, 1), margins=(20, 16, 8, 8), spacing=8)
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
-        if not event.spontaneous():  # as it is where the window is minimised
+        if not event.spontaneous():  # spontaneous: the window was minimised
             self.covered.emit()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:

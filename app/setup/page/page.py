@@ -1,4 +1,4 @@
-"""The engine's part of a window: its page and its panel of the settings, made when first wanted."""
+"""The engine's page and its panel of the settings, created on first use."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from app.setup.page.engine_session import (
 )
 from app.setup.page.engine_view import EngineView, has_focus
 from app.widgets.buttons import button
-from app.widgets.layout import FlowBox
+from app.widgets.layout import FlowBox, fill
 from app.widgets.text import label, plain_tip, set_tip
 from engine import DeviceInfo
 
 
 class EnginePanel(QWidget):
-    """Panel that names the engine in use, with buttons to replace it."""
+    """Panel with the engine in use and buttons to replace it."""
 
     change_requested = Signal()
     update_requested = Signal()
@@ -61,26 +61,18 @@ class EnginePanel(QWidget):
             control.clicked.connect(signal)
         self._buttons = FlowBox()
         self._buttons.set_widgets(tuple(self._controls))
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 6, 0, 6)
-        layout.setSpacing(6)
-        for widget in (self._title, self._details, self._news, self._buttons):
-            layout.addWidget(widget)
+        parts = self._title, self._details, self._news, self._buttons
+        fill(QVBoxLayout(self), *parts, margins=(0, 6, 0, 6), spacing=6)
         self.show_engine("", "", "", {})
 
     @property
     def text(self) -> str:
-        """Text of the panel about the engine."""
+        """Texts of the panel."""
         lines = (self._title.text(), self._details.text(), self._news.text())
         return "\n".join(line for line in lines if line)
 
     def show_engine(self, title: str, details: str, news: str, tips: dict[QWidget, str]) -> None:
-        """Show the engine in use.
-
-        Args:
-            news: what is newer, "" for nothing.
-            tips: the buttons that make sense now, each with what it does.
-        """
+        """Show the engine in use, news about a newer one, and tooltips of the enabled buttons."""
         for text, words in ((self._title, title), (self._details, details), (self._news, news)):
             text.setText(words)
             text.setVisible(bool(words))
@@ -92,7 +84,7 @@ class EnginePanel(QWidget):
 
 
 class EngineSettings(QObject):
-    """Connection of one `EngineSession` with its panel."""
+    """Connects an `EngineSession` with its panel."""
 
     page_requested = Signal()
     install_requested = Signal(object)  # InstallRequest
@@ -119,22 +111,21 @@ class EngineSettings(QObject):
     def _show(self, facts: EngineFacts) -> None:
         panel, pack = self._panel, facts.current
         if self._session.state == "running":
-            tips: dict[QWidget, str] = {panel.change: tr("Look at it")}
+            tips: dict[QWidget, str] = {panel.change: tr("Show the progress")}
             panel.show_engine(tr("An engine is being installed."), "", "", tips)
         elif facts.origin == "own":
-            details = tr("It was installed together with Tandem, which uses no other one.")
-            panel.show_engine(tr("PyTorch beside Tandem"), details, "", {})
+            details = tr("It was installed together with Tandem, which uses only this one.")
+            panel.show_engine(tr("PyTorch installed with Tandem"), details, "", {})
         elif facts.origin == "none" or pack is None:
             tips = self._tips(panel.change, panel.environment)
             hint = tr("Models can be planned, but not loaded.")
-            panel.show_engine(tr("There is no engine yet."), hint, "", tips)
+            panel.show_engine(tr("No engine is installed."), hint, "", tips)
         else:
             panel.show_engine(
                 pack_title(pack), _where(facts), _news(facts), self._tips(*self._useful(facts))
             )
 
     def _useful(self, facts: EngineFacts) -> list[QWidget]:
-        """Return the buttons that make sense while a pack is in use."""
         panel = self._panel
         useful: list[QWidget] = [panel.change, panel.environment, panel.remove]
         if facts.update is not None:
@@ -146,14 +137,14 @@ class EngineSettings(QObject):
     def _tips(self, *controls: QWidget) -> dict[QWidget, str]:
         panel, facts = self._panel, self._session.facts
         previous = facts.previous if facts is not None else None
-        text = tr("Use {engine} again, which is kept")
+        text = tr("Go back to {engine}, which is kept")
         back = text.format(engine=pack_title(previous)) if previous is not None else ""
         tips: dict[QWidget, str] = {
             panel.change: tr("Choose another engine"),
-            panel.update_engine: tr("Install the newer engine; this one stays until it answers"),
+            panel.update_engine: tr("Install the newer engine; this one is kept until it works"),
             panel.roll_back: back,
-            panel.environment: tr("Use the PyTorch of a Python environment that you have"),
-            panel.remove: tr("Delete all engines that Tandem has installed"),
+            panel.environment: tr("Use the PyTorch of an existing Python environment"),
+            panel.remove: tr("Delete all engines that Tandem installed"),
         }
         return {control: tips[control] for control in controls}
 
@@ -178,7 +169,6 @@ class EngineSettings(QObject):
 
 
 def _where(facts: EngineFacts) -> str:
-    """Return where the pack in use lies, and how large it is."""
     pack = facts.current
     assert pack is not None
     if pack.is_environment:
@@ -187,21 +177,15 @@ def _where(facts: EngineFacts) -> str:
 
 
 def _news(facts: EngineFacts) -> str:
-    """Return that this version of Tandem brings a newer engine; "" if it does not."""
     if facts.update is None:
         return ""
-    text = tr("Tandem brings a newer one: PyTorch {version}, download {size}.")
+    text = tr("A newer one is available: PyTorch {version}, download {size}.")
     lock = facts.update.lock
     return text.format(version=lock.version, size=decimal_size(lock.n_bytes))
 
 
 class EnginePagePresenter(QObject):
-    """Connection of one `EngineSession` with its page.
-
-    Args:
-        devices: returns the devices of this machine as far as they are known.
-        keep: stores settings and has them written.
-    """
+    """Connects an `EngineSession` with its page; `devices` returns the known devices."""
 
     def __init__(
         self,
@@ -232,11 +216,11 @@ class EnginePagePresenter(QObject):
         self._show_state()
 
     def show_devices(self) -> None:
-        """Name the devices as they are known now."""
+        """Show the known devices."""
         self._view.set_found(found_text(self._devices()))
 
     def install(self, request: InstallRequest) -> None:
-        """Install what a person has chosen."""
+        """Start an installation."""
         had_focus = has_focus(self._view)
         self._session.install(request)
         if had_focus:
@@ -248,21 +232,16 @@ class EnginePagePresenter(QObject):
         used = facts.current if facts.origin == "pack" else None
         view.set_intro(change_intro(used) if used is not None else missing_intro(facts.current))
         self.show_devices()
-        chosen = view.choices.key or self._proposed(facts)
+        recommended = (offer.backend for offer in facts.offers if offer.is_recommended)
+        chosen = view.choices.key or next(recommended, "")
         view.choices.show_engines(shown_engines(facts), chosen)
         view.set_problem(facts.problem)
         view.wheels.setEnabled(bool(facts.offers))
         self._show_room()
         self._show_state()
         if not self._is_known and has_focus(view):
-            view.focus_first()  # what it goes to first is there only now
+            view.focus_first()  # its target exists only now
         self._is_known = True
-
-    @staticmethod
-    def _proposed(facts: EngineFacts) -> str:
-        """Return the kind of engine that is chosen at first."""
-        recommended = (offer.backend for offer in facts.offers if offer.is_recommended)
-        return next(recommended, "")
 
     @Slot()
     def _show_room(self) -> None:
@@ -277,7 +256,6 @@ class EnginePagePresenter(QObject):
 
     @Slot()
     def _on_changed(self) -> None:
-        """Show the installation, and remember what a later window can go on with."""
         session = self._session
         goes_on = session.state != "idle" and session.request.is_fetched
         pending = session.request.backend if goes_on else ""
@@ -297,7 +275,7 @@ class EnginePagePresenter(QObject):
         if session.state == "running":
             panel.show_running(title, share, stage, pauses=not session.request.environment)
         elif session.state == "paused":
-            panel.show_paused(title, share, tr("Paused. What has arrived is kept."))
+            panel.show_paused(title, share, tr("Paused. The partial download is kept."))
         elif session.state == "failed" and session.error is not None:
             panel.show_failure(title, session.error.message, session.error.hint)
         if session.state == "idle":
@@ -328,20 +306,10 @@ class EnginePagePresenter(QObject):
 
 
 class EnginePage(QObject):
-    """Page to install an engine, shown in the middle of the window.
-
-    Args:
-        devices: returns the devices of this machine as far as they are known.
-        keep: stores settings and has them written.
-        show: shows a widget in the middle of the window.
-        leave: shows the chat there again.
-
-    Attributes:
-        view: the page; None until it is wanted.
-    """
+    """Page to install an engine, shown in the middle of the window and created on first use."""
 
     left = Signal()
-    covered = Signal()  # something else is shown in its place
+    covered = Signal()  # another page is shown
     remove_requested = Signal()
 
     def __init__(
@@ -360,7 +328,7 @@ class EnginePage(QObject):
 
     @property
     def words(self) -> str:
-        """Words by which the search of the settings finds its panel."""
+        """Words for the search in the settings."""
         return tr("PyTorch CUDA ROCm update remove environment wheels")
 
     @property
@@ -369,7 +337,7 @@ class EnginePage(QObject):
 
     @Slot()
     def open(self) -> None:
-        """Show the page, with what is known now; what takes longer follows."""
+        """Show the page and refresh it."""
         presenter = self._made()
         assert self.view is not None
         presenter.show_devices()
@@ -379,19 +347,12 @@ class EnginePage(QObject):
 
     @Slot(object)
     def install(self, request: InstallRequest) -> None:
-        """Show the page, which installs something."""
+        """Show the page and start an installation."""
         self.open()
         self._made().install(request)
 
     def go_on(self, *, is_shown: bool) -> bool:
-        """Offer to go on with what another window has left unfinished.
-
-        Args:
-            is_shown: whether to show the page if there is something.
-
-        Returns:
-            whether there is something.
-        """
+        """Offer to resume an unfinished installation, if any; return whether there is one."""
         backend = self._settings.current.pending_engine
         if backend:
             self._made()
@@ -401,7 +362,7 @@ class EnginePage(QObject):
         return bool(backend)
 
     def show_devices(self) -> None:
-        """Name the devices as they are known now."""
+        """Show the known devices."""
         if self._presenter is not None:
             self._presenter.show_devices()
 
@@ -416,13 +377,12 @@ class EnginePage(QObject):
         return panel
 
     def close(self) -> None:
-        """Stop what runs, which a later window can go on with."""
+        """Stop an installation, which a later window can resume."""
         self.session.close()
 
     def _made(self) -> EnginePagePresenter:
-        """Return the presenter of the page, which is made now if there is none."""
         if self._presenter is None:
-            # imported here, since the window's first picture does not need them
+            # late: not needed for the window's first frame
             from app.setup.page.engine_view import EngineView
 
             self.view = EngineView()

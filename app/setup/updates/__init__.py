@@ -1,1 +1,1 @@
-"""Newer releases: asked for only after consent, told in a banner, never installed."""
+"""Release checks: only after consent, shown in a banner, never installed."""

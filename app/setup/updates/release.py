@@ -1,4 +1,4 @@
-"""The newest release: what a server says of it. Knows no Qt, and imports no HTTP."""
+"""Data about the newest release; no Qt, no HTTP."""
 
 from __future__ import annotations
 
@@ -15,47 +15,36 @@ from app.core.translation import tr
 from engine import EngineError, printable
 
 MAX_VERSION: Final = 40
-
-
 MAX_PAGE: Final = 300
-
-
 MAX_NEWS: Final = 8000
-"""Largest number of characters of what is told about a release."""
-
 
 ADDRESS_FILE: Final = Path(__file__).resolve().parents[3] / "resources" / "release-address.txt"
-"""File with the address to ask, which whoever builds packages may add."""
+"""File with the address for release checks, which packagers may add."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A release that somebody has published.
-
-    Attributes:
-        page: https address to download it from by hand.
-        news: what is new, as plain text; may be empty.
-    """
+    """A published release, its download page (https) and release notes (plain text)."""
 
     version: str
     page: str
     news: str = ""
 
     def kept(self) -> dict[str, str]:
-        """Return what `read_release` makes the same release of."""
+        """Return the release as JSON data for `read_release`."""
         return {"version": self.version, "page": self.page, "news": self.news}
 
 
 def parse_release(data: bytes) -> Release:
-    """Return the release that a server's answer tells of.
+    """Return the release in a server's response.
 
     Raises:
-        EngineError: the answer is not understood.
+        EngineError: it is invalid.
     """
     try:
         values = json.loads(data)
     except (ValueError, RecursionError):
-        raise _not_understood() from None
+        raise _invalid() from None
     return read_release(values)
 
 
@@ -63,24 +52,24 @@ def read_release(values: object) -> Release:
     """Return a release from JSON data.
 
     Raises:
-        EngineError: it is none.
+        EngineError: it is invalid.
     """
     if not isinstance(values, Mapping):
-        raise _not_understood()
+        raise _invalid()
     version, page, news = (values.get(name, "") for name in ("version", "page", "news"))
     if not (isinstance(version, str) and isinstance(page, str) and isinstance(news, str)):
-        raise _not_understood()
-    found = _version(version)
-    if found is None or found.local or not is_web_page(page):
-        raise _not_understood()
+        raise _invalid()
+    parsed = _version(version)
+    if parsed is None or parsed.local or not is_web_page(page):
+        raise _invalid()
     text = printable(news[: MAX_NEWS + 1]).strip()
     if len(text) > MAX_NEWS:
         text = f"{text[:MAX_NEWS]}…"
-    return Release(str(found), page, text)
+    return Release(str(parsed), page, text)
 
 
 def is_newer(version: str, own: str) -> bool:
-    """Return whether a version comes after another one; trial versions only for those of trials."""
+    """Return whether a version is newer; prereleases only count if `own` is one."""
     theirs, ours = _version(version), _version(own)
     if theirs is None or ours is None:
         return False
@@ -88,12 +77,12 @@ def is_newer(version: str, own: str) -> bool:
 
 
 def is_web_page(address: str) -> bool:
-    """Return whether a browser may be sent to an address: https, and nothing odd in it."""
+    """Return whether an address is a plain https one that is safe to open in a browser."""
     if not address.isascii() or not address.isprintable() or len(address) > MAX_PAGE:
         return False
     try:
         split = urlsplit(address)
-        _ = split.port  # raises on rubbish
+        _ = split.port  # raises if invalid
     except ValueError:
         return False
     is_plain = "@" not in split.netloc and " " not in address and "\\" not in address
@@ -101,7 +90,7 @@ def is_web_page(address: str) -> bool:
 
 
 def bundled_address() -> str:
-    """Return the address that came with this Tandem; "" for none."""
+    """Return the bundled address for release checks, or ""."""
     try:
         return ADDRESS_FILE.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
@@ -117,7 +106,7 @@ def _version(text: str) -> Version | None:
         return None
 
 
-def _not_understood() -> EngineError:
+def _invalid() -> EngineError:
     return EngineError(
-        tr("The answer about releases is not understood."), tr("Check the address in the settings.")
+        tr("The release information is not valid."), tr("Check the address in the settings.")
     )

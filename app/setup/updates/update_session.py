@@ -1,4 +1,4 @@
-"""The question for the newest release: when it is asked, and what is known from it. No widgets."""
+"""Release checks: their schedule, the newest release, and its banner and dialog."""
 
 from __future__ import annotations
 
@@ -22,27 +22,21 @@ from app.widgets.text import label
 from engine import EngineError, package_version
 
 DAY_S: Final = 24 * 3600
-FIRST_MS: Final = 10_000
-"""Milliseconds from the start, or from the consent, until the first look."""
+FIRST_MS: Final = 10_000  # milliseconds from the start, or from consent, to the first check
 
 NEXT_MS: Final = 3600 * 1000
-"""Milliseconds between looks at the clock; a request comes once a day."""
+"""Milliseconds between looks at the clock; requests are sent once a day."""
 
-GIVE_UP_MS: Final = 15_000
-"""Milliseconds after which a request counts as failed, whatever its thread waits for."""
+GIVE_UP_MS: Final = 15_000  # milliseconds after which a request has failed
 
 
 class UpdateSession(QObject):
-    """The question for the newest release: asked once a day after consent, else only by a click.
-
-    Args:
-        keep: uses settings and has them written.
-    """
+    """Release checks: once a day after consent, else only on request; `keep` saves settings."""
 
     asking = Signal()
     answered = Signal()
     failed = Signal(object)  # EngineError
-    looked = Signal()  # at the clock, after consent
+    looked = Signal()  # at the clock
 
     def __init__(
         self, settings: SettingsStore, keep: Callable[[Settings], None], parent: QObject
@@ -58,12 +52,12 @@ class UpdateSession(QObject):
 
     @property
     def version(self) -> str:
-        """The version of this Tandem; "" where it runs from a folder."""
+        """The version of this Tandem; "" if it runs from its source tree."""
         return package_version()
 
     @property
     def newer(self) -> Release | None:
-        """The newest release that is known, if it is newer than this Tandem."""
+        """The newest known release if it is newer than this Tandem."""
         kept = self._settings.current.newest_release
         if not kept:
             return None
@@ -77,52 +71,47 @@ class UpdateSession(QObject):
 
     @property
     def address(self) -> str:
-        """The address to ask; "" for none."""
+        """The address for release checks, or ""."""
         from app.setup.updates.release import bundled_address
 
         return self._settings.current.release_address.strip() or bundled_address()
 
     @Slot()
     def apply(self) -> None:
-        """Begin to look once a day, or end it, as the settings say."""
+        """Start or stop daily checks according to the settings."""
         if self._is_closed or not self._settings.current.checks_releases:
             self._timer.stop()
         elif not self._timer.isActive():
             self._timer.start(FIRST_MS)
 
     def look_again(self, in_ms: int) -> None:
-        """Look at the clock again sooner than planned."""
+        """Look at the clock in `in_ms`."""
         if self._timer.isActive():
             self._timer.start(in_ms)
 
     @Slot()
     def check(self) -> None:
-        """Ask now."""
+        """Check now."""
         address = self.address
         if not self.version:
-            self.failed.emit(
-                EngineError(tr("This Tandem runs from its source tree and has no version."))
-            )
+            text = tr("This Tandem runs from its source tree and has no version.")
+            self.failed.emit(EngineError(text))
         elif not address:
-            self.failed.emit(
-                EngineError(
-                    tr("This Tandem has no address to ask for releases."),
-                    tr("Enter one in the settings."),
-                )
-            )
+            text = tr("This Tandem has no address for release checks.")
+            self.failed.emit(EngineError(text, tr("Enter one in the settings.")))
         elif self._job is None:
             self._keep(replace(self._settings.current, releases_checked=int(time.time())))
             self._ask(address)
 
     def close(self) -> None:
-        """Ask no more, and wait a moment for what runs."""
+        """Stop checking, and wait briefly for the thread."""
         self._is_closed = True
         self._timer.stop()
         self._end(1.0)
 
     def _ask(self, address: str) -> None:
         def work() -> Release:
-            from app.setup.updates.source import fetch_release  # late: it takes a moment
+            from app.setup.updates.source import fetch_release  # late: slow
 
             return fetch_release(address)
 
@@ -155,10 +144,10 @@ class UpdateSession(QObject):
     @Slot()
     def _give_up(self) -> None:
         self._end()
-        self.failed.emit(EngineError(tr("The server does not answer."), tr("Try it later.")))
+        self.failed.emit(EngineError(tr("The server does not respond."), tr("Try again later.")))
 
     def _end(self, wait_s: float = 0.0) -> None:
-        """Forget the request; its thread ends by itself."""
+        """Drop the request; its thread ends later."""
         self._limit.stop()
         job, self._job = self._job, None
         if job is not None:
@@ -166,7 +155,7 @@ class UpdateSession(QObject):
 
 
 class NewsDialog(PageDialog):
-    """Page with the news of a release as plain text."""
+    """Dialog with release notes as plain text."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(tr("New release"), parent, (640, 520))
@@ -174,7 +163,7 @@ class NewsDialog(PageDialog):
         self.head_line = label()
         self.head_line.setWordWrap(True)
         self.head.addWidget(self.head_line)
-        self.text = plain_page(tr("What is new"))
+        self.text = plain_page(tr("What's new"))
         self.set_content(self.text)
         self.address = label(role="muted")
         self.address.setWordWrap(True)
@@ -184,10 +173,10 @@ class NewsDialog(PageDialog):
         self.foot.insertWidget(0, self.visit)
 
     def show_release(self, release: Release, own: str) -> None:
-        """Show a release beside the version that runs here."""
-        line = tr("Tandem {version} is out; this is {own}. Tandem never replaces itself.")
+        """Show a release and the version of this Tandem."""
+        line = tr("Tandem {version} is available; this is {own}. Tandem does not update itself.")
         self.head_line.setText(line.format(version=release.version, own=own))
-        self.text.setPlainText(release.news or tr("This release does not say what is new."))
+        self.text.setPlainText(release.news or tr("This release has no release notes."))
         self._page = release.page
         self.address.setText(release.page)
 
@@ -197,22 +186,14 @@ class NewsDialog(PageDialog):
             QDesktopServices.openUrl(QUrl(self._page))
 
 
-LATER_MS: Final = 60_000
-"""Milliseconds after which a banner that was taken is looked at again."""
+LATER_MS: Final = 60_000  # milliseconds until another attempt if the banner is in use
 
 
 class UpdatePresenter(QObject):
-    """Connection of the session with the banner and the dialogs.
-
-    Args:
-        over: the window that dialogs belong to.
-        may_tell: returns whether the banner has nothing else to say.
-    """
+    """Connects the session with banner and dialog; `may_tell` tests whether the banner is free."""
 
     noticed = Signal(object)  # Notice
-    status_changed = Signal(
-        str, bool
-    )  # what the page about Tandem says; whether there is news to show
+    status_changed = Signal(str, bool)  # text; whether there are release notes to show
 
     def __init__(
         self,
@@ -227,30 +208,30 @@ class UpdatePresenter(QObject):
         self.session = UpdateSession(settings, keep, self)
         self.dialog: NewsDialog | None = None
         self._shown_version = ""
-        self.session.asking.connect(lambda: self.status_changed.emit(tr("Asking …"), False))
+        self.session.asking.connect(lambda: self.status_changed.emit(tr("Checking …"), False))
         self.session.answered.connect(self._on_answered)
         self.session.failed.connect(self._on_failed)
         self.session.looked.connect(self._show_banner)
 
     @Slot()
     def apply(self) -> None:
-        """Look for releases, or end it, as the settings say."""
+        """Start or stop daily checks according to the settings."""
         self.session.apply()
 
     @Slot()
     def tell(self) -> None:
-        """Tell what is known, without asking."""
+        """Emit the known status without a check."""
         newer = self.session.newer
         self.status_changed.emit(_is_out(newer.version) if newer else "", newer is not None)
 
     @Slot()
     def check(self) -> None:
-        """Ask now, as a click wants it."""
+        """Check now."""
         self.session.check()
 
     @Slot()
     def show_news(self) -> None:
-        """Show what is new, and where it can be downloaded."""
+        """Show the release notes and the download page."""
         release = self.session.newer
         if release is None:
             return
@@ -266,13 +247,13 @@ class UpdatePresenter(QObject):
 
         current = self._settings.current
         if current.release_address and not is_web_page(current.release_address.strip()):
-            return {"release_address": tr("Only addresses that begin with https:// are asked.")}
+            return {"release_address": tr("Only addresses starting with https:// are used.")}
         if current.checks_releases and not self.session.address:
-            return {"checks_releases": tr("No address came with this Tandem: enter one below.")}
+            return {"checks_releases": tr("This Tandem has no default address: enter one below.")}
         return {}
 
     def close(self) -> None:
-        """Ask no more, and close the dialog."""
+        """Stop checking, and close the dialog."""
         self.session.close()
         if self.dialog is not None:
             self.dialog.close()
@@ -294,7 +275,7 @@ class UpdatePresenter(QObject):
 
     @Slot()
     def _show_banner(self) -> None:
-        """Say once that a newer release is out, when nothing else is being said."""
+        """Show a newer release once, when the banner is free."""
         release = self.session.newer
         known = (self._shown_version, self._settings.current.dismissed_release)
         if release is None or release.version in known:
@@ -305,17 +286,16 @@ class UpdatePresenter(QObject):
         self._shown_version = release.version
         self.noticed.emit(
             Notice(
-                _is_out(release.version), action=tr("What is new"), on_action=self.show_news,
+                _is_out(release.version), action=tr("What's new"), on_action=self.show_news,
                 stays=True, on_close=self._dismiss,
             )
         )  # fmt: skip
 
     def _dismiss(self) -> None:
-        """Say no more of this release by itself."""
         release = self.session.newer
         if release is not None:
             self._keep(replace(self._settings.current, dismissed_release=release.version))
 
 
 def _is_out(version: str) -> str:
-    return tr("Tandem {version} is out.").format(version=version)
+    return tr("Tandem {version} is available.").format(version=version)

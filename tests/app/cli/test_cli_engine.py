@@ -61,13 +61,13 @@ def test_a_pack_is_offered_installed_and_removed(run: Run, bare: Bare) -> None:
     offered = run("engine").out
     assert offered.startswith("No engine is installed: tandem engine install\n")
     assert offered.splitlines()[-3].split() == [
-        "cpu", "Processor", "only", "9.1.0", "302.8", "kB", "300.0", "kB", "recommended",
+        "cpu", "CPU", "only", "9.1.0", "302.8", "kB", "300.0", "kB", "recommended",
     ]  # fmt: skip
     done = run("engine", "install", "--wheels", bare.pack.wheels)
-    assert done.out == "PyTorch 9.1.0 (Processor only) works and is now in use.\n", done.err
+    assert done.out == "PyTorch 9.1.0 (CPU only) works and is now in use.\n", done.err
     assert "is in use: " in run("engine").out
     again = run("engine", "install", "--wheels", bare.pack.wheels)
-    assert again.out == "PyTorch 9.1.0 (Processor only) is already installed.\n"
+    assert again.out == "PyTorch 9.1.0 (CPU only) is already installed.\n"
     assert run("engine", "remove").out == "The engine was removed.\n"
     assert bare.store.current is None
 
@@ -78,7 +78,7 @@ def test_an_earlier_engine_comes_back(run: Run, bare: Bare) -> None:
     assert "PyTorch 9.1.0 is available: tandem engine install" in status
     assert run("engine", "install", "--wheels", bare.pack.wheels).status == 0
     assert "Previous: PyTorch 9.0.0" in run("engine").out
-    assert run("engine", "rollback").out == "PyTorch 9.0.0 (Processor only) is in use again.\n"
+    assert run("engine", "rollback").out == "PyTorch 9.0.0 (CPU only) is in use again.\n"
     document = run("engine", "status", "--json").document
     assert document["current"]["name"] == old.name
     assert document["update"] is True
@@ -105,7 +105,7 @@ def test_what_cannot_be_done_is_one_line(run: Run, bare: Bare, tmp_path: Path) -
     assert_refused(done, "lacks 3 wheels")
     assert "`tandem engine wheels` lists the wheels." in done.err
     assert_refused(run("engine", "use", tmp_path), "There is no Python in")
-    assert_refused(run("engine", "rollback"), "no earlier engine")
+    assert_refused(run("engine", "rollback"), "no previous engine")
     with bare.store.locked():
         assert_refused(run("engine", "remove"), "Another window or command")
     assert "TANDEM_ENGINE_PACK" not in os.environ

@@ -45,7 +45,7 @@ def test_the_model_bar_says_how_many_prompt_tokens_are_computed_at_once(
     shell = make_shell(model=MODEL)
     qtbot.waitUntil(lambda: shell.client.model is not None)
     text = shell.window.model_bar._context.toolTip()
-    assert text == "Prompts are computed 2048 tokens at a time"
+    assert text == "Prompts are processed 2048 tokens at a time"
 
 
 def test_a_model_dragged_over_the_composer_goes_to_the_window(

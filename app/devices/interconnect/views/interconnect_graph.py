@@ -19,22 +19,19 @@ from app.widgets.theme import px, theme, theme_signals
 if TYPE_CHECKING:
     from engine import LinkFacts
 
-BOX: Final = QSize(104, 40)
-"""Size of a box at a zoom of 100 %."""
+BOX: Final = QSize(104, 40)  # size of a box at a zoom of 100 %
 
-MAX_LABELS: Final = 3
-"""Number of lines with texts at most; more texts would cover each other."""
+MAX_LABELS: Final = 3  # maximum number of lines with texts, which would overlap
 
-SIDES: Final = 0.55
-"""Distance of the outermost of several GPUs from the top, as a part of the height."""
+SIDES: Final = 0.55  # distance of the outermost GPUs from the top, as a fraction of the height
 
 WIDTHS: Final = {"nvlink": 4.0, "p2p": 2.5, "host": 1.2, "network": 1.2}
-"""Width of a line in pixels by kind of link: the faster, the thicker."""
+"""Width in pixels by kind of link."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLook:
-    """Label of a device and index of its colour."""
+    """Label of a device and the index of its colour."""
 
     label: str
     colour: int
@@ -79,14 +76,12 @@ class InterconnectGraph(QWidget):
             self._paint_label(painter, places, edge)
 
     def _labelled(self) -> list[Edge]:
-        """Return the links with texts: all, or those between GPUs, or none."""
         between = [edge for edge in self._picture.edges if "cpu" not in (edge.a, edge.b)]
         alone = len(self._picture.nodes) == 1
         others = [edge for edge in self._picture.edges if alone or edge.a != edge.b]
         return next((shown for shown in (others, between) if len(shown) <= MAX_LABELS), [])
 
     def _places(self) -> dict[str, QPointF]:
-        """Return the centre of each device's box: GPUs on an arc, the CPU below them."""
         area = QRectF(self.rect()).adjusted(
             px(BOX.width()) / 2 + 1,
             px(BOX.height()) / 2 + 1,
@@ -168,7 +163,7 @@ class InterconnectGraph(QWidget):
 
 
 def slot_line(node: Node) -> str:
-    """Return a slot as "PCIe 4.0 x16", or "1.0 x16 of 4.0 x16" if it could be faster."""
+    """Return a slot as "PCIe 4.0 x16", or "1.0 x16 of 4.0 x16" if it can be faster."""
     if not node.slot:
         return ""
     if not node.slot_at_most:
@@ -177,7 +172,7 @@ def slot_line(node: Node) -> str:
 
 
 def facts_text(facts: LinkFacts, *, is_measured: bool) -> str:
-    """Return a speed as "11 µs · 4.9 GB/s", with a "~" if it is an estimate."""
+    """Return a speed as "11 µs · 4.9 GB/s", with "~" if it is an estimate."""
     about = "" if is_measured else "~ "
     return f"{about}{latency_text(facts)} · {rate_text(facts)}"
 
@@ -194,6 +189,6 @@ def rate_text(facts: LinkFacts) -> str:
 
 
 def looks_of(devices: Sequence[str], labels: Sequence[str]) -> dict[str, NodeLook]:
-    """Return the look of each device; its colour is its place in the list of all devices."""
+    """Return the look of each device; colours are indices in `devices`."""
     pairs = zip(devices, labels, strict=True)
     return {device: NodeLook(label, at) for at, (device, label) in enumerate(pairs)}

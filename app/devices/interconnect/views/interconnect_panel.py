@@ -1,4 +1,4 @@
-"""The Links panel: a graph, a table, the cost of communication, and a button that measures."""
+"""The Links panel: a graph, a table, the cost of communication, and a button to measure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from app.devices.interconnect.views.interconnect_graph import (
     slot_line,
 )
 from app.widgets.buttons import button
-from app.widgets.layout import scaled
+from app.widgets.layout import fill, scaled
 from app.widgets.text import label, plain_tip, row_item, set_tip
 from app.widgets.theme import set_role
 
@@ -41,13 +41,13 @@ SHORT_ROUTES = {
     "own memory": tr_later("memory"),
     "the network": tr_later("network"),
 }
-"""Routes in the few letters that the table has room for; tooltips have them in full."""
+"""Short texts of routes for the table; tooltips have the full ones."""
 
 
 class InterconnectPanel(QWidget):
     """Shows links, and has a button to measure them."""
 
-    shown = Signal()  # the panel came into view; its content may be old
+    shown = Signal()  # the content may be outdated
     measure_requested = Signal()
     stop_requested = Signal()
     machines_requested = Signal()
@@ -77,13 +77,7 @@ class InterconnectPanel(QWidget):
         *,
         is_simulated: bool = False,
     ) -> None:
-        """Show links.
-
-        Args:
-            devices: ids of all devices, in the order of their colours.
-            labels: names of `devices`.
-            is_simulated: whether the devices are simulated, so that they cannot be measured.
-        """
+        """Show links; `devices` are all ids in the order of their colours, with `labels`."""
         looks = looks_of(devices, labels)
         names = {device: look.label for device, look in looks.items()}
         self.graph.show_picture(picture, looks)
@@ -94,9 +88,9 @@ class InterconnectPanel(QWidget):
         self._is_simulated = is_simulated
         self._show_button()
         if not self._is_measuring:
-            is_guess = not all(edge.is_measured for edge in picture.edges)
+            has_estimates = not all(edge.is_measured for edge in picture.edges)
             rests = [node for node in picture.nodes if node.slot_at_most]
-            estimated = _estimate_text(is_simulated=is_simulated) if is_guess else ""
+            estimated = _estimate_text(is_simulated=is_simulated) if has_estimates else ""
             self.set_status(f"{_rest_text(rests, names)} {estimated}")
 
     def set_token(self, prediction: Prediction | None) -> None:
@@ -106,19 +100,19 @@ class InterconnectPanel(QWidget):
             return
         link, total = prediction.path.link_s, prediction.seconds
         part = f"{prediction.part(link):.0%}".replace("%", " %")
-        self.cost.setText(
-            tr("Communication takes {part} of a token: {time} of {total} ms (predicted).").format(
-                part=part, time=decimal(f"{1000 * link:.2f}"), total=decimal(f"{1000 * total:.1f}")
-            )
+        text = tr(
+            "Communication takes {part} of the time per token: {time} of {total} ms (predicted)."
         )
+        time, ms = decimal(f"{1000 * link:.2f}"), decimal(f"{1000 * total:.1f}")
+        self.cost.setText(text.format(part=part, time=time, total=ms))
 
     def set_measuring(self, is_measuring: bool) -> None:
-        """Show whether a measurement is under way; the button then stops it."""
+        """Show whether measurements are running; the button then stops them."""
         self._is_measuring = is_measuring
         self._show_button()
 
     def set_status(self, text: str, *, is_error: bool = False) -> None:
-        """Show a sentence beside the button."""
+        """Show a sentence next to the button."""
         set_role(self.status, "shortage" if is_error else "muted")
         self.status.setText(text.strip())
 
@@ -146,7 +140,7 @@ class InterconnectPanel(QWidget):
                 self.table.setSpan(self._rows.rowCount() - 1, 1, 1, len(HEADERS) - 1)
         for edge in picture.edges:
             self._rows.appendRow(_edge_row(edge, names))
-        for column in (0, 2, 3):  # the column of the link takes the rest
+        for column in (0, 2, 3):  # the link column is stretched
             self.table.resizeColumnToContents(column)
 
     def _set_text_size(self, n_pixels: int) -> None:
@@ -178,20 +172,16 @@ class InterconnectPanel(QWidget):
         for text in (self.cost, self.problems, self.status):
             text.setWordWrap(True)
         self.measure.clicked.connect(self._on_button)
-        set_tip(self.machines, tr("Compute a model together with other machines"))
+        set_tip(self.machines, tr("Run a model together with other machines"))
         self.machines.clicked.connect(self.machines_requested)
-        below = QHBoxLayout()
-        below.addWidget(self.status, 1)
-        below.addWidget(self.machines, 0, Qt.AlignmentFlag.AlignTop)
-        below.addWidget(self.measure, 0, Qt.AlignmentFlag.AlignTop)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(16, 4, 16, 12)
-        layout.setSpacing(8)
-        layout.addWidget(self.graph)
-        layout.addWidget(self.cost)
-        layout.addWidget(self.table, 1)
-        layout.addWidget(self.problems)
-        layout.addLayout(below)
+        top = Qt.AlignmentFlag.AlignTop
+        below = fill(
+            QHBoxLayout(), (self.status, 1), (self.machines, 0, top), (self.measure, 0, top)
+        )
+        fill(
+            QVBoxLayout(self), self.graph, self.cost, (self.table, 1), self.problems, below,
+            margins=(16, 4, 16, 12), spacing=8,
+        )  # fmt: skip
 
     def _on_button(self) -> None:
         (self.stop_requested if self._is_measuring else self.measure_requested).emit()
@@ -204,7 +194,7 @@ class InterconnectPanel(QWidget):
 def _slot_row(node: Node, names: dict[str, str]) -> list[QStandardItem]:
     row = [row_item(text) for text in (names[node.device], slot_line(node), "", "")]
     if node.slot_at_most:
-        set_tip(row[1], tr("The slot could be faster; an idle GPU slows it down."))
+        set_tip(row[1], tr("The slot can be faster; idle GPUs slow it down."))
     return row
 
 

@@ -1,1 +1,1 @@
-"""Widgets; each knows its own signals and nothing of its neighbours."""
+"""Widgets."""

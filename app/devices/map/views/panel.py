@@ -1,7 +1,6 @@
-"""The placement map: blocks × tensors in the colours of the devices that hold them.
+"""The placement map: blocks × tensors in the colours of their devices.
 
-A `QTableView`, so that arrow keys, selections and screen readers work as in any table. It only
-emits which parts should be pinned.
+It is a `QTableView`, so arrow keys, selections and screen readers work as in any table.
 """
 
 from __future__ import annotations
@@ -57,6 +56,7 @@ from app.devices.map.views.placement_table import (
     dragged_parts,
 )
 from app.widgets.buttons import button
+from app.widgets.layout import fill
 from app.widgets.shortcuts import is_pressed
 from app.widgets.text import caption_text, label, set_tip
 from app.widgets.theme import px, set_role, theme, theme_signals
@@ -64,19 +64,12 @@ from app.widgets.theme import px, set_role, theme, theme_signals
 if TYPE_CHECKING:
     from engine import PlacementMap
 
-PER_ROW = 4
-"""Number of buttons in a row."""
+PER_ROW = 4  # number of buttons in a row
 
 
 @dataclass(frozen=True, slots=True)
 class PinTarget:
-    """Device or rank that parts can be pinned to.
-
-    Attributes:
-        override: name in the engine's overrides: a device id, or "#" and a rank number.
-        label: name for the person, such as "GPU 0".
-        colour: index of the device colour.
-    """
+    """Device or rank to pin parts to; `override` is a device id, or "#" and a rank number."""
 
     override: str
     label: str
@@ -84,7 +77,7 @@ class PinTarget:
 
 
 class DeviceChip(QPushButton):
-    """Button of one target: a press pins the selection, a drop pins the dropped parts."""
+    """Button of one target: a click pins the selection, a drop pins the dropped parts."""
 
     dropped = Signal(object)  # frozenset[Part]
 
@@ -145,7 +138,7 @@ class DeviceChips(QWidget):
         self._layout.setSpacing(6)
 
     def set_targets(self, targets: Sequence[PinTarget]) -> None:
-        """Offer targets; while they stay the same, buttons and focus are kept."""
+        """Offer targets; buttons and focus are kept if they are unchanged."""
         if [chip.target for chip in self.chips] == list(targets):
             return
         for chip in self.chips:
@@ -161,12 +154,11 @@ class DeviceChips(QWidget):
 
 
 ZOOM_STEP = 1.25
-MAX_ZOOM = 12
-"""Number of zoom steps at most; at zoom 0 the map fills the view."""
+MAX_ZOOM = 12  # maximum number of zoom steps; at zoom 0 the map fills the view
 
 ROW_HEIGHT = (6, 22)
 COLUMN_WIDTH = (14, 64)
-"""Least and largest size of a cell in pixels at zoom 0."""
+"""Minimum and maximum size of a cell in pixels at zoom 0."""
 
 
 class PlacementView(QTableView):
@@ -175,7 +167,7 @@ class PlacementView(QTableView):
     pin_requested = Signal(str, object)  # override target, parts
     unpin_requested = Signal(object)  # parts
     pointed = Signal(object)  # Cell under the mouse or with the focus, or None
-    chosen = Signal()  # the selection has changed
+    chosen = Signal()  # the selection changed
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -200,7 +192,7 @@ class PlacementView(QTableView):
         theme_signals().changed.connect(self.viewport().update)
 
     def show_grid(self, grid: Grid, look: Look) -> None:
-        """Show a map; the selection is kept while rows and columns stay the same."""
+        """Show a map; the selection is kept if rows and columns are unchanged."""
         if self.table.set_grid(grid, look):
             self.clearSpans()
             for cell in grid.cells.values():
@@ -210,27 +202,26 @@ class PlacementView(QTableView):
         self.pointed.emit(self.table.cell(self.currentIndex()))
 
     def set_targets(self, targets: Sequence[PinTarget]) -> None:
-        """Set what parts can be pinned to, by the keys 1 to 9 and by the menu."""
+        """Set the targets of the keys 1 to 9 and of the menu."""
         self._targets = tuple(targets)
 
     @property
     def selected_parts(self) -> frozenset[Part]:
         """Parts of the selected cells."""
-        cells = (self.table.cell(index) for index in self.selectedIndexes())
-        return frozenset(part for cell in cells if cell is not None for part in cell.parts)
+        return frozenset(part for cell in self._selected_cells() for part in cell.parts)
 
     def pin(self, target: str) -> None:
-        """Emit that the selection should be pinned to `target`."""
+        """Request to pin the selection to `target`."""
         if self.selected_parts:
             self.pin_requested.emit(target, self.selected_parts)
 
     def unpin(self) -> None:
-        """Emit that the selection should be unpinned, so that the split decides its place."""
+        """Request to unpin the selection."""
         if self.selected_parts:
             self.unpin_requested.emit(self.selected_parts)
 
     def set_zoom(self, zoom: int, anchor: QPoint | None = None) -> None:
-        """Set the size of cells; what is at `anchor` of the view stays there."""
+        """Set the size of cells; the point at `anchor` of the view stays there."""
         zoom = min(MAX_ZOOM, max(0, zoom))
         if zoom == self.zoom:
             return
@@ -248,7 +239,6 @@ class PlacementView(QTableView):
             bar.setValue(round(place * new / max(1, old) - offset))
 
     def _resize_cells(self) -> None:
-        """Set the size of cells: they fill the view at zoom 0, and grow from there."""
         grid, factor = self.table.grid, ZOOM_STEP**self.zoom
         if not grid.rows:
             return
@@ -333,18 +323,17 @@ class PlacementView(QTableView):
 
 EMPTY = tr_later("Open a model to see which device holds each tensor.")
 HINT = tr_later("Select cells and drag them to a device, or press its number.")
-HINT_TIP = tr_later("The title of a row or column selects all of it")
-DETAIL_LINES = 4
-"""Number of lines of the details at most."""
+HINT_TIP = tr_later("Click the title of a row or column to select all of it")
+DETAIL_LINES = 4  # maximum number of lines of the details
 
 
 class PlacementPanel(QWidget):
-    """Shows the map of a model; emits which parts should be pinned."""
+    """The map of a model with its controls; emits requests to pin parts."""
 
     pin_requested = Signal(str, object)  # override target, frozenset[Part]
     unpin_requested = Signal(object)  # frozenset[Part]
     unpin_all_requested = Signal()
-    shown = Signal()  # the panel came into view; its content may be old
+    shown = Signal()  # the content may be outdated
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -371,12 +360,7 @@ class PlacementPanel(QWidget):
     def show_map(
         self, found: PlacementMap, overrides: Overrides, look: Look, targets: Sequence[PinTarget]
     ) -> None:
-        """Show a model's map.
-
-        Args:
-            look: labels and colours of the ranks of `found`.
-            targets: devices and ranks that parts can be pinned to.
-        """
+        """Show a model's map, with labels and colours of its ranks and targets of pins."""
         self._labels, self._overrides = look.labels, overrides
         self.chips.set_targets(targets)
         self.view.set_targets(targets)
@@ -385,7 +369,7 @@ class PlacementPanel(QWidget):
         self._show_selection()
 
     def show_problem(self, text: str, overrides: Overrides) -> None:
-        """Show why there is no map of the settings; pins may be the cause and can be removed."""
+        """Show why there is no map; pins may be the cause and can be removed."""
         self._overrides = overrides
         self.unpin_all.setVisible(bool(overrides))
         self.unpin_all.setEnabled(bool(overrides))
@@ -423,20 +407,13 @@ class PlacementPanel(QWidget):
         self.detail.setText("\n".join(lines))
 
     def _build(self) -> None:
-        below = QHBoxLayout()
-        below.addWidget(self.hint, 1)
-        below.addWidget(self.unpin)
-        below.addWidget(self.unpin_all)
-        self.hint.setMinimumHeight(2 * self.hint.fontMetrics().height() + 4)  # so nothing jumps
+        below = fill(QHBoxLayout(), (self.hint, 1), self.unpin, self.unpin_all)
+        # the layout must not jump when texts change
+        self.hint.setMinimumHeight(2 * self.hint.fontMetrics().height() + 4)
         self.detail.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.detail.setMinimumHeight((DETAIL_LINES + 1) * self.detail.fontMetrics().height())
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(16, 4, 16, 8)
-        layout.setSpacing(6)
-        layout.addWidget(self.chips)
-        layout.addLayout(below)
-        layout.addWidget(self.view, 1)
-        layout.addWidget(self.detail)
+        parts = self.chips, below, (self.view, 1), self.detail
+        layout = fill(QVBoxLayout(self), *parts, margins=(16, 4, 16, 8), spacing=6)
         layout.setAlignment(below, Qt.AlignmentFlag.AlignTop)
 
     def _connect(self) -> None:

@@ -1,4 +1,4 @@
-"""The placement map's table: its model, the painting of cells, and narrow headers."""
+"""The placement map's table model, cell delegate and headers."""
 
 from __future__ import annotations
 
@@ -34,20 +34,14 @@ from app.widgets.theme import mix, theme
 from engine import one_line
 
 PARTS_MIME: Final = "application/x-tandem-parts"
-SHARED_FADE: Final = 0.6
-"""Fade of tensors that every rank holds: they cannot be moved."""
+SHARED_FADE: Final = 0.6  # fade of tensors that every rank holds, which cannot be moved
 
 Index = QModelIndex | QPersistentModelIndex
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Labels and colours of ranks.
-
-    Attributes:
-        colours: index of the device colour of each rank.
-        labels: label of each rank, such as "GPU 0".
-    """
+    """Index of the device colour and label of each rank."""
 
     colours: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
@@ -61,7 +55,7 @@ class PlacementTable(QAbstractTableModel):
         self.grid, self.look = Grid(), Look()
 
     def set_grid(self, grid: Grid, look: Look) -> bool:
-        """Show another map; return whether its rows, columns or spans differ from before."""
+        """Show another map; return whether its rows, columns or spans differ."""
         is_other = (grid.rows, grid.columns, _spans(grid)) != (
             self.grid.rows, self.grid.columns, _spans(self.grid),
         )  # fmt: skip
@@ -76,7 +70,7 @@ class PlacementTable(QAbstractTableModel):
         return is_other
 
     def cell(self, index: Index) -> Cell | None:
-        """Return the cell at an index; None if there is none."""
+        """Return the cell at an index, if any."""
         return self.grid.cells.get((index.row(), index.column())) if index.isValid() else None
 
     # Qt
@@ -124,11 +118,11 @@ class PlacementTable(QAbstractTableModel):
 
 
 def dragged_parts(data: QMimeData) -> frozenset[Part]:
-    """Return the parts that a drag from the map carries; none for any other drag."""
+    """Return the parts that a drag from the map carries; none for other drags."""
     if not data.hasFormat(PARTS_MIME):
         return frozenset()
-    found = json.loads(bytes(data.data(PARTS_MIME).data()))
-    return frozenset((block, part) for block, part in found)
+    parts = json.loads(bytes(data.data(PARTS_MIME).data()))
+    return frozenset((block, part) for block, part in parts)
 
 
 def _spans(grid: Grid) -> list[tuple[int, int, int]]:
@@ -136,7 +130,7 @@ def _spans(grid: Grid) -> list[tuple[int, int, int]]:
 
 
 class CellPainter(QStyledItemDelegate):
-    """Draws the ranks that hold a cell: one stripe each, in rank order, as wide as its part."""
+    """Draws the ranks of a cell: one stripe each, in rank order, as wide as its share."""
 
     def __init__(self, table: PlacementTable, parent: QObject) -> None:
         super().__init__(parent)
@@ -189,7 +183,6 @@ class CellPainter(QStyledItemDelegate):
 
 
 def _paint_pin(painter: QPainter, area: QRect) -> None:
-    """Draw a turned-up corner, the mark of a pin."""
     size = min(7.0, area.width() / 2, area.height() - 1.0)
     corner = QPainterPath()
     corner.moveTo(area.left(), area.top())
@@ -202,7 +195,7 @@ def _paint_pin(painter: QPainter, area: QRect) -> None:
 
 
 class NarrowHeader(QHeaderView):
-    """Header with upright column titles; where rows are too low, only some have titles."""
+    """Header with vertical column titles; if rows are too low, only some have titles."""
 
     FONT_PIXELS = 10
     MARGIN = 6
@@ -251,10 +244,7 @@ class NarrowHeader(QHeaderView):
         painter.restore()
 
     def _is_titled(self, section: int, height: int) -> bool:
-        """Return whether a row has a title: all if high enough, else the ends and some blocks.
-
-        These are every second, fifth or tenth block, as the height allows.
-        """
+        """Return whether a row has a title: the ends, and every 1st, 2nd, 5th or 10th block."""
         step = next((n for n in (1, 2, 5) if n * height >= self.fontMetrics().height()), 10)
         if section in (0, self.count() - 1):
             return True

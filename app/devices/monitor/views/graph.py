@@ -1,7 +1,7 @@
-"""Painted curves over the last two minutes, and strips of how each rank spends a token's time.
+"""Curves of the last two minutes, and strips of how each rank spends a token's time.
 
-Painted by hand, since importing a plot library takes longer than showing the whole window. A good
-split keeps all ranks computing: a rank that waits has too small a share.
+They use no plot library, as importing one takes longer than showing the window. In a good split all
+ranks compute all the time; a rank that waits has too small a share.
 """
 
 from __future__ import annotations
@@ -19,47 +19,33 @@ from app.core.translation import tr
 from app.core.units import decimal
 from app.devices.monitor.record import SeriesHistory
 from app.widgets.controls import nice_top
-from app.widgets.layout import scaled
+from app.widgets.layout import NO_MARGINS, fill, scaled
 from app.widgets.text import LegendLabel, Sign, label, set_tip, show_tip
 from app.widgets.theme import mix, px, theme
 from engine import TokenTimes
 
 WINDOW_S: Final = 120.0
-AXIS_WIDTH: Final = 44
-"""Width in pixels: room for five digits."""
+AXIS_WIDTH: Final = 44  # width in pixels, for five digits
 AXIS_GAP: Final = 6
 TICK_PIXELS: Final = 11
-ROOM: Final = 7
-"""Pixels above and below the scale, for half a line of text."""
+ROOM: Final = 7  # pixels above and below the scale, for half a line of text
 GRID_WEIGHT: Final = 0.2
 LINE_WIDTH: Final = 1.5
-MARK: Final = 3
-"""Half the width of the sign of a message."""
+MARK: Final = 3  # half the width of a message's mark
 NEAR: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A curve, with NaN where it has a gap.
-
-    Attributes:
-        colour: index of its device colour.
-        ages: minus the age of each value, in seconds.
-    """
+    """A curve in a device colour; gaps are NaN."""
 
     colour: int
-    ages: Sequence[float]
+    ages: Sequence[float]  # negative, in seconds
     values: Sequence[float]
 
 
 class Graph(QWidget):
-    """Curves and vertical marks over a scale from 0; all graphs have the same time axis.
-
-    Attributes:
-        top: upper end of the scale.
-        curves: what is shown, by name.
-        marks: minus the ages of the dotted lines, in seconds.
-    """
+    """Curves and vertical marks on a scale from 0 to `top`; times are negative ages in seconds."""
 
     def __init__(self, top: float, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -70,22 +56,22 @@ class Graph(QWidget):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
 
     def show_curves(self, curves: Mapping[str, Curve], top: float) -> None:
-        """Draw these curves on a scale that ends at `top`."""
+        """Draw curves on a scale from 0 to `top`."""
         self.curves, self.top = curves, top
         self.update()
 
     def set_marks(self, marks: Sequence[float], clocks: Sequence[str]) -> None:
-        """Draw messages as dotted lines at these times.
+        """Draw messages as dotted lines.
 
         Args:
-            marks: minus their ages in seconds.
-            clocks: their times of day, for tool tips.
+            marks: negative ages in seconds.
+            clocks: times of day, for tooltips.
         """
         self.marks, self._clocks = marks, clocks
         self.update()
 
     def mark_at(self, x: float) -> str:
-        """Return the time of day of the message within `NEAR` pixels of a place, or ""."""
+        """Return the time of day of the message within `NEAR` pixels of `x`, or ""."""
         pairs = zip(self.marks, self._clocks, strict=True)
         found = [(abs(self.point(mark, 0).x() - x), clock) for mark, clock in pairs]
         distance, clock = min(found, default=(math.inf, ""))
@@ -101,12 +87,12 @@ class Graph(QWidget):
         return super().event(event)
 
     def area(self) -> QRectF:
-        """Return the place of the curves."""
+        """Return the rectangle of the curves."""
         inner = QRectF(self.rect()).adjusted(px(AXIS_WIDTH), px(ROOM), 0, -px(ROOM))
         return inner if inner.isValid() else QRectF()
 
     def point(self, age: float, value: float) -> QPointF:
-        """Return the place of a value at minus its age."""
+        """Return the position of a value, where `age` is negative."""
         area = self.area()
         x = area.right() + age / WINDOW_S * area.width()
         return QPointF(x, area.bottom() - value / self.top * area.height())
@@ -137,12 +123,11 @@ class Graph(QWidget):
                 painter.drawPolyline(line)
 
     def _paint_scale(self, painter: QPainter, area: QRectF) -> None:
-        """Paint three lines with their values."""
         font = painter.font()
         font.setPixelSize(px(TICK_PIXELS))
         painter.setFont(font)
         muted = QColor(theme().muted)
-        faint = QColor(mix(theme().surface, theme().muted, GRID_WEIGHT))  # a solid one is cheap
+        faint = QColor(mix(theme().surface, theme().muted, GRID_WEIGHT))  # opaque is cheaper
         side = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
         for value in (0.0, self.top / 2, self.top):
             y = self.point(0, value).y()
@@ -152,7 +137,6 @@ class Graph(QWidget):
             painter.drawText(place, side, tick(value))
 
     def _lines(self, curve: Curve, area: QRectF) -> Iterator[list[QPointF]]:
-        """Yield the pieces of a curve between its gaps; places as `point` has them."""
         right, bottom = area.right(), area.bottom()
         across, up = area.width() / WINDOW_S, area.height() / self.top
         line: list[QPointF] = []
@@ -167,25 +151,18 @@ class Graph(QWidget):
 
 
 def tick(value: float) -> str:
-    """Return a value on the scale in at least three digits, without an exponent."""
+    """Return a value on the scale with at least three digits and no exponent."""
     return decimal(f"{value:.3g}") if value < 1000 else f"{value:.0f}"
 
 
-MANY: Final = 4
-"""Number of values from which on they have no dots."""
+MANY: Final = 4  # maximum number of values that are shown with dots
 
 
-MIN_AXIS: Final = 190
-"""Least width in pixels of an axis with three labels."""
+MIN_AXIS: Final = 190  # minimum width in pixels of an axis with three labels
 
 
 class HistoryPlot(QWidget):
-    """A title, the latest values as text, and curves of the last two minutes.
-
-    Args:
-        unit: unit of the values, such as "GiB".
-        top: upper end of the scale; None follows the data.
-    """
+    """A title, the latest values as text, and curves of two minutes up to `top`, if given."""
 
     def __init__(
         self, title: str, unit: str, top: float | None = None, parent: QWidget | None = None
@@ -195,7 +172,7 @@ class HistoryPlot(QWidget):
         self._top = top
         self.latest = LegendLabel()
         self.latest.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
-        # many devices must not widen the window; the tool tip has all values
+        # many devices must not widen the window; the tooltip has all values
         self.latest.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self.graph = Graph(top or 1.0)
         lay_out(self, title, self.latest, self.graph)
@@ -203,7 +180,7 @@ class HistoryPlot(QWidget):
     def show_history(
         self, history: SeriesHistory, colours: Mapping[str, int], now_s: float
     ) -> None:
-        """Draw the series of `colours`, which maps their names to indices of device colours."""
+        """Draw the series in `colours`, the indices of their device colours by name."""
         since = now_s - WINDOW_S
         ages = [time_s - now_s for time_s in history.times(since)]
         curves = {
@@ -219,15 +196,15 @@ class HistoryPlot(QWidget):
         self._top = top
 
     def set_marks(self, marks: Sequence[tuple[float, str]]) -> None:
-        """Draw dotted vertical lines for messages, given by age in seconds and time of day."""
+        """Draw a dotted line for each message, given as age in seconds and time of day."""
         self.graph.set_marks([-age for age, _ in marks], [clock for _, clock in marks])
 
     def set_latest(self, values: Sequence[tuple[str, int, str]], note: str = "") -> None:
-        """Show the newest values as text, without dots if there are many.
+        """Show the newest values as text.
 
         Args:
-            values: (name, index of its device colour, number as text).
-            note: what they are of; shown behind them where there is room.
+            values: (name, index of its device colour, formatted number).
+            note: shown after them if there is room.
         """
         has_dots, colours = len(values) <= MANY, theme()
         signs = [
@@ -243,25 +220,16 @@ class HistoryPlot(QWidget):
         set_tip(self, spoken)
 
 
-def lay_out(host: QWidget, title: str, latest: QWidget, picture: QWidget) -> None:
+def lay_out(host: QWidget, title: str, latest: QWidget, graph: QWidget) -> None:
     """Lay out a title, the latest values, a graph and its time axis."""
-    header = QHBoxLayout()
     heading = label(title, "heading")
     heading.setMinimumWidth(1)  # many graphs must not widen the window
-    header.addWidget(heading)
-    header.addWidget(latest, 1)
-    layout = QVBoxLayout(host)
-    layout.setContentsMargins(0, 0, 0, 0)
-    layout.setSpacing(2)
-    layout.addLayout(header)
-    layout.addWidget(picture, 1)
-    layout.addWidget(_TimeLabels())
+    parts = fill(QHBoxLayout(), heading, (latest, 1)), (graph, 1), _TimeLabels()
+    fill(QVBoxLayout(host), *parts, margins=NO_MARGINS, spacing=2)
     host.setAccessibleName(title)
 
 
 class _TimeLabels(QWidget):
-    """Labels of a two-minute time axis; the middle one needs room."""
-
     def __init__(self) -> None:
         super().__init__()
         row = QHBoxLayout(self)
@@ -285,8 +253,7 @@ def _highest(values: Sequence[float]) -> float:
 
 
 CAPACITY: Final = 4096
-BIN_PIXELS: Final = 3
-"""Width of one bin, in pixels; the mean of its values is drawn."""
+BIN_PIXELS: Final = 3  # width of one bin, in pixels; the mean of its values is drawn
 
 GAP: Final = 3
 MAX_STRIP: Final = 22
@@ -312,12 +279,12 @@ class TimelinePlot(QWidget):
         return self._last is not None
 
     def set_ranks(self, labels: Sequence[str]) -> None:
-        """Start again with the ranks of another model or split."""
+        """Clear, and use the ranks of another model or split."""
         self._labels = tuple(labels)
         self._history, self._last = SeriesHistory(CAPACITY), None
 
     def add(self, now_s: float, times: TokenTimes) -> None:
-        """Add the times of one token; late ones, of an earlier split, are ignored."""
+        """Add the times of one token; late ones of another split are ignored."""
         if len(times.ranks) != len(self._labels) or times.seconds <= 0:
             return
         values: dict[str, float] = {}
@@ -328,12 +295,7 @@ class TimelinePlot(QWidget):
         self._last = times
 
     def show_until(self, now_s: float, colours: Sequence[int]) -> None:
-        """Draw the two minutes until `now_s`.
-
-        Args:
-            now_s: end of the time axis, in seconds.
-            colours: index of each rank's device colour.
-        """
+        """Draw the two minutes until `now_s`; `colours` are device colours of the ranks."""
         self.strips.show_history(self._history, self._labels, colours, now_s)
         self._show_latest(colours)
 
@@ -347,11 +309,11 @@ class TimelinePlot(QWidget):
             computed, waited = spent.computed_s / times.seconds, spent.waited_s / times.seconds
             share = f"{computed:.0%}".replace("%", " %")
             signs.append(Sign(palette.device_colour(colour), "●", share))
-            told = tr("{name} computes {computed} and waits {waited}")
-            shares = (f"{part:.0%}".replace("%", " %") for part in (computed, waited))
-            spoken.append(told.format(name=name, computed=next(shares), waited=next(shares)))
+            waiting = f"{waited:.0%}".replace("%", " %")
+            text = tr("{name}: {computed} computing, {waited} waiting")
+            spoken.append(text.format(name=name, computed=share, waited=waiting))
         self.latest.set_signs(signs)
-        text = ", ".join(spoken)
+        text = "; ".join(spoken)
         milliseconds = tr("{ms} ms per token").format(ms=decimal(f"{1000 * times.seconds:.1f}"))
         self.setAccessibleDescription(f"{milliseconds}: {text}")
         legend = tr("Full colour: computing. Pale: waiting. Empty: neither.")
@@ -359,8 +321,6 @@ class TimelinePlot(QWidget):
 
 
 class _Strips(QWidget):
-    """The painted strips; all values are parts of a token's time, 0 to 1."""
-
     def __init__(self) -> None:
         super().__init__()
         self._history = SeriesHistory(1)

@@ -1,7 +1,7 @@
 """Graphs of the last two minutes, or an overview of all devices.
 
-The window shares the processor with the engine, so drawing slows generation down: everything is
-drawn once per snapshot of the devices, and not at all while the panel is hidden.
+Drawing slows generation down, so everything is drawn once per snapshot, and not while the panel is
+hidden.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from app.devices.monitor.views.graph import WINDOW_S, HistoryPlot, TimelinePlot
 from app.devices.monitor.views.overview import DeviceState, Overview
 from app.devices.split.figures import rank_labels, short_name
 from app.widgets.buttons import IconButton, button
-from app.widgets.layout import scaled
+from app.widgets.layout import NO_MARGINS, fill, scaled
 from app.widgets.text import ElidedLabel, set_tip
 from app.widgets.theme import theme_signals
 from engine import DeviceInfo, DeviceSnapshot, Finished, TokenTimes
@@ -54,16 +54,13 @@ class MonitorHead(QWidget):
         self.graphs = QPushButton(f"{tr('Graphs')} ▾")
         self.graphs.setProperty("role", "quiet")
         self.graphs.setAccessibleName(tr("Graphs"))
-        set_tip(self.graphs, tr("Choose what is drawn"))
+        set_tip(self.graphs, tr("Choose graphs"))
         self.graphs.setMenu(self._make_menu())
-        self.save = IconButton("save", tr("Save what is shown"), self, size=14)
+        self.save = IconButton("save", tr("Save this view"), self, size=14)
         self.save.setMenu(self._make_save_menu())
         self.save.setPopupMode(IconButton.ToolButtonPopupMode.InstantPopup)
-        row = QHBoxLayout(self)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(2)
-        for widget in (self.overview, self.graphs, self.save):
-            row.addWidget(widget)
+        parts = self.overview, self.graphs, self.save
+        fill(QHBoxLayout(self), *parts, margins=NO_MARGINS, spacing=2)
 
     def show_choice(self, is_overview: bool, graphs: Sequence[str]) -> None:
         """Show which view and which graphs are chosen."""
@@ -72,7 +69,7 @@ class MonitorHead(QWidget):
         self.graphs.setEnabled(not is_overview)
         for name, action in self._actions.items():
             action.setChecked(name in graphs)
-            action.setEnabled(len(graphs) > 1 or name not in graphs)  # one at least
+            action.setEnabled(len(graphs) > 1 or name not in graphs)  # at least one
 
     def _make_menu(self) -> QMenu:
         menu = QMenu(self)
@@ -86,7 +83,7 @@ class MonitorHead(QWidget):
     def _make_save_menu(self) -> QMenu:
         menu = QMenu(self)
         for text, suffix in (
-            (tr("As a table (CSV)…"), ".csv"), (tr("As a picture (PNG)…"), ".png"),
+            (tr("As a table (CSV)…"), ".csv"), (tr("As an image (PNG)…"), ".png"),
         ):  # fmt: skip
             menu.addAction(text).triggered.connect(
                 lambda _=False, suffix=suffix: self.export_requested.emit(suffix)
@@ -117,13 +114,12 @@ MAX_IN_LINE: Final = 4
 
 
 class MonitorPanel(QWidget):
-    """Graphs on one time axis, fed with snapshots, rates, message marks and token times.
-
-    The timeline of the ranks shows as soon as it has data.
+    """Graphs of snapshots, rates, message marks and token times.
 
     Attributes:
         plots: graphs by name; only chosen ones are visible and drawn.
-        server: figures of the server that computes the model in use.
+        timeline: times of the ranks, shown once it has data.
+        server: figures of the server that runs the model.
     """
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -153,7 +149,7 @@ class MonitorPanel(QWidget):
             self._draw()
 
     def set_devices(self, devices: Sequence[DeviceInfo]) -> None:
-        """Name the devices by their product names."""
+        """Set the product names of the devices."""
         self._names = {device.id: short_name(device.name) for device in devices}
 
     def add_snapshots(self, snapshots: Sequence[DeviceSnapshot]) -> None:
@@ -169,27 +165,27 @@ class MonitorPanel(QWidget):
 
     @Slot(str)
     def show_server(self, text: str) -> None:
-        """Show the figures of the server that computes the model in use; "" for none."""
+        """Show the figures of the server that runs the model; "" for none."""
         self.server.set_full_text(text)
         self.server.setVisible(bool(text))
 
     def add_rate(self, tokens_per_s: float, n_answers: int = 1) -> None:
-        """Add the present rate of all answers, 0 at the end; the next snapshot draws it."""
+        """Add the total rate of all answers, 0 at the end; drawn with the next snapshot."""
         self.record.add_rate(tokens_per_s, n_answers)
 
     def note_drafts(self, finished: Finished) -> None:
-        """Show what guesses brought in an answer that has ended; the next snapshot draws it."""
+        """Show the gain from draft tokens in an answer; drawn with the next snapshot."""
         usage, gain = finished.usage, finished.timings.draft_gain
         self.record.drafts = drafts_text(usage.n_accepted, usage.n_drafted, gain)
 
     def set_ranks(self, devices: Sequence[str]) -> None:
-        """Show the ranks of the loaded model, given by their devices; none without a model."""
+        """Set the devices of the loaded model's ranks; none without a model."""
         self._ranks = tuple(devices)
         self.timeline.set_ranks(rank_labels(devices))
         self.timeline.hide()
 
     def add_times(self, times: TokenTimes) -> None:
-        """Add the ranks' times of one token; they are drawn with the next snapshot."""
+        """Add the ranks' times of one token; drawn with the next snapshot."""
         self.timeline.add(time.monotonic(), times)
 
     def mark_message(self) -> None:
@@ -197,7 +193,7 @@ class MonitorPanel(QWidget):
         self.record.mark_message()
 
     def table(self) -> list[list[str]]:
-        """Return what is shown as rows of a table: the graphs, or with the overview all figures."""
+        """Return the graphs, or with the overview all figures, as rows of a table."""
         names = graph_names() if self._is_overview else self._graphs
         return self.record.table(names, self.record.now_s - WINDOW_S)
 
@@ -268,11 +264,8 @@ class MonitorPanel(QWidget):
         self.server.setContentsMargins(16, 8, 16, 0)
         self.server.hide()
         column = QVBoxLayout(self)
-        column.setContentsMargins(0, 0, 0, 0)
-        column.setSpacing(0)
-        column.addWidget(self.server)
         self._stack = QStackedLayout()
-        column.addLayout(self._stack, 1)
+        fill(column, self.server, (self._stack, 1), margins=NO_MARGINS, spacing=0)
         self._stack.addWidget(self._make_graphs())
         self._stack.addWidget(self._make_overview())
         self._lay_out()
@@ -294,10 +287,7 @@ class MonitorPanel(QWidget):
 
     def _make_overview(self) -> QWidget:
         inner = QWidget()
-        column = QVBoxLayout(inner)
-        column.setContentsMargins(16, 6, 16, 8)
-        column.addWidget(self.overview)
-        column.addStretch()
+        fill(QVBoxLayout(inner), self.overview, None, margins=(16, 6, 16, 8))
         scroll = QScrollArea()
         scroll.setFrameShape(QFrame.Shape.NoFrame)
         scroll.setWidgetResizable(True)
@@ -305,7 +295,6 @@ class MonitorPanel(QWidget):
         return scroll
 
     def _lay_out(self) -> None:
-        """Put the chosen graphs into one or two lines, the timeline last."""
         shown = [*(self.plots[name] for name in self._graphs), self.timeline]
         n_graphs = len(self._graphs)
         first = n_graphs + 1 if n_graphs <= MAX_IN_LINE else -(-n_graphs // 2)

@@ -1,6 +1,6 @@
 """All devices at a glance: one row each, with bars for memory and load.
 
-Painted by hand, once per reading: a table of widgets would cost more than all graphs.
+It is one painted widget, as a table of widgets would cost more than all graphs.
 """
 
 from __future__ import annotations
@@ -36,12 +36,7 @@ TEXT_PIXELS: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """A device as the overview shows it.
-
-    Args:
-        label: "GPU 0"; its product name is `name`.
-        colour: index of its device colour.
-    """
+    """Label such as "GPU 0", product name, device colour and reading of a device."""
 
     label: str
     name: str
@@ -51,8 +46,6 @@ class DeviceState:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column of texts; of those that do not fit, the last in `ORDER` goes first."""
-
     title: str
     width: int
     text: Callable[[DeviceSnapshot], str]
@@ -70,7 +63,7 @@ COLUMNS: Final = (
     _Column(tr_later("Others"), 62, others_text),
 )
 ORDER: Final = (0, 1, 4, 2, 3)
-"""Columns by how much they matter."""
+"""Columns by importance; the last ones are left out if not all fit."""
 
 
 class Overview(QWidget):
@@ -83,7 +76,7 @@ class Overview(QWidget):
         self.setAccessibleName(tr("All devices"))
 
     def show_states(self, states: Sequence[DeviceState]) -> None:
-        """Draw these devices, in place of those before."""
+        """Draw these devices."""
         if len(states) != len(self._states):
             self.updateGeometry()
         self._states = tuple(states)
@@ -129,7 +122,6 @@ class Overview(QWidget):
             self._paint_row(painter, area, state, columns)
 
     def _fitting(self) -> tuple[list[_Column], float]:
-        """Return the columns for which there is room, and the width of each bar."""
         room = self.width() - self._bars_left() - 2 * px(MIN_BAR + GAP)
         chosen: set[int] = set()
         for at in ORDER:
@@ -171,7 +163,6 @@ class Overview(QWidget):
     def _paint_texts(
         self, painter: QPainter, area: QRectF, name: str, cells: Sequence[tuple[str, int]]
     ) -> None:
-        """Paint the name left of the bars, and texts of these widths right of them."""
         left = self._bars_left()
         place = QRectF(area)
         place.setWidth(left - px(GAP))
@@ -190,7 +181,6 @@ def _write(painter: QPainter, area: QRectF, text: str) -> None:
 
 
 def _paint_bar(painter: QPainter, area: QRectF, part: float | None, text: str, colour: int) -> None:
-    """Paint a bar that is filled to `part` (0 to 1), with its value in it."""
     colours = theme()
     inner = area.adjusted(0, px(3), 0, -px(3))
     painter.fillRect(inner, QColor(colours.raised))

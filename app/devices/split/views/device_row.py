@@ -22,18 +22,15 @@ from app.core.units import MIB, size_text, use_text
 from app.devices.split.figures import RowFigures, kinds_of, share_text
 from app.widgets.buttons import IconButton
 from app.widgets.controls import ColourDot, Switch, ignore_wheel, line, show_number
-from app.widgets.layout import scaled
+from app.widgets.layout import NO_MARGINS, fill, scaled
 from app.widgets.text import ElidedLabel, LegendLabel, Sign, label, set_tip
 from app.widgets.theme import mix, px, set_role, theme, theme_signals
 
 TONES = (0.0, 0.42, 0.62, 0.74)
 """Fade into the background of weights, KV cache, compute buffers and overhead, 0 to 1."""
-SIBLING_TONE = 0.8
-"""Fade of other ranks on the same device."""
-GUEST_TONE = 0.55
-"""Fade of the KV cache of GPUs in host memory."""
-MIN_WIDTH = 3
-"""Smallest width in pixels of the model's part, so that a small model is still seen."""
+SIBLING_TONE = 0.8  # fade of other ranks on the same device
+GUEST_TONE = 0.55  # fade of bytes in host memory that belong to no rank there
+MIN_WIDTH = 3  # minimum width of the model's part in pixels
 
 
 class MemoryBar(QWidget):
@@ -48,7 +45,7 @@ class MemoryBar(QWidget):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def set_figures(self, figures: RowFigures, measured: int | None = None) -> None:
-        """Show `figures`, and a tick where the model was measured to end (bytes)."""
+        """Show `figures`, and a tick at the measured bytes of the model."""
         if figures == self._figures and measured == self._measured:
             return
         self._figures, self._measured = figures, measured
@@ -117,7 +114,7 @@ def _hatch(colour: str, style: Qt.BrushStyle) -> QBrush:
 
 
 def breakdown(figures: RowFigures) -> str:
-    """Return the bar in words: "weights 9.1 GiB · KV cache 2.0 GiB · ..."."""
+    """Return the bar as text: "weights 9.1 GiB · KV cache 2.0 GiB · ..."."""
     parts = [
         *kinds_of(figures),
         (tr_later("other ranks"), sum(size for _, size in figures.siblings)),
@@ -132,14 +129,14 @@ def breakdown(figures: RowFigures) -> str:
 
 RESERVE_STEP_MIB = 256
 OWN_KINDS = ("weights", "KV cache", "compute", "overhead")
-"""Kinds of bytes of a rank itself, in the order of `TONES`."""
+"""Kinds of memory of the rank itself, in the order of `TONES`."""
 
 
 class DeviceDetails(QWidget):
-    """Shows bytes by kind in the colours of the memory bar; sets the reserve and the order."""
+    """Bytes by kind in the colours of the memory bar; controls of the reserve and the order."""
 
     reserve_changed = Signal(int)  # MiB
-    moved = Signal(int)  # places further down
+    moved = Signal(int)  # by how many places down
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -166,11 +163,7 @@ class DeviceDetails(QWidget):
         theme_signals().changed.connect(self.refresh)
 
     def set_figures(self, figures: RowFigures, *, place: tuple[int, int]) -> None:
-        """Show a rank.
-
-        Args:
-            place: the rank's number in the order, from 0, and the number of ranks.
-        """
+        """Show a rank; `place` is its index and the number of ranks."""
         with QSignalBlocker(self.reserve):
             self.reserve.setMaximum(max(0, figures.total // MIB))
         show_number(self.reserve, figures.reserve // MIB)
@@ -193,7 +186,7 @@ class DeviceDetails(QWidget):
             self.refresh()
 
     def refresh(self) -> None:
-        """Show the kinds again in the colours of the theme."""
+        """Show the kinds in the colours of the theme."""
         figures, colours = self._figures, theme()
         if figures is None:
             return
@@ -204,44 +197,28 @@ class DeviceDetails(QWidget):
             colour = mix(own, colours.surface, tones.get(name, 0.0))
             if name not in tones:
                 colour = mix(colours.muted, colours.surface, GUEST_TONE)
-            words = f"{tr(name)} {size_text(size)}".replace(" ", "\N{NO-BREAK SPACE}")
-            parts.append(Sign(colour, "■", words))
+            text = f"{tr(name)} {size_text(size)}".replace(" ", "\N{NO-BREAK SPACE}")
+            parts.append(Sign(colour, "■", text))
         self.kinds.set_signs(parts, "" if parts else tr("No part of the model is here."))
 
     def _build(self) -> None:
         self._order = label(tr("Order"), "muted")
-        line = QHBoxLayout()
-        line.setSpacing(6)
-        line.addWidget(label(tr("Keep free"), "muted"))
-        line.addWidget(self.reserve)
-        line.addStretch(1)
-        line.addWidget(self._order)
-        line.addWidget(self.up)
-        line.addWidget(self.down)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(6)
-        layout.addWidget(self.kinds)
-        layout.addWidget(self.note)
-        layout.addLayout(line)
+        caption, order = label(tr("Keep free"), "muted"), (self._order, self.up, self.down)
+        line = fill(QHBoxLayout(), caption, self.reserve, (None, 1), *order, spacing=6)
+        fill(QVBoxLayout(self), self.kinds, self.note, line, margins=NO_MARGINS, spacing=6)
 
 
 SLIDER_STEPS = 1000
 
 
 class DeviceRow(QWidget):
-    """Shows `RowFigures`; the share can be set and locked, and the rank switched off.
-
-    Args:
-        index: place of the rank in the settings.
-        colour: index of its device colour.
-    """
+    """Shows `RowFigures`; the share can be set and locked, and the rank switched off."""
 
     share_changed = Signal(int, float)  # index of the rank, share from 0 to 1
     switched = Signal(int, bool)
     locked = Signal(int, bool)
-    joined = Signal(int, bool)  # True: the group of the rank above; False: a group of its own
-    moved = Signal(int, int)  # places further down
+    joined = Signal(int, bool)  # True: the group of the rank above; False: a new group
+    moved = Signal(int, int)  # by how many places down
     reserve_changed = Signal(int, int)  # MiB
     gesture_began = Signal()
     gesture_ended = Signal()
@@ -283,10 +260,10 @@ class DeviceRow(QWidget):
         """Show a rank.
 
         Args:
-            has_slider: whether there is a share to choose.
-            place: the rank's number among those that can be reordered, from 0, and their count.
-            joins: whether it is in the group of the rank above; None where there are no groups.
-            measured: bytes that the loaded model takes on this rank.
+            has_slider: whether the share can be chosen.
+            place: index among the ranks that can be reordered, and their number.
+            joins: whether it is in the group of the rank above; None if there are no groups.
+            measured: measured bytes of the loaded model on this rank.
         """
         self.title.setText(figures.label)
         self.name.set_full_text(figures.name)
@@ -314,7 +291,6 @@ class DeviceRow(QWidget):
         self._memory.setVisible(is_used)
 
     def _show_details(self) -> None:
-        """Fill the details only while they are open."""
         is_open = self.more.isChecked()
         if is_open and self._shown is not None:
             figures, place = self._shown
@@ -323,8 +299,8 @@ class DeviceRow(QWidget):
 
     def _set_share(self, figures: RowFigures) -> None:
         with QSignalBlocker(self.slider):
-            self.slider.setValue(round(figures.asked * SLIDER_STEPS))
-        show_number(self.number, 100 * figures.asked)
+            self.slider.setValue(round(figures.requested * SLIDER_STEPS))
+        show_number(self.number, 100 * figures.requested)
         for control, name in (
             (self.slider, tr("Share of {device}")),
             (self.number, tr("Share in percent of {device}")),
@@ -332,16 +308,10 @@ class DeviceRow(QWidget):
             control.setAccessibleName(name.format(device=figures.spoken))
             control.setEnabled(not figures.is_locked)
         self.lock.set_icon("lock" if figures.is_locked else "unlock")
-        lock = (
-            tr("Unlock the share of {device}")
-            if figures.is_locked
-            else tr("Lock the share of {device}")
-        )
+        unlock, lock = tr("Unlock the share of {device}"), tr("Lock the share of {device}")
+        lock = unlock if figures.is_locked else lock
         self.lock.set_text(lock.format(device=figures.label))
         self.lock.setChecked(figures.is_locked)
-
-    def _on_share(self, share: float) -> None:
-        self.share_changed.emit(self.index, share)
 
     def _on_more(self, is_open: bool) -> None:
         self.more.set_icon("chevron-up" if is_open else "chevron-down")
@@ -368,10 +338,12 @@ class DeviceRow(QWidget):
 
     def _connect(self) -> None:
         self.switch.clicked.connect(lambda is_on: self.switched.emit(self.index, is_on))
-        self.slider.valueChanged.connect(lambda v: self._on_share(v / SLIDER_STEPS))
+        self.slider.valueChanged.connect(
+            lambda v: self.share_changed.emit(self.index, v / SLIDER_STEPS)
+        )
         self.slider.sliderPressed.connect(self.gesture_began)
         self.slider.sliderReleased.connect(self.gesture_ended)
-        self.number.valueChanged.connect(lambda v: self._on_share(v / 100))
+        self.number.valueChanged.connect(lambda v: self.share_changed.emit(self.index, v / 100))
         self.lock.clicked.connect(lambda is_on: self.locked.emit(self.index, is_on))
         self.join.clicked.connect(lambda is_on: self.joined.emit(self.index, is_on))
         self.more.toggled.connect(self._on_more)
@@ -379,39 +351,20 @@ class DeviceRow(QWidget):
         self.details.reserve_changed.connect(lambda n: self.reserve_changed.emit(self.index, n))
 
     def _build(self) -> tuple[QWidget, QWidget]:
-        """Lay everything out; return the parts that can hide: share and memory."""
         self.join.setText(tr("Same group as the device above"))
-        header = QHBoxLayout()
-        header.setSpacing(8)
-        header.addWidget(ColourDot(self.colour))
-        header.addWidget(self.title)
-        header.addWidget(self.name, 1)
-        header.addWidget(self.sensors)
-        header.addWidget(self.more)
-        header.addWidget(self.switch)
+        header = fill(
+            QHBoxLayout(), ColourDot(self.colour), self.title, (self.name, 1), self.sensors,
+            self.more, self.switch, spacing=8,
+        )  # fmt: skip
         share, memory = QWidget(), QWidget()
-        share_layout = QHBoxLayout(share)
-        share_layout.setContentsMargins(0, 0, 0, 0)
-        share_layout.setSpacing(6)
-        share_layout.addWidget(self.slider, 1)
-        share_layout.addWidget(self.number)
-        share_layout.addWidget(self.lock)
-        texts = QHBoxLayout()
-        texts.addWidget(self.use, 1)
-        texts.addWidget(self.shares)
-        memory_layout = QVBoxLayout(memory)
-        memory_layout.setContentsMargins(0, 0, 0, 0)
-        memory_layout.setSpacing(5)
-        memory_layout.addWidget(self.memory_bar)
-        memory_layout.addLayout(texts)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 9)
-        layout.setSpacing(7)
-        layout.addWidget(line())
-        layout.addSpacing(2)
-        layout.addLayout(header)
-        for part in (self.join, share, memory, self.details):
-            layout.addWidget(part)
+        controls = (self.slider, 1), self.number, self.lock
+        fill(QHBoxLayout(share), *controls, margins=NO_MARGINS, spacing=6)
+        texts = fill(QHBoxLayout(), (self.use, 1), self.shares)
+        fill(QVBoxLayout(memory), self.memory_bar, texts, margins=NO_MARGINS, spacing=5)
+        fill(
+            QVBoxLayout(self), line(), 2, header, self.join, share, memory, self.details,
+            margins=(0, 0, 0, 9), spacing=7,
+        )  # fmt: skip
         return share, memory
 
 

@@ -1,4 +1,4 @@
-"""Bar of the whole model, split into shares by handles that can be dragged."""
+"""Bar of the whole model, divided into shares by draggable handles."""
 
 from __future__ import annotations
 
@@ -25,28 +25,24 @@ from app.widgets.shortcuts import is_pressed
 from app.widgets.text import set_tip
 from app.widgets.theme import mix, px, theme
 
-STEPS = 1000
-"""Number of steps of a handle's position, for assistive technology."""
-PAGE = 10
-"""Number of notches that PageUp and PageDown move."""
-TO_THE_END = 1_000_000
-"""Number of notches that Home and End move: more than any handle has."""
+STEPS = 1000  # resolution of a handle's position for assistive technology
+PAGE = 10  # notches that PageUp and PageDown move
+TO_THE_END = 1_000_000  # notches that Home and End move: more than any handle has
 NOTCHES = {
     "handle-right": 1, "handle-left": -1, "handle-far-right": PAGE, "handle-far-left": -PAGE,
     "handle-first": -TO_THE_END, "handle-last": TO_THE_END,
 }  # fmt: skip
-"""Number of notches that each shortcut moves a handle."""
+"""Notches that each shortcut moves a handle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Part of the bar that stands for one rank.
+    """Part of the bar for one rank.
 
     Attributes:
-        colour_index: index of the device colour.
-        share: width, as a share of the bar, 0 to 1.
-        spoken: sentence for a screen reader.
-        is_taker: whether the rank has no share of its own, and so no handle.
+        share: width as a fraction of the bar.
+        spoken: sentence for screen readers.
+        is_taker: whether the rank only holds moved tensors, and so has no handle.
         is_locked: whether the handles at its ends cannot be moved.
     """
 
@@ -58,10 +54,9 @@ class Segment:
 
 
 class ShareBar(QWidget):
-    """Draws segments, with a handle between each two of them.
+    """Draws segments with a handle between each two.
 
-    A drag or a key changes nothing here: the bar emits where a handle should go, and shows the
-    segments that it is given in answer.
+    Drags and keys only emit where a handle should go; the session then sets the segments.
     """
 
     dragged = Signal(int, float)  # handle, position from 0 to 1
@@ -83,14 +78,14 @@ class ShareBar(QWidget):
         return self._handles
 
     def set_segments(self, segments: Sequence[Segment]) -> None:
-        """Show segments; those of takers come last."""
+        """Show segments; takers come last."""
         if tuple(segments) == self._segments:
             return
         self._segments = tuple(segments)
         n_handles = max(0, sum(not segment.is_taker for segment in segments) - 1)
         while len(self._handles) > n_handles:
             handle = self._handles.pop()
-            handle.hide()  # or the focus, if it has it, would go nowhere
+            handle.hide()  # moves the focus on
             handle.deleteLater()
         while len(self._handles) < n_handles:
             handle = ShareHandle(len(self._handles), self)
@@ -147,7 +142,7 @@ class ShareBar(QWidget):
 
 
 class ShareHandle(QAbstractSlider):
-    """Handle between two segments; a slider for assistive technology."""
+    """Handle between two segments; a slider to assistive technology."""
 
     moved = Signal(int, float)
     stepped = Signal(int, int)
@@ -167,11 +162,7 @@ class ShareHandle(QAbstractSlider):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
     def place(self, position: float, spoken: str, *, is_fixed: bool) -> None:
-        """Move to `position`, 0 to 1, and set the text for a screen reader.
-
-        Args:
-            is_fixed: whether a neighbour is locked, so that the handle cannot be moved.
-        """
+        """Move to `position`, 0 to 1; `is_fixed` prevents drags, as a neighbour is locked."""
         centre = position * self._bar.width()
         width = px(self.WIDTH)
         left = min(self._bar.width() - width, max(0, round(centre - width / 2)))
@@ -221,7 +212,7 @@ class ShareHandle(QAbstractSlider):
         painter.setBrush(QColor(grip))
         painter.setPen(QPen(QColor(colours.surface), 2))
         painter.drawRoundedRect(area, 3.5, 3.5)
-        if self.hasFocus():  # a core, as a rim would not show beside a segment of its colour
+        if self.hasFocus():  # a core: a rim would not stand out from a segment of its colour
             painter.setPen(QPen(QColor(colours.text), 2))
             painter.setBrush(QColor(colours.accent))
             painter.drawRoundedRect(area.adjusted(-1, 1, 1, -1), 3.5, 3.5)

@@ -1,4 +1,4 @@
-"""The foot of the split panel: speed and memory of the split, remedies, load and undo."""
+"""Bottom of the split panel: speed and memory of the split, remedies, load and undo."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from app.core.engine_sentences import translated
 from app.core.translation import tr, tr_later, tr_n
 from app.core.units import rate_text, signed_percent_text, size_text, tokens_text
 from app.devices.split.figures import SpeedFigures, SplitPicture
-from app.widgets.layout import FlowBox
+from app.widgets.layout import FlowBox, fill
 from app.widgets.shortcuts import with_keys
 from app.widgets.text import ElidedLabel, caption_text, label, set_tip, unbroken
 from engine import DeviceMemory, ModelLoaded
@@ -34,7 +34,7 @@ PROGRESS_STEPS = 1000
 
 
 class LoadFooter(QWidget):
-    """Shows the buttons that can be used now, and the progress of a load."""
+    """The buttons that can be used now, and the progress of a load."""
 
     load_requested = Signal()  # to load, or to apply live
     undo_requested = Signal()
@@ -53,28 +53,22 @@ class LoadFooter(QWidget):
         self.undo.clicked.connect(self.undo_requested)
         self.cancel.clicked.connect(self.cancel_requested)
         self.load.clicked.connect(self.load_requested)
-        right = QHBoxLayout()
-        right.addStretch(1)
-        for button in (self.undo, self.cancel, self.load):
-            right.addWidget(button)
+        right = fill(QHBoxLayout(), (None, 1), self.undo, self.cancel, self.load)
         self._buttons = QBoxLayout(QBoxLayout.Direction.LeftToRight)
         self._buttons.addLayout(right, 1)
         self._others: list[QPushButton] = []
-        self._layout = layout = QVBoxLayout(self)
-        layout.setContentsMargins(16, 8, 16, 14)
-        layout.setSpacing(10)
-        layout.addWidget(self.progress)
-        layout.addLayout(self._buttons)
+        self._layout = QVBoxLayout(self)
+        fill(self._layout, self.progress, self._buttons, margins=(16, 8, 16, 14), spacing=10)
         self.show_state(None)
 
     def add_button(self, button: QPushButton) -> None:
-        """Put a button of another subject at the left end."""
+        """Add a button at the left end."""
         self._buttons.insertWidget(0, button)
         self._others.append(button)
         self._arrange()
 
     def show_state(self, picture: SplitPicture | None) -> None:
-        """Show the buttons for a picture; without one, none can be used."""
+        """Show the buttons for these settings; without any, all are disabled."""
         state = picture.load_state if picture else "empty"
         is_busy = state in ("loading", "applying")
         self.progress.setVisible(is_busy)
@@ -95,7 +89,7 @@ class LoadFooter(QWidget):
         self._arrange()
 
     def _arrange(self) -> None:
-        """Put the buttons of other subjects above the footer's own where a line is too short."""
+        """Move added buttons to a second line if one line is too short."""
         shown = [b for b in (*self._others, self.undo, self.cancel, self.load) if not b.isHidden()]
         gaps = self._buttons.spacing() * (len(shown) - 1)
         margins = self.contentsMargins() + self._layout.contentsMargins()
@@ -105,7 +99,7 @@ class LoadFooter(QWidget):
         self._buttons.setDirection(direction.TopToBottom if is_short else direction.LeftToRight)
 
     def set_progress(self, done: float) -> None:
-        """Show the part of the load that is done, 0 to 1."""
+        """Show the fraction of the load that is done, 0 to 1."""
         self.progress.setValue(round(min(1.0, max(0.0, done)) * PROGRESS_STEPS))
 
 
@@ -114,11 +108,10 @@ def _load_texts(picture: SplitPicture | None) -> tuple[str, str]:
         return tr("Load"), ""
     if picture.has_changed and not picture.can_apply:
         return tr("Reload to apply"), tr("Loads the model again and recomputes the chat")
-    return tr("Apply live"), tr("Changes the split of the loaded model; the chat goes on")
+    return tr("Apply live"), tr("Changes the split of the loaded model and keeps the chat")
 
 
-MOST = 6
-"""Number of remedies that are offered at most."""
+MAX_REMEDIES = 6
 
 
 class RemedyButtons(FlowBox):
@@ -133,14 +126,14 @@ class RemedyButtons(FlowBox):
         self.hide()
 
     def set_remedies(self, remedies: Sequence[Remedy], *, is_current: bool) -> None:
-        """Offer these remedies; disabled if they are for settings that have changed since."""
+        """Offer remedies, disabled unless they are for the present settings."""
         self.setVisible(bool(remedies))
         self.setEnabled(is_current)
         if tuple(remedies) == self._shown:
             return
         self._shown = tuple(remedies)
         self.buttons = []
-        for remedy in self._shown[:MOST]:
+        for remedy in self._shown[:MAX_REMEDIES]:
             button = QPushButton(caption_text(short_text(remedy)))
             button.setProperty("role", "chip")
             set_tip(button, named(remedy.sentence))
@@ -151,11 +144,11 @@ class RemedyButtons(FlowBox):
 
 
 def short_text(remedy: Remedy) -> str:
-    """Return a remedy in a few words."""
+    """Return the caption of a remedy's button."""
     params = remedy.params
     texts = {
         "split": tr("Shares that fit"),
-        "parallel": tr_n("{n} request at once", "{n} requests at once", params.parallel),
+        "parallel": tr_n("{n} parallel request", "{n} parallel requests", params.parallel),
         "kv_type": tr("{kv_type} KV cache").format(kv_type=params.kv_type),
         "context": tr("Context of {tokens}").format(tokens=tokens_text(params.n_ctx or 0)),
         "experts": tr("Experts of {n} blocks on the CPU").format(n=params.n_cpu_moe),
@@ -166,16 +159,16 @@ def short_text(remedy: Remedy) -> str:
 
 
 def named(sentence: str) -> str:
-    """Return a sentence with devices named as in the rows: "GPU 1" for "cuda:1"."""
+    """Return a sentence with "GPU 1" in place of "cuda:1"."""
     return re.sub(r"\bcuda:(\d+)", r"GPU \1", sentence)
 
 
-UNMEASURED = tr_later("Estimate. Measure your devices on Links for a better one.")
+UNMEASURED = tr_later("Estimate. Measure your devices under Links for a better one.")
 DEQUANTISED = tr_later("Weights are dequantised to F32 in memory.")
 
 
 class SplitSummary(QWidget):
-    """Card with the predicted speed, the measured speed, and what limits it."""
+    """Card with the predicted and the measured speed, and the bottleneck."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -201,8 +194,8 @@ class SplitSummary(QWidget):
 
         Args:
             has_model: whether a model is selected.
-            chosen: sentence on why this plan was suggested; replaces what limits the speed.
-            elsewhere: name of the server that computes the model in use; "" for none.
+            chosen: reason for the suggestion, shown instead of the bottleneck.
+            elsewhere: name of the server that runs the model; "" for none.
         """
         forecast = speed.forecast if plan else None
         rate = rate_text(forecast.decode.tokens_per_s) if forecast else ""
@@ -224,31 +217,25 @@ class SplitSummary(QWidget):
         self.setVisible(forecast is not None or speed.measured > 0 or bool(self.note.text()))
 
     def _build(self) -> None:
-        figures = QHBoxLayout()
-        figures.setSpacing(6)
         baseline = Qt.AlignmentFlag.AlignBaseline
-        figures.addWidget(self.predicted, 0, baseline)
-        figures.addWidget(self.predicted_note, 1, baseline)
-        figures.addWidget(self.measured_note, 0, baseline)
-        figures.addWidget(self.measured, 0, baseline)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(12, 9, 12, 9)
-        layout.setSpacing(3)
-        layout.addLayout(figures)
-        layout.addWidget(self.reason)
-        layout.addWidget(self.note)
+        figures = fill(
+            QHBoxLayout(), (self.predicted, 0, baseline), (self.predicted_note, 1, baseline),
+            (self.measured_note, 0, baseline), (self.measured, 0, baseline), spacing=6,
+        )  # fmt: skip
+        parts = figures, self.reason, self.note
+        fill(QVBoxLayout(self), *parts, margins=(12, 9, 12, 9), spacing=3)
 
 
 def notes(plan: Plan, speed: SpeedFigures) -> Iterator[str]:
-    """Yield sentences on a plan, the most important first."""
+    """Yield sentences about a plan, the most important first."""
     yield from map(translated, plan.warnings)
     if speed.error is not None:
         off = signed_percent_text(abs(speed.error)).removeprefix("+")
         expected = rate_text(speed.expected)
         if speed.error >= 0:
-            text = tr("Before the last answer, {rate} tok/s were predicted for it, {off} too high.")
+            text = tr("Predicted {rate} tok/s for the last answer ({off} too high).")
         else:
-            text = tr("Before the last answer, {rate} tok/s were predicted for it, {off} too low.")
+            text = tr("Predicted {rate} tok/s for the last answer ({off} too low).")
         yield text.format(rate=expected, off=off)
     if speed.forecast is not None:
         rate = rate_text(speed.forecast.prefill.tokens_per_s)
@@ -264,17 +251,16 @@ def notes(plan: Plan, speed: SpeedFigures) -> Iterator[str]:
 
 
 def _rooms(plan: Plan) -> Iterator[str]:
-    """Yield how many requests run at once: the longest ones, and the most."""
     texts = [f"{room.n}\u00a0×\u00a0{tokens_text(room.n_tokens)}" for room in plan.rooms]
     if len(texts) > 1:
-        yield tr("Requests at once: {few} or {many}.").format(few=texts[0], many=texts[-1])
+        yield tr("Parallel requests: {few} or {many}.").format(few=texts[0], many=texts[-1])
     elif texts:
-        yield tr("Requests at once: {rooms}.").format(rooms=texts[0])
+        yield tr("Parallel requests: {rooms}.").format(rooms=texts[0])
 
 
 def _empty_text(has_model: bool, elsewhere: str) -> str:
     if elsewhere:
-        text = tr("{host} computes the selected model, so there is nothing to split here.")
+        text = tr("{host} runs the selected model, so there is nothing to split here.")
         return text.format(host=elsewhere)
     return "" if has_model else tr("Open a model to see what it needs.")
 
@@ -297,7 +283,7 @@ class MemoryComparison(QWidget):
         self.hide()
 
     def set_loaded(self, loaded: ModelLoaded | None, labels: Sequence[str]) -> None:
-        """Show the ranks of a loaded model, named by `labels`."""
+        """Show the ranks of a loaded model."""
         if loaded is self._shown:
             return
         self._shown = loaded
@@ -322,9 +308,9 @@ class MemoryComparison(QWidget):
 
 
 def comparison(name: str, memory: DeviceMemory) -> tuple[str, str, str, str]:
-    """Return a line of the table: rank, predicted, measured, and relative error of the prediction.
+    """Return a row of the table: rank, predicted, measured, relative error.
 
-    Compute buffers are left out: they are only known after an answer.
+    Compute buffers are left out, as they are only known after an answer.
     """
     predicted = memory.predicted.weights + memory.predicted.kv
     measured = memory.measured.weights + memory.measured.kv

@@ -1,8 +1,10 @@
-"""The split panel: the share of each device, and the memory and speed that follow."""
+"""The split panel: each device's share, and the memory and speed that result."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import Qt, Signal, Slot
 from PySide6.QtWidgets import (
@@ -16,8 +18,10 @@ from PySide6.QtWidgets import (
 )
 
 from app.core.translation import tr, tr_later
+from app.core.units import MIB
 from app.devices.split.figures import LoadState, RowFigures, SplitPicture, rank_labels, short_name
-from app.devices.split.settings import MAX_CPU_RANKS, MODES, Mode
+from app.devices.split.session import SplitSession
+from app.devices.split.settings import MAX_CPU_RANKS, MODES, Mode, SplitSettings
 from app.devices.split.views.device_row import DeviceRow
 from app.devices.split.views.load_options import LoadFields
 from app.devices.split.views.split_bar import Segment, ShareBar
@@ -28,10 +32,13 @@ from app.devices.split.views.split_footer import (
     SplitSummary,
 )
 from app.widgets.controls import ignore_wheel, keep_margin, line, show_number
-from app.widgets.layout import scaled
+from app.widgets.layout import NO_MARGINS, fill, scaled
 from app.widgets.shortcuts import make_local_shortcut
 from app.widgets.text import ElidedLabel, label, set_tip
 from engine import DeviceInfo
+
+if TYPE_CHECKING:
+    from engine import Remedy
 
 MODE_TEXTS: dict[Mode, tuple[str, str]] = {
     "single": (tr_later("One device"), tr_later("The whole model on one device")),
@@ -45,14 +52,14 @@ MODE_TEXTS: dict[Mode, tuple[str, str]] = {
     ),
     "groups": (
         tr_later("Groups"),
-        tr_later("Each group of devices gets whole layers, and splits each of them"),
+        tr_later("Each group of devices gets whole layers and splits each of them"),
     ),
 }
 HINT = tr_later("Drag or arrow keys")
 
 
 class SplitHeader(QWidget):
-    """Shows mode and shares; emits changes that the person makes."""
+    """Shows mode and shares; emits the user's changes."""
 
     mode_chosen = Signal(str)
     even_requested = Signal()
@@ -65,12 +72,8 @@ class SplitHeader(QWidget):
         self.hint = ElidedLabel(tr(HINT))
         self._modes = QButtonGroup(self)
         self._below = QWidget()
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 2)
-        layout.setSpacing(7)
-        layout.addWidget(self._make_modes())
-        layout.addWidget(self.bar)
-        layout.addWidget(self._make_below())
+        parts = self._make_modes(), self.bar, self._make_below()
+        fill(QVBoxLayout(self), *parts, margins=(0, 0, 0, 2), spacing=7)
 
     def mode_button(self, mode: Mode) -> QPushButton:
         """Return the button that chooses `mode`."""
@@ -79,13 +82,9 @@ class SplitHeader(QWidget):
         return button
 
     def set_rows(self, mode: Mode, rows: Sequence[RowFigures], groups: Sequence[int] = ()) -> None:
-        """Show the ranks.
-
-        Args:
-            groups: sizes of the groups of ranks that are on, in mode "groups".
-        """
+        """Show the ranks; `groups` are the sizes of groups of active ranks."""
         self.mode_button(mode).setChecked(True)
-        for each in MODES:  # Tab stops at the chosen one, the arrow keys lead to the others
+        for each in MODES:  # Tab reaches only the chosen one, arrow keys the others
             policy = Qt.FocusPolicy.StrongFocus if each == mode else Qt.FocusPolicy.ClickFocus
             self.mode_button(each).setFocusPolicy(policy)
         active = [row for row in rows if row.is_on]
@@ -106,9 +105,7 @@ class SplitHeader(QWidget):
         host = QWidget()
         host.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         host.setProperty("role", "segments")
-        layout = QHBoxLayout(host)
-        layout.setContentsMargins(1, 1, 1, 1)
-        layout.setSpacing(0)
+        layout = fill(QHBoxLayout(host), margins=(1, 1, 1, 1), spacing=0)
         for number, mode in enumerate(MODES):
             text, help_text = MODE_TEXTS[mode]
             button = QPushButton(tr(text))
@@ -121,11 +118,8 @@ class SplitHeader(QWidget):
         return host
 
     def _make_below(self) -> QWidget:
-        layout = QHBoxLayout(self._below)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(0)
         self.hint.setProperty("role", "muted")
-        layout.addWidget(self.hint, 1)
+        layout = fill(QHBoxLayout(self._below), (self.hint, 1), margins=NO_MARGINS, spacing=0)
         for text, tip, signal in (
             (tr("Even"), tr("The same share for every device"), self.even_requested),
             (tr("By memory"), tr("Shares in proportion to free memory"), self.by_memory_requested),
@@ -157,14 +151,13 @@ MIN_WIDTH = 360
 
 
 class SplitLayout(QWidget):
-    """The panel's widgets in their places.
+    """Layout of the panel.
 
     Attributes:
         inputs: everything that is disabled while a model loads.
-        unusable: names of devices that cannot be used, with reasons and commands to copy.
+        unusable: devices that cannot be used, with reasons and commands to copy.
         problem: sentences on what does not fit.
         cpu_ranks_host: row with the number of CPU ranks.
-        rows_layout: layout of the device rows.
     """
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -183,21 +176,13 @@ class SplitLayout(QWidget):
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setProperty("role", "panel")
         scaled(self, self.setMinimumWidth, MIN_WIDTH)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(0)
-        layout.addWidget(self._make_scroll_area(), 1)
-        layout.addWidget(self._make_verdict())
-        layout.addWidget(self.footer)
+        parts = (self._make_scroll_area(), 1), self._make_verdict(), self.footer
+        fill(QVBoxLayout(self), *parts, margins=NO_MARGINS, spacing=0)
 
     def _make_scroll_area(self) -> QScrollArea:
         content = QWidget()
-        column = QVBoxLayout(content)
-        column.setContentsMargins(16, 8, 16, 8)
-        column.setSpacing(10)
-        column.addWidget(self.inputs)
-        column.addWidget(self.comparison)
-        column.addStretch(1)
+        parts = self.inputs, self.comparison, (None, 1)
+        column = fill(QVBoxLayout(content), *parts, margins=(16, 8, 16, 8), spacing=10)
         scroll = QScrollArea()
         scroll.setWidget(content)
         scroll.setWidgetResizable(True)
@@ -209,13 +194,10 @@ class SplitLayout(QWidget):
     def _make_inputs(self) -> QWidget:
         self.rows_layout.setSpacing(0)
         inputs = QWidget()
-        layout = QVBoxLayout(inputs)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(8)
-        layout.addWidget(self.header)
-        layout.addLayout(self.rows_layout)
-        for widget in (self.unusable, self._make_cpu_ranks(), line(), self.options):
-            layout.addWidget(widget)
+        fill(
+            QVBoxLayout(inputs), self.header, self.rows_layout, self.unusable,
+            self._make_cpu_ranks(), line(), self.options, margins=NO_MARGINS, spacing=8,
+        )  # fmt: skip
         return inputs
 
     def _make_cpu_ranks(self) -> QWidget:
@@ -223,43 +205,99 @@ class SplitLayout(QWidget):
         self.cpu_ranks.setAccessibleName(tr("CPU ranks"))
         set_tip(self.cpu_ranks, tr("Split the model across several virtual CPU devices"))
         ignore_wheel(self.cpu_ranks)
-        layout = QHBoxLayout(self.cpu_ranks_host)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.addWidget(label(tr("CPU ranks"), "muted"), 1)
-        layout.addWidget(self.cpu_ranks)
+        caption = label(tr("CPU ranks"), "muted")
+        fill(QHBoxLayout(self.cpu_ranks_host), (caption, 1), self.cpu_ranks, margins=NO_MARGINS)
         return self.cpu_ranks_host
 
     def _make_verdict(self) -> QWidget:
-        """Make the part on what fits and how fast it is: below the scroll area, always in view."""
         verdict = QWidget()
-        layout = QVBoxLayout(verdict)
-        layout.setContentsMargins(16, 6, 16, 0)
-        layout.setSpacing(8)
-        for widget in (self.problem, self.remedies, self.summary):
-            layout.addWidget(widget)
+        parts = self.problem, self.remedies, self.summary
+        fill(QVBoxLayout(verdict), *parts, margins=(16, 6, 16, 0), spacing=8)
         return verdict
 
 
 class SplitPanel(SplitLayout):
-    """Shows a `SplitPicture`: devices, shares, context, and the bytes and speed that follow.
+    """Shows a session's figures, and turns the signals of the controls into changes of it.
 
     Attributes:
         rows: rows of all ranks, in the order of the settings.
     """
 
-    row_made = Signal(object)  # new DeviceRow, before it is shown
-    undo_requested = Signal()  # by a key
-    redo_requested = Signal()
-
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(self, session: SplitSession, parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self._session = session
         self.rows: list[DeviceRow] = []
-        make_local_shortcut("undo-split", self, self.undo_requested.emit)
-        make_local_shortcut("redo-split", self, self.redo_requested.emit)
+        session.pictured.connect(self.show_picture)
+        session.devices_changed.connect(self.show_devices)
+        session.model_changed.connect(self.options.set_model_context)
+        session.block_changed.connect(self.options.rare.offer_block)
+        session.state_changed.connect(self.show_state)
+        session.progressed.connect(self.footer.set_progress)
+        self._connect_header()
+        self._connect_options()
+        self.remedies.chosen.connect(self._on_remedy)
+        self.footer.load_requested.connect(session.request_load)
+        self.footer.cancel_requested.connect(session.cancel_requested)
+        self.footer.undo_requested.connect(session.undo)
+        make_local_shortcut("undo-split", self, session.undo)
+        make_local_shortcut("redo-split", self, session.redo)
+
+    def _connect_header(self) -> None:
+        session, header = self._session, self.header
+        self._on(header.mode_chosen, lambda now, mode: now.with_chosen_mode(mode))
+        self._on(header.even_requested, lambda now: now.with_weights([1.0] * len(now.ranks)))
+        header.by_memory_requested.connect(session.split_by_memory)
+        header.by_speed_requested.connect(session.split_by_speed)
+        header.bar.stepped.connect(session.step)
+        header.bar.dragged.connect(session.drag)
+        self._connect_gestures(header.bar)
+
+    def _connect_options(self) -> None:
+        self._on(self.cpu_ranks.valueChanged, lambda now, n: now.with_cpu_ranks(n))
+        self._on(self.options.changed, lambda now, name, value: replace(now, **{name: value}))
+        self.options.rare.template_requested.connect(self._edit_template)
+        self._connect_gestures(self.options)
+
+    def _connect_gestures(self, source: Any) -> None:
+        """Let one undo revert all changes while the mouse is down."""
+        source.gesture_began.connect(self._session.begin_gesture)
+        source.gesture_ended.connect(self._session.end_gesture)
+
+    def _on(self, signal: Any, make: Callable[..., SplitSettings]) -> None:
+        """Change to what `make` returns for the present settings and the signal's arguments."""
+        session = self._session
+        signal.connect(lambda *args: session.change(make(session.settings, *args)))
+
+    @Slot(object)
+    def _on_remedy(self, remedy: Remedy) -> None:
+        self._session.choose(remedy.params)
+
+    @Slot()
+    def _edit_template(self) -> None:
+        from app.devices.split.template_preview import (  # late: rarely used
+            TemplateDialog,
+            TemplatePreviewer,
+        )
+
+        session = self._session
+        params = session.load_params()
+        if not params.path:
+            return
+        dialog = TemplateDialog(self, params.chat_template)
+        previewer = TemplatePreviewer(params.path, dialog)
+        previewer.made.connect(dialog.show_preview)
+        dialog.typed.connect(previewer.ask)
+        dialog.chosen.connect(
+            lambda source: session.change(replace(session.settings, chat_template=source))
+        )
+        dialog.finished.connect(previewer.close)
+        dialog.finished.connect(dialog.deleteLater)
+        dialog.open()
+        previewer.ask(params.chat_template)
 
     @Slot(object)
     def show_devices(self, devices: Sequence[DeviceInfo]) -> None:
-        """Name the devices that cannot be used, with reasons and the commands that help."""
+        """List the devices that cannot be used, with reasons and commands that help."""
         lines: list[str] = []
         for device in devices:
             if not device.usable:
@@ -278,7 +316,7 @@ class SplitPanel(SplitLayout):
 
     @Slot(object)
     def show_picture(self, picture: SplitPicture) -> None:
-        """Show everything that follows from the present settings."""
+        """Show the settings and their figures."""
         settings, loaded = picture.settings, picture.loaded
         self._show_rows(picture)
         groups = settings.groups if settings.mode == "groups" else ()
@@ -321,7 +359,7 @@ class SplitPanel(SplitLayout):
         show_number(self.cpu_ranks, 1 if is_single else settings.n_cpu_ranks)
 
     def _arrange_rows(self, colours: Sequence[int]) -> None:
-        """Arrange one row per rank; rows that exist are kept, and with them the focus."""
+        """Arrange one row per rank; existing rows are kept for their focus."""
         if [row.colour for row in self.rows] == list(colours):
             return
         known = {row.colour: row for row in self.rows}
@@ -339,5 +377,14 @@ class SplitPanel(SplitLayout):
 
     def _make_row(self, colour: int) -> DeviceRow:
         row = DeviceRow(0, colour)
-        self.row_made.emit(row)
+        self._on(row.share_changed, lambda now, index, share: now.with_share(index, share))
+        self._on(row.switched, lambda now, index, is_on: now.with_rank_on(index, is_on))
+        self._on(row.locked, lambda now, index, is_on: now.with_locked(index, is_on))
+        self._on(row.joined, lambda now, index, joins: now.with_joined(index, joins))
+        self._on(row.moved, lambda now, index, steps: now.with_rank_moved(index, steps))
+        self._on(
+            row.reserve_changed,
+            lambda now, index, mib: now.with_reserve(now.ranks[index].device, mib * MIB),
+        )
+        self._connect_gestures(row)
         return row

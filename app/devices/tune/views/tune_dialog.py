@@ -1,4 +1,4 @@
-"""The dialog of the search for the best split: an estimate, live results, the winner."""
+"""The tuning dialog: an estimate, live results, the winner."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from app.devices.tune.results import (
 from app.devices.tune.views.tune_plot import TunePlot
 from app.widgets.banner import Banner
 from app.widgets.buttons import button
+from app.widgets.layout import fill
 from app.widgets.text import label, plain_tip, row_item, unbroken
 from app.widgets.theme import px, set_role
 from engine import EngineError
@@ -44,12 +45,10 @@ if TYPE_CHECKING:
     from engine import Goal, Region, Trial, TuneEstimate, TuneResult
 
 State = Literal["ready", "running", "done"]
-MIN_S, MAX_S = 5, 3600
-"""Limits of the time limit in seconds."""
-ASK_MS: Final = 250
-"""Milliseconds from a change of the time limit to a new estimate."""
+MIN_S, MAX_S = 5, 3600  # range of the time limit in seconds
+ASK_MS: Final = 250  # milliseconds from a change of the time limit to a new estimate
 SHOWN_MS: Final = 60
-"""Milliseconds from opening to the first estimate: it holds Python's lock, which painting needs."""
+"""Milliseconds from opening to the first estimate, which holds the GIL that painting needs."""
 HEADERS = (
     tr_later("Split"), tr_later("Prompt tok/s"), tr_later("Answer tok/s"),
     tr_later("Overall tok/s"),
@@ -59,7 +58,7 @@ COUNTING: Final = tr_later("Planning the search …")
 
 
 class TuneDialog(QDialog):
-    """Shows estimates and results of a search; emits when one should start, stop or be applied."""
+    """Estimates and results of a search; emits requests to start, stop or apply it."""
 
     estimate_requested = Signal(str, object)  # goal, seconds or None
     start_requested = Signal(str, float)  # goal, seconds
@@ -79,7 +78,7 @@ class TuneDialog(QDialog):
         self._ask = QTimer(self, singleShot=True, interval=ASK_MS)
         self._ask.timeout.connect(self._ask_estimate)
         self._first_ask = QTimer(self, singleShot=True, interval=SHOWN_MS)
-        self._first_ask.timeout.connect(self._ask_anew)
+        self._first_ask.timeout.connect(self._ask_default_estimate)
         self._make_fields()
         self._make_results()
         self._make_buttons()
@@ -87,10 +86,10 @@ class TuneDialog(QDialog):
         self._set_state("ready")
 
     def open_for(self, devices: Sequence[str], note: str = "") -> None:
-        """Open for a new search over these devices; a search under way is shown instead.
+        """Open for a new search over these devices, or show the running one.
 
         Args:
-            note: sentence on what the search ignores.
+            note: sentence about what the search ignores.
         """
         if self.state != "running":
             self._devices, self._note = tuple(devices), note
@@ -104,7 +103,7 @@ class TuneDialog(QDialog):
         self.activateWindow()
 
     def show_estimate(self, estimate: TuneEstimate, regions: Sequence[Region] = ()) -> None:
-        """Show what a search would do, with the shares that do not fit shaded."""
+        """Show the estimate of a search, with the shares that do not fit shaded."""
         self._estimate = estimate
         self.what.setText(f"{estimate_text(estimate)} {self._note}".strip())
         if not self.budget.hasFocus():
@@ -115,7 +114,7 @@ class TuneDialog(QDialog):
         self._set_state(self.state)
 
     def wait(self) -> None:
-        """Show that a search was requested and waits for the engine."""
+        """Show that a search waits for the engine."""
         self.outcome.setText(tr("The search starts as soon as the engine is free …"))
         self.progress.setRange(0, 0)
         self._set_state("running")
@@ -130,7 +129,7 @@ class TuneDialog(QDialog):
         self._set_state("running")
 
     def add_trial(self, trial: Trial, n_done: int, n_trials: int, best: Trial | None) -> None:
-        """Show a new trial, or new measurements of one that was repeated."""
+        """Show a new trial, or new measurements of a repeated one."""
         same = (at for at, known in enumerate(self._trials) if known.params == trial.params)
         at = next(same, None)
         if at is None:
@@ -182,11 +181,11 @@ class TuneDialog(QDialog):
         self._ask.start()
 
     def _on_goal(self) -> None:
-        """Ask for an estimate with its own time limit, as another goal takes another time."""
         self.what.setText(tr(COUNTING))
-        self._ask_anew()
+        self._ask_default_estimate()
 
-    def _ask_anew(self) -> None:
+    def _ask_default_estimate(self) -> None:
+        """Request an estimate with its default time limit."""
         self.estimate_requested.emit(self.goal.currentData(), None)
 
     def _on_start(self) -> None:
@@ -307,29 +306,16 @@ class TuneDialog(QDialog):
         for text, field in ((tr("Optimise for"), self.goal), (tr("Time limit"), self.budget)):
             caption = label(text, "muted")
             caption.setBuddy(field)
-            fields.addWidget(caption)
-            fields.addWidget(field)
-            fields.addSpacing(12)
+            fill(fields, caption, field, 12)
         fields.addStretch()
-        buttons = QHBoxLayout()
-        buttons.addWidget(self.close_button)
-        buttons.addStretch()
-        for each in (self.apply, self.cancel, self.start):
-            buttons.addWidget(each)
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(20, 16, 20, 16)
-        layout.setSpacing(10)
-        layout.addWidget(self.banner)
-        layout.addLayout(fields)
-        layout.addWidget(self.what)
-        layout.addWidget(self.progress)
-        layout.addWidget(self.plot, 3)
-        layout.addWidget(self.outcome)
-        layout.addWidget(self.table, 2)
-        layout.addLayout(buttons)
+        right = self.apply, self.cancel, self.start
+        buttons = fill(QHBoxLayout(), self.close_button, None, *right)
+        fill(
+            QVBoxLayout(self), self.banner, fields, self.what, self.progress, (self.plot, 3),
+            self.outcome, (self.table, 2), buttons, margins=(20, 16, 20, 16), spacing=10,
+        )  # fmt: skip
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        """Stop the search when the dialog closes."""
         self._ask.stop()
         self._first_ask.stop()
         if self.state == "running":
@@ -337,7 +323,6 @@ class TuneDialog(QDialog):
         event.accept()  # Qt's default would call `reject`
 
     def reject(self) -> None:
-        """Stop a search on Escape, or close if there is none."""
         if self.state == "running":
             self._on_start()
         else:
@@ -349,5 +334,5 @@ def _row_texts(trial: Trial, point: Point, goal: Goal, *, is_best: bool) -> tupl
     if not point.can_run:
         return text, "–", "–", tr("cannot run"), ""
     rates = (trial.prefill_ts, trial.decode_ts, request_rate(trial, goal))
-    how = tr("in turns") if trial.is_final else tr("once")
+    how = tr("alternately") if trial.is_final else tr("once")
     return text, *(decimal(f"{rate:.1f}") for rate in rates), how

@@ -13,14 +13,14 @@ from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
 from app.core.translation import tr
 from app.devices.tune.results import SHAPE_TEXTS, SHAPES, Point, Shape
 from app.widgets.controls import nice_top
+from app.widgets.layout import NO_MARGINS, fill
 from app.widgets.text import LegendLabel, Sign, html_text
 from app.widgets.theme import px, theme, theme_signals
 
 SYMBOLS: Final[dict[Shape, str]] = {"tensor": "o", "layer": "s", "groups": "t1", "single": "d"}
 SIGNS: Final[dict[Shape, str]] = {"tensor": "●", "layer": "■", "groups": "▲", "single": "◆"}
 SIZE, BEST_SIZE = 8, 13
-SHADE: Final = 0.18
-"""Opacity of the shade over shares that do not fit."""
+SHADE: Final = 0.18  # opacity of the shade over shares that do not fit
 
 
 class TunePlot(QWidget):
@@ -36,11 +36,7 @@ class TunePlot(QWidget):
         self._first = ""
         self._items: list[Any] = []
         self._set_up()
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 0)
-        layout.setSpacing(4)
-        layout.addWidget(self.plot, 1)
-        layout.addWidget(self.legend)
+        fill(QVBoxLayout(self), (self.plot, 1), self.legend, margins=NO_MARGINS, spacing=4)
         self.setMinimumHeight(200)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
         self.setAccessibleName(tr("Graph of speed by share; the table below lists the same trials"))
@@ -108,7 +104,6 @@ class TunePlot(QWidget):
         return made
 
     def _lines(self) -> list[Any]:
-        """Return a line through the tensor splits, in the order of their shares."""
         line = sorted(
             (100 * p.share, p.tokens_per_s)
             for p in self._points

@@ -1,1 +1,1 @@
-"""What a hub has: search, files of a repository, and the header of one. It knows no Qt."""
+"""Search, repositories and headers of a hub; no Qt."""

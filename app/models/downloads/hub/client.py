@@ -1,4 +1,4 @@
-"""The hub's interface, by its own library; each failure is one sentence."""
+"""Client of the hub, based on its library; all errors become `EngineError`."""
 
 from __future__ import annotations
 
@@ -28,24 +28,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 15.0
-"""Longest wait in seconds for any byte of an answer."""
+ANSWER_S = 15.0  # timeout in seconds for the next byte of a response
 
 MAX_FOUND = 50
 MAX_FILES = 5000
 SHA256 = 64
-OFFLINE = tr_later("HF_HUB_OFFLINE is set, so nothing is asked of the network.")
+OFFLINE = tr_later("HF_HUB_OFFLINE is set, so Tandem does not use the network.")
 
 
 @dataclass(frozen=True, slots=True)
 class FoundRepo:
-    """A repository that a search has found.
+    """A search result.
 
     Attributes:
         n_downloads: downloads in the last 30 days.
-        updated: last change; None where it is unknown.
-        n_params: parameters of the model; 0 where they are unknown.
-        is_gated: whether its publisher wants conditions to be accepted first.
+        updated: last change, if known.
+        n_params: parameters of the model; 0 if unknown.
+        is_gated: whether its conditions have to be accepted first.
     """
 
     repo: str
@@ -61,9 +60,9 @@ class Repository:
     """A repository and its model files.
 
     Attributes:
-        commit: its state, to which the files belong.
-        licence: name of its licence; "" where it states none.
-        page: address to read about it.
+        commit: commit of the files.
+        licence: name of its licence, or "".
+        page: address of its page.
     """
 
     repo: str
@@ -76,23 +75,19 @@ class Repository:
 
 
 class Hub:
-    """Search and metadata of one hub; each call waits for the network.
-
-    Args:
-        token: returns the person's token; "" for none.
-    """
+    """Search and metadata of one hub; `token` returns the user's token, or ""."""
 
     def __init__(self, endpoint: str, token: Callable[[], str]) -> None:
         self.endpoint, self._token = endpoint, token
 
     def search(self, words: str) -> list[FoundRepo]:
-        """Return the repositories with GGUF models for some words, most downloaded first.
+        """Search for repositories with GGUF models, most downloaded first.
 
         Raises:
-            EngineError: the hub cannot be asked.
+            EngineError: the request failed.
         """
         with _sentences(words):
-            found = self._api().list_models(
+            models = self._api().list_models(
                 filter="gguf", search=words, sort="downloads", limit=MAX_FOUND,
                 expand=["downloads", "likes", "lastModified", "gated", "gguf"],
             )  # fmt: skip
@@ -105,14 +100,14 @@ class Hub:
                     _n_params(model.gguf),
                     bool(model.gated),
                 )
-                for model in found
+                for model in models
             ]
 
     def repository(self, repo: str, revision: str = "") -> Repository:
         """Return the model files of a repository in its present state.
 
         Raises:
-            EngineError: there is none, or the hub cannot be asked.
+            EngineError: there is none, or the request failed.
         """
         with _sentences(repo):
             info = self._api().model_info(
@@ -140,9 +135,7 @@ class Hub:
         return RemoteFile(url, name, size, sha256 if is_hash else "", repo, commit)
 
     def _api(self) -> HfApi:
-        """Return the library's interface, which sends no more than is asked for."""
-        if is_offline():
-            raise EngineError(tr(OFFLINE), tr("Unset it and start Tandem again."))
+        check_online()
         import huggingface_hub  # late: it takes half a second
         from huggingface_hub import constants
 
@@ -156,8 +149,18 @@ class Hub:
         )
 
 
+def check_online() -> None:
+    """Raise `EngineError` if the environment forbids the use of the network."""
+    if is_offline():
+        raise _offline_error()
+
+
+def _offline_error() -> EngineError:
+    return EngineError(tr(OFFLINE), tr("Unset it and restart Tandem."))
+
+
 def machine_token() -> str:
-    """Return the token that the hub's own programs use here, from their file; "" for none."""
+    """Return the token that Hugging Face's programs use on this machine, or ""."""
     import huggingface_hub
 
     try:
@@ -167,7 +170,7 @@ def machine_token() -> str:
 
 
 class _Client(httpx2.Client):
-    """Client that never waits for long, and does not try again by itself."""
+    """Client with timeouts and without retries, which sends the token only to the hub."""
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(follow_redirects=True)
@@ -182,30 +185,26 @@ class _Client(httpx2.Client):
             response = super().send(request, **options)
         except httpx2.TimeoutException:
             raise EngineError(
-                tr("{host} does not answer.").format(host=host), tr("Try it later.")
+                tr("{host} does not respond.").format(host=host), tr("Try again later.")
             ) from None
         except httpx2.TransportError:
             raise EngineError(
                 tr("{host} cannot be reached.").format(host=host),
-                tr("Check the connection to the internet."),
+                tr("Check your internet connection."),
             ) from None
         if response.status_code in BUSY:
             raise EngineError(
                 tr("{host} is busy (status {status}).").format(
                     host=host, status=response.status_code
                 ),
-                tr("Try it in a minute."),
+                tr("Try again in a minute."),
             )
         return response
 
 
 @contextmanager
 def _sentences(what: str) -> Iterator[None]:
-    """Turn each error of the library into a sentence.
-
-    Raises:
-        EngineError: something went wrong.
-    """
+    """Turn the library's errors into `EngineError`."""
     from huggingface_hub import errors
 
     shown = one_line(what, 80)
@@ -213,41 +212,37 @@ def _sentences(what: str) -> Iterator[None]:
         yield
     except errors.GatedRepoError:
         raise Denied(
-            tr("{name} is gated: its publisher wants you to accept conditions first.").format(
-                name=shown
-            ),
-            tr("Accept them on the model's page, then enter a token of your account here."),
+            tr("{name} is gated: you have to accept its conditions first.").format(name=shown),
+            tr("Accept them on the model's page, then enter your token here."),
         ) from None
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
         raise _no_repository(shown) from None
     except errors.HFValidationError:
         raise EngineError(
-            tr("“{name}” is no name of a repository.").format(name=shown), tr("Write owner/name.")
+            tr("“{name}” is not a repository name.").format(name=shown), tr("Use owner/name.")
         ) from None
     except errors.OfflineModeIsEnabled:
-        raise EngineError(tr(OFFLINE), tr("Unset it and start Tandem again.")) from None
+        raise _offline_error() from None
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         if status == 404:
             raise _no_repository(shown) from None
         if status in (401, 403):
-            raise Denied(
-                tr("The hub does not accept your token."), tr("Enter another one.")
-            ) from None
+            raise Denied(tr("The hub rejected your token."), tr("Enter another one.")) from None
         raise EngineError(
-            tr("The hub answers with status {status}.").format(status=status), tr("Try it later.")
+            tr("The hub returned error {status}.").format(status=status), tr("Try again later.")
         ) from None
     except httpx2.InvalidURL:
-        raise EngineError(tr("The address in HF_ENDPOINT cannot be used.")) from None
+        raise EngineError(tr("The address in HF_ENDPOINT is not valid.")) from None
     except (httpx2.HTTPError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        log.info("the hub's answer about %s is not understood", shown)
-        raise EngineError(tr("The hub's answer is not understood."), tr("Try it later.")) from None
+        log.info("the hub's response about %s is not valid", shown)
+        raise EngineError(tr("The hub sent an invalid response."), tr("Try again later.")) from None
 
 
 def _no_repository(shown: str) -> EngineError:
     return EngineError(
         tr("There is no repository {name}.").format(name=shown),
-        tr("Check the name; a private one needs a token."),
+        tr("Check the name; private repositories need a token."),
     )
 
 
@@ -274,8 +269,7 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
 
 FIRST_BYTES = 1 << 20
 MAX_BYTES = 64 << 20
-MAX_PARTS = 32
-"""Number of parts up to which their headers are fetched, as each is a request or more."""
+MAX_PARTS = 32  # maximum number of parts to fetch headers of, each with at least one request
 
 
 def fetch_header(
@@ -284,20 +278,16 @@ def fetch_header(
     folder: Path,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Path:
-    """Write files that have a model's headers, and holes in place of its weights.
-
-    Args:
-        parts: the files of the model, in order.
-        folder: empty folder for the files.
+    """Write sparse files with the headers of a model's parts to an empty folder.
 
     Returns:
-        The first of them.
+        Path of the first one.
 
     Raises:
-        EngineError: a header cannot be fetched, or it is none.
+        EngineError: a header cannot be fetched or is invalid.
     """
     if len(parts) > MAX_PARTS:
-        raise EngineError(tr("The model has {n} files.").format(n=len(parts)))
+        raise EngineError(tr("The model has {n} files, too many to check.").format(n=len(parts)))
     paths = []
     for number, part in enumerate(parts, 1):
         path = folder / f"model-{number:05}-of-{len(parts):05}.gguf"
@@ -305,7 +295,7 @@ def fetch_header(
         try:
             with path.open("wb") as file:
                 file.write(data)
-                file.truncate(part.n_bytes)  # a hole takes no room
+                file.truncate(part.n_bytes)  # holes take no space
         except OSError as error:
             why = error.strerror or error
             raise EngineError(tr("The header cannot be written: {why}.").format(why=why)) from None
@@ -314,7 +304,7 @@ def fetch_header(
 
 
 def _first_bytes(source: Source, file: RemoteFile, is_stopped: Callable[[], bool]) -> bytes:
-    """Return the first bytes of a file, as many as its header has."""
+    """Return the beginning of a file with its whole header."""
     data, wanted = bytearray(), FIRST_BYTES
     while True:
         wanted = min(wanted, file.n_bytes, MAX_BYTES)
@@ -322,14 +312,14 @@ def _first_bytes(source: Source, file: RemoteFile, is_stopped: Callable[[], bool
         if engine.is_header_whole(data, file.n_bytes):
             return bytes(data)
         if wanted >= min(file.n_bytes, MAX_BYTES):
-            raise EngineError(tr("The model's header is too long, or damaged."))
+            raise EngineError(tr("The model's header is too long or damaged."))
         wanted *= 2
 
 
 def _extend(
     source: Source, file: RemoteFile, data: bytearray, wanted: int, is_stopped: Callable[[], bool]
 ) -> None:
-    """Fetch bytes until there are as many as wanted.
+    """Fetch bytes until `data` has `wanted` of them.
 
     Raises:
         EngineError: they cannot be fetched.
@@ -345,20 +335,20 @@ def _extend(
                 if len(data) >= wanted:
                     break
     except TryLater as failure:
-        raise EngineError(str(failure), tr("Try it again.")) from None
+        raise EngineError(str(failure), tr("Try again.")) from None
     del data[wanted:]
     if len(data) < wanted:
-        raise EngineError(tr("The connection was cut."), tr("Try it again."))
+        raise EngineError(tr("The connection was lost."), tr("Try again."))
 
 
 class TokenStore:
-    """The token that was entered here, else the one that the hub's own programs use.
+    """The token of the keyring, else that of Hugging Face's programs.
 
-    The keyring may ask the person to unlock it, so no method is for the GUI thread.
+    The keyring may prompt to be unlocked, so do not call methods on the GUI thread.
 
     Args:
-        endpoint: address of the hub that the token belongs to.
-        other: returns the token of the hub's programs; "" for none.
+        endpoint: address of the token's hub.
+        other: returns the token of Hugging Face's programs, or "".
     """
 
     def __init__(self, endpoint: str, other: Callable[[], str]) -> None:
@@ -367,14 +357,14 @@ class TokenStore:
         self._mine: str | None = None  # not read yet
 
     def get(self) -> str:
-        """Return the token; "" for none."""
+        """Return the token, or ""."""
         with self._lock:
             if self._mine is None:
                 self._mine = read_secret(self._endpoint)
             return self._mine or self._other()
 
     def put(self, token: str) -> bool:
-        """Use another token, or none for ""; return whether the keyring has it.
+        """Use another token, or none for ""; return whether the keyring was updated.
 
         Without a keyring it is used until the program ends.
         """

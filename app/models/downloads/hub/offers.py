@@ -1,4 +1,4 @@
-"""The files of a repository as what can be downloaded: one offer for each quantisation."""
+"""The quantisations that a repository offers, and addresses of models."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class ModelOffer:
     """A model of a repository in one quantisation.
 
     Attributes:
-        name: name of its file, without suffix and number of its part.
-        quant: quantisation as its name says; the name where it says none.
+        name: name of its file, without suffix and number of the part.
+        quant: quantisation in its name, or the name.
         parts: its files, in order.
-        helpers: files that belong to it, such as one that gives it eyes.
+        helpers: related files, such as the vision encoder.
     """
 
     name: str
@@ -37,7 +37,7 @@ class ModelOffer:
 
     @property
     def files(self) -> tuple[RemoteFile, ...]:
-        """All that a download fetches."""
+        """All files of a download."""
         return (*self.parts, *self.helpers)
 
     @property
@@ -46,7 +46,7 @@ class ModelOffer:
 
 
 def offers(files: Sequence[RemoteFile]) -> list[ModelOffer]:
-    """Return the offers of a repository, the smallest first; models with missing parts are none."""
+    """Return the offers of a repository, smallest first, without incomplete models."""
     models = defaultdict(list)
     projectors, drafts = [], []
     for file in files:
@@ -73,13 +73,13 @@ def offers(files: Sequence[RemoteFile]) -> list[ModelOffer]:
 
 
 def quant_of(name: str) -> str:
-    """Return the quantisation that a name ends in; "" if it names none."""
+    """Return the last quantisation in a name, or ""."""
     found = QUANT.findall(name)
     return found[-1].upper() if found else ""
 
 
-def wanted(found: Sequence[ModelOffer], quant: str, path: str) -> ModelOffer | None:
-    """Return the offer that an address names; None if it names none, or one that is not there."""
+def find_offer(found: Sequence[ModelOffer], quant: str, path: str) -> ModelOffer | None:
+    """Return the offer with this quantisation or path, if any."""
     for offer in found:
         if path and any(part.name == path for part in offer.parts):
             return offer
@@ -89,7 +89,7 @@ def wanted(found: Sequence[ModelOffer], quant: str, path: str) -> ModelOffer | N
 
 
 def _best(projectors: list[RemoteFile]) -> list[RemoteFile]:
-    """Return one of several files with eyes: in F16, which all can compute with, else the first."""
+    """Return one vision encoder: the F16 one, which runs everywhere, else the first."""
     projectors.sort(key=lambda file: (quant_of(file.name[: -len(".gguf")]) != "F16", file.name))
     return projectors[:1]
 
@@ -104,14 +104,14 @@ TRUE = {"1", "ON", "YES", "TRUE"}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A place of models.
+    """Address of models.
 
     Attributes:
-        repo: repository as "owner/name"; "" for a link that leads to no hub.
-        quant: quantisation that is wanted; "" for any.
+        repo: repository as "owner/name"; "" for a link outside the hub.
+        quant: requested quantisation; "" for any.
         path: file in the repository; "" for all.
         revision: branch, tag or commit; "" for the newest.
-        url: link to a file elsewhere; "" for none.
+        url: link outside the hub; "" for none.
     """
 
     repo: str = ""
@@ -122,18 +122,18 @@ class Address:
 
 
 def hub_endpoint(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the address of the hub, which `HF_ENDPOINT` may change, without a "/" at its end."""
+    """Return the address of the hub, from `HF_ENDPOINT` if set, without a trailing "/"."""
     return environment.get("HF_ENDPOINT", "").strip().rstrip("/") or HUB
 
 
 def is_offline(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether a person has forbidden the hub's programs to use the network."""
+    """Return whether the environment forbids Hugging Face's programs to use the network."""
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     return any(environment.get(name, "").upper() in TRUE for name in names)
 
 
 def parse_address(text: str, endpoint: str = HUB) -> Address | None:
-    """Return the place that a text names; None if it is words to search for."""
+    """Return the address in a text, or None for a search."""
     text = text.strip()
     if match := REPO.fullmatch(text):
         return _repo(match[1], match[2] or "")
@@ -142,7 +142,7 @@ def parse_address(text: str, endpoint: str = HUB) -> Address | None:
         return parse_address(f"{HUB}/{rest}", endpoint)
     try:
         split = urlsplit(text)
-        _ = split.port  # raises on rubbish
+        _ = split.port  # raises if invalid
     except ValueError:
         return None
     if split.scheme not in ("http", "https") or not split.hostname:
@@ -154,7 +154,7 @@ def parse_address(text: str, endpoint: str = HUB) -> Address | None:
 
 
 def _in_hub(path: str) -> Address | None:
-    """Return the place of a path of the hub: "owner/name[:quant]" and perhaps a file in it."""
+    """Return the address of a hub path: "owner/name[:quant]", optionally with a file."""
     parts = path.split("/")
     match = REPO.fullmatch("/".join(parts[:2]))
     if match is None:
@@ -167,7 +167,7 @@ def _in_hub(path: str) -> Address | None:
 
 
 def _repo(repo: str, quant: str) -> Address | None:
-    """Return a repository if its name is none of a file or of a folder elsewhere."""
+    """Return the address of a repository unless its name looks like a path."""
     if ".." in repo or repo.endswith((".", "/", ".gguf")):
         return None
     return Address(repo, quant)

@@ -1,4 +1,4 @@
-"""Connections to servers of models: ranges of files, redirects, and where the token may go."""
+"""Connections to download servers: ranges, redirects, and the scope of the token."""
 
 from __future__ import annotations
 
@@ -16,24 +16,22 @@ from app.core.paths import is_device_name
 from app.core.translation import tr
 from engine import Cancelled, EngineError, one_line, package_version
 
-MAX_NAME = 200
-"""Most bytes of a name; file systems allow 255, and the downloader appends to it."""
+MAX_NAME = 200  # maximum bytes of a name; file systems allow 255, and downloads append a suffix
 
 FORBIDDEN = re.compile(r'[\x00-\x1f\x7f-\x9f<>:"/\\|?*\u200e\u200f\u202a-\u202e\u2066-\u2069]')
-"""Characters that a path gives a meaning, that Windows refuses, or that make a name look other."""
+"""Characters that are special in paths, invalid on Windows, or change how a name looks."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file as its server describes it.
+    """A file on a server.
 
     Attributes:
         url: address without secrets.
-        name: path in the repository, with "/" between folders; never used as a path here.
-        n_bytes: size.
-        sha256: hash of its bytes in hexadecimal; "" where the server gives none.
-        repo: repository, as "owner/name", or the host of a plain link.
-        commit: state of the repository; "" where there is none.
+        name: path in the repository, with "/" between folders; never used as a local path.
+        sha256: hexadecimal checksum; "" if unknown.
+        repo: repository as "owner/name", or the host of a plain link.
+        commit: commit of the repository, or "".
     """
 
     url: str
@@ -44,7 +42,7 @@ class RemoteFile:
     commit: str = ""
 
     def is_same(self, other: RemoteFile) -> bool:
-        """Return whether both have the same bytes, as far as servers tell."""
+        """Return whether both have the same bytes according to the server."""
         if self.sha256 and other.sha256:
             return (self.sha256, self.n_bytes) == (other.sha256, other.n_bytes)
         mine, others = (
@@ -54,10 +52,10 @@ class RemoteFile:
 
 
 def safe_name(name: str) -> str:
-    """Return a name from the network if it can only be the name of one file or folder.
+    """Return a name from the network if it is a valid file or folder name on all systems.
 
     Raises:
-        EngineError: it could be something else, here or on another system.
+        EngineError: it is not.
     """
     name = unicodedata.normalize("NFC", name)
     is_bad = (
@@ -71,8 +69,8 @@ def safe_name(name: str) -> str:
     )
     if is_bad or not _is_text(name):
         raise EngineError(
-            tr("The name “{name}” cannot be used for a file.").format(name=one_line(name, 80)),
-            tr("Nothing was downloaded. Tell whoever published the model."),
+            tr("“{name}” is not a valid file name.").format(name=one_line(name, 80)),
+            tr("Nothing was downloaded. Report it to the model's publisher."),
         )
     return name
 
@@ -89,21 +87,21 @@ def destination(folder: Path, publisher: str, model: str, name: str) -> Path:
     """Return the path of a file as "publisher/model/file.gguf" in a folder of models.
 
     Raises:
-        EngineError: a name could lead elsewhere, or the file is no model.
+        EngineError: a name is not valid, or the file is not a model.
     """
     if not name.lower().endswith(".gguf"):
         raise EngineError(
             tr("“{name}” is not a .gguf file.").format(name=one_line(name, 80)),
-            tr("Pick a file that ends in .gguf."),
+            tr("Choose a file ending in .gguf."),
         )
     return folder / safe_name(publisher) / safe_name(model) / safe_name(name)
 
 
 def file_names(paths: list[str]) -> dict[str, str]:
-    """Return a file name for each path of a repository: its last part, if no other has the same.
+    """Return a unique file name for each path of a repository: its last part if it is unique.
 
-    A model and its helpers lie in one folder here, whatever folders they had there. Names that
-    differ by case alone are one file on Windows and macOS, so the later ones get a number.
+    A model and its helpers are saved in one folder. Names that differ only by case are the same
+    file on Windows and macOS, so later ones get a number.
     """
     last = [path.rpartition("/")[2] for path in paths]
     keys = [_key(name) for name in last]
@@ -125,13 +123,11 @@ def _key(name: str) -> str:
 
 
 CONNECT_S = 10.0
-STALL_S = 20.0
-"""Seconds without a byte after which a connection is given up."""
+STALL_S = 20.0  # timeout in seconds for the next byte
 
 MAX_HOPS = 8
 MAX_WAIT_S = 120.0
-EXPIRED = {400, 401, 403, 404, 410}
-"""Answers of a remembered address that has lost its validity."""
+EXPIRED = {400, 401, 403, 404, 410}  # statuses of a cached address that has expired
 
 BUSY = {408, 425, 429, 500, 502, 503, 504}
 RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
@@ -142,11 +138,10 @@ for _name in ("httpx2", "httpcore2"):  # they log addresses, which may be signed
 
 
 class TryLater(Exception):
-    """Failure that may pass by itself.
+    """Temporary failure, with a sentence in case it persists.
 
     Args:
-        why: sentence for the person, if it does not.
-        wait_s: seconds that the server asks to wait; 0 for none.
+        wait_s: seconds to wait according to the server; 0 for none.
     """
 
     def __init__(self, why: str, wait_s: float = 0.0) -> None:
@@ -155,22 +150,16 @@ class TryLater(Exception):
 
 
 class Denied(EngineError):
-    """Error of a file that needs an account, or the consent of whoever published it."""
+    """Error of a file that needs a token, or acceptance of its conditions."""
 
 
 class FileChanged(EngineError):
-    """Error of a file that is not what its server has announced before."""
+    """Error of a file that changed on the server."""
 
 
 @dataclass(slots=True)
 class RangeAnswer:
-    """The bytes of a range, or of the whole file where the server ignores ranges.
-
-    Attributes:
-        start: place of the first byte.
-        is_whole: whether the server has ignored the range.
-        chunks: the bytes, as they arrive.
-    """
+    """The bytes of a range, or of the whole file if the server ignored the range."""
 
     start: int
     is_whole: bool
@@ -178,12 +167,12 @@ class RangeAnswer:
 
 
 class Source:
-    """Connections to one hub and to where it redirects; usable by several threads.
+    """Connections to one hub and its redirects; thread-safe.
 
     Args:
-        endpoint: address of the hub; the token goes nowhere else.
-        token: returns the token; "" for none.
-        stall_s: seconds without a byte after which a request fails.
+        endpoint: address of the hub; the token is sent nowhere else.
+        token: returns the token, or "".
+        stall_s: timeout in seconds for the next byte.
     """
 
     def __init__(
@@ -198,60 +187,55 @@ class Source:
         self._is_closed = False
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         self._is_closed = True
         self._client.close()
 
     @contextmanager
     def open(self, file: RemoteFile, start: int, end: int) -> Iterator[RangeAnswer]:
-        """Ask for the bytes from `start` to `end` of a file.
+        """Request the bytes from `start` to `end` of a file.
 
         Raises:
-            TryLater: the connection fails, or the server is busy.
+            TryLater: the connection failed, or the server is busy.
             Denied: the file needs a token, or another one.
-            FileChanged: the file has another size or hash by now.
+            FileChanged: the size or hash of the file has changed.
             EngineError: there is no such file, or the server cannot be used.
         """
-        try:
-            response = self._request(file.url, start, end)
-            try:
-                yield _checked(response, file, start)
-            finally:
-                response.close()
-        except httpx2.InvalidURL:
-            raise EngineError(
-                tr("“{url}” is no usable address.").format(url=one_line(file.url, 80))
-            ) from None
-        except (httpx2.HTTPError, httpx2.StreamError) as error:
-            raise TryLater(_reason(error)) from None
+        with self._response(file.url, start, end) as response:
+            yield _checked(response, file, start)
 
     def size_of(self, url: str) -> tuple[int, str]:
-        """Return the size in bytes of a file and what marks its present state ("" for nothing).
+        """Return the size in bytes and the ETag ("" for none) of a file.
 
         Raises:
-            TryLater: as for `open`.
-            EngineError: there is no such file, or its size is not told.
+            TryLater: see `open`.
+            EngineError: there is no such file, or its size is unknown.
         """
+        with self._response(url, 0, 1) as response:
+            _check_status(response)
+            size = _whole_size(response)
+            mark = response.headers.get("etag", "")
+        if size is None:
+            raise EngineError(tr("The server does not report the size of this file."))
+        return size, mark
+
+    @contextmanager
+    def _response(self, url: str, start: int, end: int) -> Iterator[httpx2.Response]:
         try:
-            response = self._request(url, 0, 1)
+            response = self._request(url, start, end)
             try:
-                _check_status(response)
-                size = _whole_size(response)
-                mark = response.headers.get("etag", "")
+                yield response
             finally:
                 response.close()
         except httpx2.InvalidURL:
             raise EngineError(
-                tr("“{url}” is no usable address.").format(url=one_line(url, 80))
+                tr("“{url}” is not a valid address.").format(url=one_line(url, 80))
             ) from None
         except (httpx2.HTTPError, httpx2.StreamError) as error:
             raise TryLater(_reason(error)) from None
-        if size is None:
-            raise EngineError(tr("The server does not say how large this file is."))
-        return size, mark
 
     def _request(self, url: str, start: int, end: int) -> httpx2.Response:
-        """Send a request to the address that was found last, or find a fresh one."""
+        """Send a request to the cached target of an address, or follow its redirects."""
         known = self._found.get(url)
         if known is not None:
             response = self._send(known, start, end)
@@ -267,8 +251,8 @@ class Source:
                     self._found[url] = at
                 return response
             response.close()
-            at = _next(at, response)
-        raise EngineError(tr("The server redirects again and again."), tr("Try it later."))
+            at = redirect_target(at, response)
+        raise EngineError(tr("The server redirects too many times."), tr("Try again later."))
 
     def _send(self, at: httpx2.URL, start: int, end: int) -> httpx2.Response:
         if self._is_closed:
@@ -283,27 +267,30 @@ class Source:
         return self._client.send(request, stream=True, follow_redirects=False)
 
     def _is_of_hub(self, at: httpx2.URL) -> bool:
-        """Return whether the token may go there: to the hub alone, and not in the open."""
+        """Return whether the token may be sent: only to the hub, and encrypted."""
         hub = self._endpoint
         is_private = at.scheme == "https" or at.host in LOCAL
         return is_private and (at.scheme, at.host, at.port) == (hub.scheme, hub.host, hub.port)
 
 
-def _next(at: httpx2.URL, response: httpx2.Response) -> httpx2.URL:
-    """Return where an answer leads to."""
-    goal = at.join(response.headers["location"])
-    if at.scheme == "https" and goal.scheme != "https":
-        raise EngineError(tr("The server redirects to an address without encryption."))
-    return goal
+def redirect_target(at: httpx2.URL, response: httpx2.Response) -> httpx2.URL:
+    """Return the target of a redirect.
+
+    Raises:
+        EngineError: it drops encryption.
+    """
+    target = at.join(response.headers["location"])
+    if at.scheme == "https" and target.scheme != "https":
+        raise EngineError(tr("The server redirects to an unencrypted address."))
+    return target
 
 
 def _checked(response: httpx2.Response, file: RemoteFile, start: int) -> RangeAnswer:
-    """Return the bytes of an answer that is about the right file and place."""
     if response.status_code in EXPIRED and response.request.url != file.url:
-        raise TryLater(tr("The address that the hub has given does not work."))
+        raise TryLater(tr("The download address from the hub does not work."))
     _check_status(response)
     if response.headers.get("content-encoding", "identity") != "identity":
-        raise TryLater(tr("The server sends the file in another form than asked for."))
+        raise TryLater(tr("The server sent the file in an unexpected encoding."))
     size = _whole_size(response)
     mark = "" if file.sha256 else response.headers.get("etag", "")
     if size not in (None, file.n_bytes) or (mark and file.commit and mark != file.commit):
@@ -313,12 +300,11 @@ def _checked(response: httpx2.Response, file: RemoteFile, start: int) -> RangeAn
         return RangeAnswer(0, True, chunks)
     match = RANGE.fullmatch(response.headers.get("content-range", ""))
     if match is None or int(match[1]) != start:
-        raise TryLater(tr("The server sends another part of the file than asked for."))
+        raise TryLater(tr("The server sent the wrong part of the file."))
     return RangeAnswer(start, False, chunks)
 
 
 def _whole_size(response: httpx2.Response) -> int | None:
-    """Return the size of the whole file that an answer is about; None if it does not say."""
     if response.status_code == 206:
         match = RANGE.fullmatch(response.headers.get("content-range", ""))
         return int(match[3]) if match and match[3] != "*" else None
@@ -327,7 +313,6 @@ def _whole_size(response: httpx2.Response) -> int | None:
 
 
 def _check_status(response: httpx2.Response) -> None:
-    """Raise the error of an answer that has no bytes of the file."""
     status, host = response.status_code, one_line(response.request.url.host, 60)
     if status in (200, 206):
         return
@@ -335,58 +320,55 @@ def _check_status(response: httpx2.Response) -> None:
         raise _denial(response)
     if status in (404, 410):
         raise EngineError(
-            tr("{host} does not have this file any more.").format(host=host),
-            tr("Look for the model again."),
+            tr("{host} no longer has this file.").format(host=host),
+            tr("Search for the model again."),
         )
     if status == 416:
         raise FileChanged(
-            tr("The file has become shorter on the server."), tr("Look for the model again.")
+            tr("The file on the server is shorter now."), tr("Search for the model again.")
         )
     if status in BUSY:
         after = response.headers.get("retry-after", "")
         wait_s = min(float(after), MAX_WAIT_S) if after.isdecimal() else 0.0
-        is_asking = status == 429
-        why = (
-            tr("{host} asks to wait.") if is_asking else tr("{host} has a fault (status {status}).")
-        )
+        limited, failed = tr("{host} limits requests."), tr("{host} returned error {status}.")
+        why = limited if status == 429 else failed
         raise TryLater(why.format(host=host, status=status), wait_s)
     raise EngineError(
-        tr("{host} answers with status {status}.").format(host=host, status=status),
-        tr("Try it later."),
+        tr("{host} returned error {status}.").format(host=host, status=status),
+        tr("Try again later."),
     )
 
 
 def _denial(response: httpx2.Response) -> EngineError:
-    """Return the error of a server that wants to know who asks."""
     host = one_line(response.request.url.host, 60)
     if response.headers.get("x-error-code") == "GatedRepo":
         return Denied(
-            tr("This model is gated: its publisher wants you to accept conditions first."),
-            tr("Accept them on the model's page, then enter a token of your account here."),
+            tr("This model is gated: you have to accept its conditions first."),
+            tr("Accept them on the model's page, then enter your token here."),
         )
     if "authorization" in response.request.headers:
         return Denied(
-            tr("{host} does not let your token read this file.").format(host=host),
-            tr("Check the token, and whether your account may see the model."),
+            tr("Your token has no access to this file on {host}.").format(host=host),
+            tr("Check the token, and whether your account has access to the model."),
         )
     return Denied(
-        tr("{host} wants to know who asks for this file.").format(host=host),
-        tr("Enter a token of your account; a gated model has conditions on its page, too."),
+        tr("{host} requires a token for this file.").format(host=host),
+        tr("Enter your token; a gated model also has conditions on its page."),
     )
 
 
 def _changed(file: RemoteFile) -> FileChanged:
     name = one_line(file.name.rpartition("/")[2], 80)
     return FileChanged(
-        tr("{name} was changed on the server since you chose it.").format(name=name),
-        tr("What had arrived was deleted. Look for the model again."),
+        tr("{name} has changed on the server since you chose it.").format(name=name),
+        tr("The partial download was deleted. Search for the model again."),
     )
 
 
 def _reason(error: Exception) -> str:
-    """Return why a connection has failed, without addresses, which may be signed."""
+    """Return why a connection failed, without its address, which may be signed."""
     if isinstance(error, httpx2.TimeoutException):
-        return tr("The server does not answer.")
+        return tr("The server does not respond.")
     if isinstance(error, httpx2.ConnectError):
         return tr("The server cannot be reached.")
-    return tr("The connection was cut.")
+    return tr("The connection was lost.")

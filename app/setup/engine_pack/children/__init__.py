@@ -1,1 +1,1 @@
-"""Child processes of an installation: how they are run, and what two of them do."""
+"""Child processes of an installation."""

@@ -1,6 +1,6 @@
-"""The program by which a Python environment tells what it has, as a line of JSON.
+"""Program that prints facts about a Python environment as a line of JSON.
 
-It runs in that environment, so it imports nothing of Tandem, and Pythons from 3.7 on take it.
+It runs in that environment, so it imports nothing of Tandem and supports Python 3.7.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ NAMES = ("torch", "llvmlite", "tokenizers")
 
 
 def version_of(name: str) -> str:
-    """Return the version of a distribution that can be imported; "" for any other."""
+    """Return the version of a distribution if it can be imported, else ""."""
     try:
-        from importlib import metadata  # 3.7 has none
+        from importlib import metadata  # new in 3.8
 
         return metadata.version(name) if importlib.util.find_spec(name) else ""
-    except Exception:  # noqa: BLE001 whatever a strange environment raises
+    except Exception:  # noqa: BLE001 environments may raise anything
         return ""
 
 
 def folders() -> list[str]:
-    """Return the folders of installed libraries, without Python's own and that of this file."""
+    """Return the folders of installed libraries, without the standard library and this folder."""
     own = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
     own.add(os.path.dirname(os.path.realpath(__file__)))
     return [
@@ -38,7 +38,7 @@ def folders() -> list[str]:
 
 
 def main() -> None:
-    """Write the facts; the program's main function."""
+    """Print the facts."""
     facts = {
         "python": ".".join(map(str, sys.version_info[:2])),
         "kind": sys.implementation.name,

@@ -1,4 +1,4 @@
-"""Runs a program until it ends, is stopped, or takes too long."""
+"""Runs a program with a time limit."""
 
 from __future__ import annotations
 
@@ -17,13 +17,7 @@ MAX_READ = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a program has ended.
-
-    Attributes:
-        status: exit status; None if it was killed because it took too long.
-        output: what it wrote to its standard output.
-        errors: what it wrote to its error output.
-    """
+    """Result of a program; `status` is None if it was killed at the time limit."""
 
     status: int | None
     output: str
@@ -31,7 +25,7 @@ class Ended:
 
     @property
     def last_line(self) -> str:
-        """Last line that says something, best of its error output."""
+        """Last non-empty line of the error output, else of the output."""
         lines = [line.strip() for line in (self.errors or self.output).splitlines()]
         return next((line for line in reversed(lines) if line), "")
 
@@ -46,11 +40,11 @@ def run_child(
     """Run a program.
 
     Args:
-        limit_s: seconds after which it is killed.
+        limit_s: time limit in seconds.
         each_poll: called about ten times per second while it runs.
 
     Raises:
-        Cancelled: `is_stopped`; the program was killed.
+        Cancelled: `is_stopped` returned True; the program was killed.
         OSError: it cannot be started.
     """
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:

@@ -1,4 +1,4 @@
-"""The program of the child process that tries a pack; it writes one line of JSON."""
+"""Program of the child process that tests a pack; it prints one line of JSON."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ N_TOKENS = 8
 
 
 def main() -> int:
-    """Answer with the bundled model; the program's main function."""
+    """Generate an answer with the demo model."""
     model_file = demo_model()
     if model_file is None:
-        return _fail("The bundled model is missing; install Tandem again.")
+        return _fail("The demo model is missing; reinstall Tandem.")
     spec = find_spec("torch")
     origin = (spec.origin if spec else "") or "nowhere"
     if not any(origin.startswith(folder) for folder in engine.pack_folders()):
@@ -31,7 +31,7 @@ def main() -> int:
             params = SamplingParams(temperature=0, max_tokens=N_TOKENS)
             events = list(model.generate(PROMPT, params))
         problem = engine.cuda_status()
-        with suppress(ImportError, OSError):  # not used here, but compiled by Python with the rest
+        with suppress(ImportError, OSError):  # only to compile its bytecode
             import_module("triton")
     except EngineError as error:
         return _fail(error_line(str(error), error.hint))

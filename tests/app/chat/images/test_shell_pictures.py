@@ -147,7 +147,7 @@ def test_a_picture_is_dropped_anywhere_on_the_window(
     assert event.isAccepted()
     wait_for(qtbot, shell, 1)
     bar = shell.window.model_bar
-    assert bar.vision.text() == "sees pictures"
+    assert bar.vision.text() == "vision"
     assert bar.vision.toolTip().endswith("/models/mmproj.gguf")
 
 

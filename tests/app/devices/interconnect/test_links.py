@@ -159,8 +159,8 @@ def test_what_was_proven_of_a_link_is_told(
     (edge,) = links_picture(pair, topology, links, measured, ways).edges
     assert edge.is_measured
     assert edge.facts.latency_s == (3e-5 if lost else 1e-5)
-    assert edge.detail.endswith("Values go directly; tested on 2026-03-01.")
-    assert ("Small values go by the host, large ones directly;" in edge.detail) == lost
+    assert edge.detail.endswith("Transfers go directly; tested on 2026-03-01.")
+    assert ("Small transfers go by the host, large ones directly;" in edge.detail) == lost
     assert (edge.kind, len(edge.problems)) == ("p2p", int(lost))
     panel.show_picture(InterconnectPicture((), (edge,)), ["cuda:0", "cuda:1"], ["GPU 0", "GPU 1"])
     assert panel.problems.isHidden() != lost
@@ -215,7 +215,7 @@ def test_gpus_are_tried_together_and_what_is_found_is_said(
     ]  # fmt: skip
     assert said[3:7] == [
         "Testing kernels on cuda:0, cuda:1 …",
-        "PyTorch computes on cuda:1 instead of Tandem's kernels: a test program ended.",
+        "cuda:1 uses PyTorch instead of Tandem's kernels: a test program ended.",
         "Testing routes between cuda:0, cuda:1 …",
         "cuda:0 is slow.",
     ]
@@ -270,7 +270,7 @@ def test_the_cost_of_exchanges_is_told(panel: InterconnectPanel) -> None:
     ranks = tuple(RankTime(n, "cpu", 1, 0, 0, 0, 0, 0, 0) for n in range(2))
     panel.set_token(Prediction(1, 0.0162, ranks, Path(link_s=0.0021)))
     assert panel.cost.text() == (
-        "Communication takes 13 % of a token: 2.10 of 16.2 ms (predicted)."
+        "Communication takes 13 % of the time per token: 2.10 of 16.2 ms (predicted)."
     )
     panel.set_token(None)
     assert panel.cost.text() == "A single rank needs no communication."

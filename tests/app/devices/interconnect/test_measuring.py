@@ -65,5 +65,5 @@ def test_a_process_that_ends_or_hangs_is_a_sentence(
 
 def test_a_process_that_cannot_be_started_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "COMMAND", ("/nonexistent/python",))
-    with pytest.raises(EngineError, match="Nothing can be measured: No such file"):
+    with pytest.raises(EngineError, match="Measuring failed: No such file"):
         measure_apart(cpu(), lambda _: None, never)

@@ -208,7 +208,7 @@ def test_a_file_that_cannot_be_written_is_told(
 def save(
     shell: Shell, qtbot: QtBot, path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
-    """Save what is shown under a name without its suffix; return the file's path."""
+    """Save this view under a name without its suffix; return the file's path."""
     monkeypatch.setattr("app.widgets.text.QFileDialog.getSaveFileName", lambda *a: (str(path), ""))
     head = shell.window.findChild(MonitorHead)
     assert head is not None

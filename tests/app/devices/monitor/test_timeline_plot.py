@@ -46,7 +46,8 @@ def test_the_newest_token_stands_there_as_text(monitor: MonitorPanel) -> None:
     monitor.add_snapshots(reading(time.monotonic()))
     timeline = monitor.timeline
     assert timeline.accessibleDescription() == (
-        "20.0 ms per token: CPU 0 computes 80 % and waits 10 %, CPU 1 computes 50 % and waits 40 %"
+        "20.0 ms per token: CPU 0: 80 % computing, 10 % waiting; "
+        "CPU 1: 50 % computing, 40 % waiting"
     )
     assert "80 %" in timeline.latest.text()
     assert theme().device_colour(1) in timeline.latest.text(), "the second rank's colour"

@@ -168,8 +168,8 @@ def test_after_the_load_prediction_and_measurement_stand_side_by_side(panel: Wir
     assert "predicted at token 150" in shown_texts
     expected = panel.session.speed.expected
     off = abs(expected / 61.84 - 1)
-    told = f"Before the last answer, {expected:.1f} tok/s were predicted for it"
-    assert unbroken(told) in shown_texts
+    note = f"Predicted {expected:.1f} tok/s for the last answer"
+    assert unbroken(note) in shown_texts
     assert f"{100 * off:.0f} % too" in shown_texts, "of what that sentence says, not of the figure"
     assert shown_texts.count("+1.0 %") == 3
     panel.rows[0].number.setValue(20)

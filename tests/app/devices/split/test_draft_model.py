@@ -7,9 +7,8 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFileDialog
 
-from app.devices.split.loads import resplit_params, settings_for
 from app.devices.split.saving import from_dict, to_dict
-from app.devices.split.settings import SplitSettings
+from app.devices.split.settings import SplitSettings, resplit_params, settings_for
 from tests.app.conftest import MakePanel
 from tests.helpers.fake_planner import CPU, INFO
 from tests.helpers.split_panels import settle
@@ -55,7 +54,7 @@ def test_a_block_that_no_file_has_cannot_be_chosen(make_panel: MakePanel) -> Non
         is_there = bool(index.flags() & Qt.ItemFlag.ItemIsEnabled)
         return field.itemText(1), is_there, field.itemData(1, Qt.ItemDataRole.ToolTipRole) or ""
 
-    why = "This model's file has no MTP block, and none is beside it."
+    why = "Neither this model's file nor its folder has an MTP block."
     for has_mtp in (False, True, False):
         panel.session.set_model(replace(INFO, has_mtp=has_mtp))
         settle()

@@ -13,7 +13,7 @@ from app.devices.split.figures import (
 )
 from app.devices.split.saving import from_dict, to_dict
 from app.devices.split.settings import SplitSettings, default_settings
-from app.devices.split.views.choice_fields import EncoderDeviceField
+from app.devices.split.views.load_options import EncoderDeviceField
 from tests.app.conftest import MakePanel
 from tests.helpers.fake_planner import CPU, GIB, GPUS
 from tests.helpers.split_panels import settle
@@ -76,7 +76,7 @@ def test_memory_for_pictures_on_the_cpu_is_shown_beside_gpus() -> None:
     _, row = row_figures(settings, FigureInputs(devices, apart=GIB))
     assert (without.is_taker, row.is_taker) == (False, True)
     assert row.free == without.free - GIB
-    assert ("pictures", GIB) in kinds_of(row)
+    assert ("images", GIB) in kinds_of(row)
 
 
 def test_nothing_empty_stands_where_a_plan_cannot_be_made(make_panel: MakePanel) -> None:

@@ -148,8 +148,8 @@ def test_figures_are_spoken_as_a_sentence() -> None:
     """A screen reader gets name, share and memory of a row."""
     row = rows_of(default_settings([GPU]))[0]
     assert row.spoken == "GPU 0, 100 percent, 10.0 gibibytes of 24.0 gibibytes"
-    assert share_text(row) == "asked 100.0 · gets 100.0 %"
-    assert share_text(replace(row, effective=None)) == "asked 100.0 %"
+    assert share_text(row) == "target 100.0 · actual 100.0 %"
+    assert share_text(replace(row, effective=None)) == "target 100.0 %"
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_what_was_moved_to_a_device_that_is_off_shows_in_its_row() -> None:
     assert (gpu.is_on, gpu.is_taker, gpu.guests) == (True, False, 0)
     assert (cpu.is_on, cpu.is_taker, cpu.guests) == (False, True, GIB)
     assert cpu.free == (32 - 4 - 3 - 1) * GIB
-    assert share_text(cpu) == "gets 25.0 %"
+    assert share_text(cpu) == "actual 25.0 %"
     assert gpu.overhead == plan.overhead()["cuda:0"]
     assert gpu.free == 24 * GIB - 9 * GIB - gpu.overhead
     assert kinds_of(cpu) == [("weights", 3 * GIB), ("KV cache of GPUs", GIB)]
@@ -260,4 +260,4 @@ def test_layers_are_told_as_blocks_and_bytes(tmp_path: Path, mode: Mode) -> None
         f"blocks 0-1 · {parts[0]} % of bytes", f"blocks 2-4 · {parts[1]} % of bytes",
     ]  # fmt: skip
     split.change(split.settings.with_mode("tensor"))
-    assert share_text(split.picture().rows[0]).startswith("asked 40.0 · gets ")
+    assert share_text(split.picture().rows[0]).startswith("target 40.0 · actual ")

@@ -102,7 +102,7 @@ def test_remedies_of_other_settings_cannot_be_pressed(panel: WiredPanel, qtbot: 
     [
         (Remedy("split", "Split it.", LoadParams("m")), "Shares that fit"),
         (Remedy("devices", "Use cuda:2 as well.", LoadParams("m")), "Use GPU 2 as well"),
-        (Remedy("parallel", "…", LoadParams("m", parallel=2)), "2 requests at once"),
+        (Remedy("parallel", "…", LoadParams("m", parallel=2)), "2 parallel requests"),
         (Remedy("kv_type", "…", LoadParams("m", kv_type="q8_0")), "q8_0 KV cache"),
         (Remedy("context", "…", LoadParams("m", n_ctx=16384)), "Context of 16\u202f384 tokens"),
         (Remedy("experts", "…", LoadParams("m", n_cpu_moe=12)), "Experts of 12 blocks on the CPU"),

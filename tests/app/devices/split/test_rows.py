@@ -27,7 +27,7 @@ def test_slider_and_number_of_a_row_move_together(panel: WiredPanel) -> None:
     row.slider.setValue(200)
     settle()
     assert row.number.value() == pytest.approx(20)
-    assert "asked 20.0 · gets 25.0 %" in texts(panel)
+    assert "target 20.0 · actual 25.0 %" in texts(panel)
 
 
 def test_a_text_that_is_typed_survives_the_next_reading(panel: WiredPanel) -> None:

@@ -11,9 +11,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.devices.split.loads import is_same_load, resplit_params, settings_for
 from app.devices.split.saving import from_dict, to_dict
-from app.devices.split.settings import MAX_CPU_RANKS, MODES, Mode, SplitSettings, default_settings
+from app.devices.split.settings import (
+    MAX_CPU_RANKS,
+    MODES,
+    Mode,
+    SplitSettings,
+    default_settings,
+    is_same_load,
+    resplit_params,
+    settings_for,
+)
 from engine import DeviceInfo, EngineError, LoadParams
 
 GIB = 1 << 30

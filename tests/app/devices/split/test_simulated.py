@@ -165,9 +165,9 @@ def test_a_window_plans_for_a_machine_that_is_not_here(
     assert split.rows[0].sensors.text() == "PCIe 4 ×16"
     assert simulated.split.load_params().devices == ("cuda:0",)
     qtbot.waitUntil(lambda: "Simulated" in split.summary.note.text())
-    assert "Requests at once: 1\u00a0×" in split.summary.note.text()
+    assert "Parallel requests: 1\u00a0×" in split.summary.note.text()
     split.options.rare.fields["parallel"].setValue(16)
-    qtbot.waitUntil(lambda: "Requests at once: 16\u00a0×" in split.summary.note.text())
+    qtbot.waitUntil(lambda: "Parallel requests: 16\u00a0×" in split.summary.note.text())
     assert split.summary.predicted.text().endswith("tok/s")
     assert not simulated.poller.is_running
 

@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 import engine
-from app.devices.split.views.rare_options import TemplateDialog
+from app.devices.split.template_preview import TemplateDialog
 from engine import AnswerRequest, ChatMessage, LoadParams, Model, SamplingParams
 from tests.app.conftest import MakePanel
 from tests.helpers.fake_planner import CPU

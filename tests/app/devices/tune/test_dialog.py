@@ -217,7 +217,7 @@ def test_what_is_compared_is_marked_and_a_faster_run_is_explained(
     found = replace(result((*finals, *TRIALS[2:]), best=0), others=(("cuda:1", 45.0),))
     run(dialog)
     dialog.finish(found)
-    assert [row[-1] for row in rows(dialog)] == ["in turns"] * 2 + ["once"] * 3 + [""]
+    assert [row[-1] for row in rows(dialog)] == ["alternately"] * 2 + ["once"] * 3 + [""]
     text = dialog.outcome.text()
     assert "Only splits that were measured in turns at the end are compared" in text
     assert "Other programs used GPU 1 (45 %) when the search began" in text

@@ -11,12 +11,12 @@ import pytest
 from app.models.downloads.hub.client import Hub, TokenStore, fetch_header
 from app.models.downloads.hub.offers import (
     Address,
+    find_offer,
     hub_endpoint,
     is_offline,
     offers,
     parse_address,
     quant_of,
-    wanted,
 )
 from app.models.downloads.transfer.source import Denied, RemoteFile, Source
 from engine import EngineError, is_header_whole
@@ -94,9 +94,9 @@ def test_files_become_offers_with_their_parts_and_helpers() -> None:
         "-00001-of-00002.gguf"[-19:], "-00002-of-00002.gguf"[-19:],
     ]  # fmt: skip
     assert {offer.helpers[0].name for offer in found} == {"mmproj-F16.gguf"}
-    assert wanted(found, "q8_0", "") == found[1]
-    assert wanted(found, "", "tiny-UD-Q4_K_XL.gguf") == found[0]
-    assert wanted(found, "Q3_K", "") is None
+    assert find_offer(found, "q8_0", "") == found[1]
+    assert find_offer(found, "", "tiny-UD-Q4_K_XL.gguf") == found[0]
+    assert find_offer(found, "Q3_K", "") is None
     assert [quant_of(name) for name in ("a-IQ4_XS", "qwen3-8b", "x.f16", "Q4-tiny-Q5_K_M")] == [
         "IQ4_XS", "", "F16", "Q5_K_M",
     ]  # fmt: skip
@@ -130,16 +130,16 @@ def test_a_repository_has_files_with_size_hash_and_state(server: HostileServer) 
     [
         (Mischief(status=404, headers={"X-Error-Code": "RepoNotFound"}), "no repository acme/x"),
         (Mischief(status=403, headers={"X-Error-Code": "GatedRepo"}), "acme/x is gated"),
-        (Mischief(status=401, body=b"{}"), "no repository acme/x|does not accept your token"),
+        (Mischief(status=401, body=b"{}"), "no repository acme/x|rejected your token"),
         (Mischief(status=500), r"is busy \(status 500\)"),
         (Mischief(status=429), r"is busy \(status 429\)"),
-        (Mischief(status=418), "status 418"),
-        (Mischief(status=200, body=b"<html>"), "not understood"),
-        (Mischief(status=200, body=b"[]"), "not understood"),
-        (Mischief(status=200, body=b'{"id": 3, "siblings": 5}'), "not understood"),
-        (Mischief(status=200, body=b"[" * 100_000), "not understood"),
+        (Mischief(status=418), "error 418"),
+        (Mischief(status=200, body=b"<html>"), "invalid response"),
+        (Mischief(status=200, body=b"[]"), "invalid response"),
+        (Mischief(status=200, body=b'{"id": 3, "siblings": 5}'), "invalid response"),
+        (Mischief(status=200, body=b"[" * 100_000), "invalid response"),
         (Mischief(cut_after=3, status=200, body=b"{}{}{}"), "cannot be reached"),
-        (Mischief(stall_after=0, status=200, body=b"{}"), "does not answer"),
+        (Mischief(stall_after=0, status=200, body=b"{}"), "does not respond"),
     ],
 )
 def test_each_failure_of_the_hub_is_a_sentence_without_the_token(

@@ -148,7 +148,7 @@ def test_a_model_is_found_judged_downloaded_and_opened_by_keys_alone(
     folder = paths.models_dir() / "acme" / "tiny-chat-GGUF"
     assert (folder / Q8).read_bytes() == models[Q8]
     assert sorted(path.name for path in folder.iterdir()) == sorted([Q8, EYES])
-    assert "is downloaded" in banner(shell)
+    assert "has been downloaded" in banner(shell)
     notice = shell.window.banner.notice
     assert notice is not None
     assert notice.is_news  # so that the desktop may tell it
@@ -183,8 +183,8 @@ def test_a_download_with_three_interruptions_and_a_restart_has_the_right_bytes(
     hub.plan = lambda _: Mischief(status=503)
     row.resume.click()
     qtbot.waitUntil(lambda: states(shell) == ["failed"], timeout=20_000)
-    assert "status 503" in row.text
-    assert "status 503" in banner(shell)
+    assert "error 503" in row.text
+    assert "error 503" in banner(shell)
     hub.plan = lambda _: Mischief(pause_s=0.01)
     row.resume.click()
     arrived(0.6)
@@ -235,7 +235,7 @@ def test_two_downloads_run_and_others_wait(
         view.offers.download.click()
         view.show_results()
     assert states(shell) == ["running", "running", "waiting"]
-    assert "waiting for others" in view.transfers.rows[session_of(shell).jobs[2].id].text
+    assert "queued" in view.transfers.rows[session_of(shell).jobs[2].id].text
     session_of(shell).cancel(session_of(shell).jobs[0].id)
     qtbot.waitUntil(lambda: states(shell) == ["running", "running"], timeout=20_000)
 
@@ -266,7 +266,7 @@ def test_a_gated_model_is_explained_and_a_token_opens_it(
     dialog.field.setText("hf_yes")
     qtbot.keyClick(dialog.field, Qt.Key.Key_Return)
     qtbot.waitUntil(lambda: ring == {hub.url: "hf_yes"})
-    qtbot.waitUntil(lambda: "keyring has been changed" in banner(shell))
+    qtbot.waitUntil(lambda: "keyring was updated" in banner(shell))
     only_row(view).resume.click()
     qtbot.waitUntil(lambda: states(shell) == ["done"], timeout=20_000)
     shell.settings.save()
@@ -293,8 +293,8 @@ def test_what_the_hub_cannot_do_is_a_sentence(
     for text, words in (
         ("acme/nothing", "There is no repository acme/nothing"),
         (f"{REPO}:Q2_K", "has no Q2_K"),
-        ("https://example.org/setup.exe", "leads to no model"),
-        (f"{hub.url}/m.gguf".replace("127.0.0.1", "localhost"), "does not have this file"),
+        ("https://example.org/setup.exe", "does not point to a model"),
+        (f"{hub.url}/m.gguf".replace("127.0.0.1", "localhost"), "no longer has this file"),
     ):
         view.search.setText(text)
         view.go.click()
@@ -319,7 +319,7 @@ def test_a_plain_link_to_a_file_is_enough(
     assert path.read_bytes() == models[Q4]
     notice = shell.window.banner.notice
     assert notice is not None
-    assert "no hash" in notice.hint
+    assert "no checksum" in notice.hint
 
 
 def test_a_folder_can_be_chosen_and_the_models_page_looks_there(
@@ -340,7 +340,7 @@ def test_a_folder_can_be_chosen_and_the_models_page_looks_there(
     def listed() -> bool:
         model = library.view.table.model()  # type: ignore[union-attr]
         return [model.index(row, 0).data() for row in range(model.rowCount())] == [
-            f"{Q4[:-5]} · sees pictures"
+            f"{Q4[:-5]} · vision"
         ]
 
     qtbot.waitUntil(listed, timeout=20_000)
@@ -365,5 +365,5 @@ def test_words_of_the_hub_are_shown_as_they_are(
     assert view.offers._facts.textFormat() is Qt.TextFormat.PlainText
     assert "<img" in view.offers._facts._full
     view.offers.download.click()
-    qtbot.waitUntil(lambda: "cannot be used for a file" in banner(shell))
+    qtbot.waitUntil(lambda: "is not a valid file name" in banner(shell))
     assert not session_of(shell).jobs

@@ -315,7 +315,7 @@ def test_a_model_remembers_how_it_ran_the_last_time(
     ask(qtbot, shell, "Hi")
     speed = shell.settings.current.speeds[beta]
     assert speed > 0
-    column = HEADERS.index("Last time")
+    column = HEADERS.index("Last run")
     view = show(qtbot, shell)
     assert [row[column] for row in rows(view)] == ["–", f"{rate_text(speed)} tok/s", "–"]
     assert str(view.table.model().index(1, column).data(Qt.ItemDataRole.ToolTipRole))
@@ -441,7 +441,7 @@ def test_the_outlook_is_told_as_far_as_it_is_known() -> None:
         (LibraryEntry(found, info, prospect=replace(here, fits=False)), "too large"),
     ):
         assert outlook(entry).text == text
-    assert outlook(LibraryEntry(found, info, prospect=here)).tip.startswith("On GPU 0, GPU 1, with")
+    assert outlook(LibraryEntry(found, info, prospect=here)).tip.startswith("On GPU 0, GPU 1 with")
 
 
 @pytest.mark.parametrize(

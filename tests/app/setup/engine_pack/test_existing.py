@@ -69,7 +69,7 @@ def test_an_environment_without_torch_is_refused(store: PackStore, tmp_path: Pat
 def test_an_environment_that_does_not_answer_is_refused(store: PackStore, tmp_path: Path) -> None:
     old = adopt_pack(store)
     make_environment(tmp_path / "env")
-    with pytest.raises(EngineError, match="does not answer: torch is too old"):
+    with pytest.raises(EngineError, match="does not work: torch is too old"):
         use_environment(
             tmp_path / "env", store, attempt=fake_attempt("raise SystemExit('torch is too old')")
         )
@@ -83,8 +83,8 @@ def test_an_environment_that_does_not_answer_is_refused(store: PackStore, tmp_pa
         ({"python": "3.9"}, r"is cpython 3\.9, but Tandem needs cpython 3\."),
         ({"kind": "pypy"}, "is pypy 3"),
         ({"is_64_bit": False}, "but Tandem needs"),
-        (None, "does not work as a Python"),
-        ([], "does not work as a Python"),
+        (None, "is not a working Python"),
+        ([], "is not a working Python"),
     ],
 )
 def test_another_python_is_refused(

@@ -47,21 +47,21 @@ class Bench(NamedTuple):
         self,
         pack: FakePack,
         wheels: Path | None = None,
-        told: Callable[[InstallProgress], None] = lambda _: None,
+        report: Callable[[InstallProgress], None] = lambda _: None,
         **options: object,
     ) -> Installed:
         """Install a pack, trying it by a fake torch."""
-        return self.prepare(pack, wheels, told, **options).run()
+        return self.prepare(pack, wheels, report, **options).run()
 
     def prepare(
         self,
         pack: FakePack,
         wheels: Path | None = None,
-        told: Callable[[InstallProgress], None] = lambda _: None,
+        report: Callable[[InstallProgress], None] = lambda _: None,
         **options: object,
     ) -> Installation:
         options = {"patience": QUICK, "attempt": fake_attempt(), **options}
-        return Installation(read_lock(pack.lock), self.store, wheels, told, **options)  # type: ignore[arg-type]
+        return Installation(read_lock(pack.lock), self.store, wheels, report, **options)  # type: ignore[arg-type]
 
     def left(self) -> list[str]:
         """Return the names of what lies in the store."""
@@ -94,7 +94,7 @@ def assert_unchanged(bench: Bench, old: Pack) -> None:
 
 def test_a_pack_is_fetched_unpacked_tried_and_used(bench: Bench) -> None:
     seen: list[InstallProgress] = []
-    pack = bench.install(bench.pack(), told=seen.append).pack
+    pack = bench.install(bench.pack(), report=seen.append).pack
     assert bench.store.current == pack
     assert (pack.backend, pack.version, pack.is_usable) == ("cpu", "9.1.0", True)
     assert (Path(pack.folders[0]) / "torch/lib/part2.bin").stat().st_size == 100_000
@@ -122,10 +122,10 @@ def test_the_previous_pack_stays_and_can_come_back(bench: Bench, old: Pack) -> N
 @pytest.mark.parametrize(
     ("mischief", "words"),
     [
-        (Mischief(cut_after=1000), "could not be fetched: The connection was cut."),
-        (Mischief(status=500), "could not be fetched: 127.0.0.1 has a fault"),
-        (Mischief(status=404), "does not have this file any more."),
-        (Mischief(status=403), "wants to know who asks"),
+        (Mischief(cut_after=1000), "could not be downloaded: The connection was lost."),
+        (Mischief(status=500), "could not be downloaded: 127.0.0.1 returned error"),
+        (Mischief(status=404), "no longer has this file."),
+        (Mischief(status=403), "requires a token for this file"),
     ],
 )
 def test_a_server_that_fails_is_told(
@@ -153,7 +153,7 @@ def test_a_cut_connection_goes_on_where_it_stopped(bench: Bench) -> None:
     pack = bench.pack(n_bytes=600_000)
     faults = iter([Mischief(cut_after=400_000), Mischief(cut_after=0), Mischief(cut_after=0)])
     bench.server.plan = lambda asked: next(faults) if "torch" in asked.path else None
-    with pytest.raises(EngineError, match="was cut"):
+    with pytest.raises(EngineError, match="was lost"):
         bench.install(pack)
     assert bench.prepare(pack).n_fetched > 400_000
     bench.server.plan = lambda _: None
@@ -168,7 +168,7 @@ def test_a_wheel_with_another_hash_is_refused(bench: Bench, old: Pack) -> None:
     data = bytearray(bench.server.files[name])
     data[1000] ^= 1
     bench.server.files[name] = bytes(data)
-    with pytest.raises(EngineError, match=r"torch-9\.1\.0.* its hash differs"):
+    with pytest.raises(EngineError, match=r"torch-9\.1\.0.* checksum does not match"):
         bench.install(pack)
     assert not list(bench.store.fetched.glob("torch*")), "nothing of it is kept"
     assert_unchanged(bench, old)
@@ -186,11 +186,11 @@ def test_a_stop_is_a_pause_and_discard_a_cancellation(bench: Bench, old: Pack) -
     pack = bench.pack(n_bytes=3_000_000)
     bench.server.plan = lambda _: Mischief(pause_s=0.002)
 
-    def told(progress: InstallProgress) -> None:
+    def report(progress: InstallProgress) -> None:
         if progress.n_done > 500_000:
             running.stop()
 
-    running = bench.prepare(pack, told=told)
+    running = bench.prepare(pack, report=report)
     with pytest.raises(Cancelled):
         running.run()
     arrived = bench.prepare(pack).n_fetched
@@ -203,11 +203,11 @@ def test_a_stop_is_a_pause_and_discard_a_cancellation(bench: Bench, old: Pack) -
 
 @pytest.mark.parametrize("stage", [InstallStage.UNPACKING, InstallStage.TRYING])
 def test_each_later_stage_can_be_stopped(bench: Bench, old: Pack, stage: InstallStage) -> None:
-    def told(progress: InstallProgress) -> None:
+    def report(progress: InstallProgress) -> None:
         if progress.stage is stage:
             running.stop()
 
-    running = bench.prepare(bench.pack(), told=told)
+    running = bench.prepare(bench.pack(), report=report)
     with pytest.raises(Cancelled):
         running.run()
     assert_unchanged(bench, old)
@@ -230,7 +230,7 @@ def test_a_disk_that_fills_while_fetching_is_told(
     bench: Bench, old: Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
-        raise part_file.NoRoom("The disk is full: torch has arrived only in part.")
+        raise part_file.NoRoom("The disk is full: torch is incomplete.")
 
     monkeypatch.setattr(part_file.PartFile, "write", full)
     with pytest.raises(part_file.NoRoom, match="disk is full"):
@@ -250,10 +250,10 @@ def fake_uv(folder: Path, script: str) -> Path:
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        ("echo 'error: No space left on device (os error 28)' >&2; exit 2", "became full while"),
+        ("echo 'error: No space left on device (os error 28)' >&2; exit 2", "filled up while"),
         ("echo 'error: no wheel fits' >&2; exit 1", "could not be unpacked: error: no wheel fits."),
         ("kill -9 $$", "could not be unpacked: status -9."),
-        ("exit 0", "does not answer"),  # and unpacks nothing
+        ("exit 0", "does not work"),  # and unpacks nothing
     ],
 )
 def test_a_failing_uv_is_told(
@@ -285,8 +285,8 @@ def test_without_uv_nothing_is_fetched(
     ("program", "words"),
     [
         ("import sys; sys.exit('torch needs a newer glibc.')", "torch needs a newer glibc"),
-        ("import os; os.abort()", "does not answer: status -"),
-        ("print('{}')", "does not answer: {}"),
+        ("import os; os.abort()", "does not work: status -"),
+        ("print('{}')", "does not work: {}"),
     ],
 )
 def test_a_pack_that_does_not_answer_is_not_used(
@@ -298,7 +298,7 @@ def test_a_pack_that_does_not_answer_is_not_used(
 
 
 def test_a_pack_without_a_token_is_not_used(bench: Bench, old: Pack) -> None:
-    with pytest.raises(EngineError, match="The new engine does not answer"):
+    with pytest.raises(EngineError, match="The new engine does not work"):
         bench.install(bench.pack(n_tokens=0))
     assert_unchanged(bench, old)
 
@@ -319,7 +319,7 @@ def test_two_installers_do_not_meet(bench: Bench, old: Pack) -> None:
 
 def test_a_folder_of_wheels_needs_no_network(bench: Bench) -> None:
     pack = make_pack(bench.folder)  # without addresses
-    with pytest.raises(EngineError, match="no addresses of its wheels"):
+    with pytest.raises(EngineError, match="its wheels have no addresses"):
         bench.install(pack)
     assert bench.install(pack, pack.wheels).pack.version == "9.1.0"
     assert len(list(pack.wheels.iterdir())) == 3, "the folder is left as it was"
@@ -336,7 +336,7 @@ def test_a_folder_with_other_wheels_is_refused_by_name(bench: Bench, old: Pack) 
     with pytest.raises(EngineError, match=r"lacks 1 wheel: torch-9\.1\.0"):
         bench.install(pack, pack.wheels)
     wheel.write_bytes(data[:-1] + b"x")
-    with pytest.raises(EngineError, match="damaged or another build"):
+    with pytest.raises(EngineError, match="corrupted or another build"):
         bench.install(pack, pack.wheels)
     assert_unchanged(bench, old)
 

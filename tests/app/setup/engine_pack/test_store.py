@@ -25,7 +25,7 @@ def test_an_empty_store_has_nothing(store: PackStore) -> None:
     assert (store.current, store.previous, store.n_bytes()) == (None, None, 0)
     store.sweep()
     assert not store.folder.exists(), "looking makes no folder"
-    with pytest.raises(EngineError, match="no earlier engine"):
+    with pytest.raises(EngineError, match="no previous engine"):
         store.roll_back()
 
 

@@ -30,10 +30,7 @@ def test_a_first_start_installs_the_engine_and_answers(
     view = view_of(qtbot, shell)
     assert view.isVisible()
     assert shell.client._host is None, "no engine was started in vain"
-    assert [row.radio.text() for row in view.choices.rows] == [
-        "NVIDIA GPUs (CUDA 13)",
-        "Processor only",
-    ]
+    assert [row.radio.text() for row in view.choices.rows] == ["NVIDIA GPUs (CUDA 13)", "CPU only"]
     assert view.choices.key == "cuda13"
     assert pack.begun == [], "nothing is fetched before a click"
     install(qtbot, shell)
@@ -54,7 +51,7 @@ def test_a_machine_without_gpus_gets_the_small_engine(
     view = view_of(qtbot, make_shell())
     assert view.choices.key == "cpu"
     row = view.choices.rows[0]
-    assert row.radio.accessibleName() == "Processor only, recommended"
+    assert row.radio.accessibleName() == "CPU only, recommended"
     assert "Download 210.0 MB, 900.0 MB on the disk" in row.radio.accessibleDescription()
 
 
@@ -143,10 +140,10 @@ def test_an_installation_is_paused_and_goes_on(
     shell = make_shell()
     view = view_of(qtbot, shell)
     view.install.click()
-    qtbot.waitUntil(lambda: view.panel.text.startswith("Fetching: 1.4 GB of 2.9 GB"))
+    qtbot.waitUntil(lambda: view.panel.text.startswith("Downloading: 1.4 GB of 2.9 GB"))
     view.panel.pause.click()
     qtbot.waitUntil(lambda: view.panel.resume.isVisible())
-    assert view.panel.text == "Paused. What has arrived is kept."
+    assert view.panel.text == "Paused. The partial download is kept."
     with qtbot.waitSignal(shell.client.ready):
         view.panel.resume.click()
     assert pack.begun == [0, 2]
@@ -245,7 +242,7 @@ def test_gpus_without_an_engine_of_theirs_are_told(
     amd = view.choices.rows[-1].radio
     assert amd.text() == "AMD GPUs (ROCm)"
     assert not amd.isEnabled()
-    assert "A Python environment with such a PyTorch can be used" in amd.accessibleDescription()
+    assert "you can use a Python environment with this PyTorch" in amd.accessibleDescription()
     assert view.choices.key == "cpu"
 
 
@@ -256,7 +253,7 @@ def test_too_little_room_is_told_before_anything_is_fetched(
     view = view_of(qtbot, make_shell())
     assert view._space.text().startswith("Needs 10.0 GB in ")
     view.choices.rows[1].radio.setChecked(True)
-    assert view._space.text().startswith("2.0 GB are free in ")
+    assert view._space.text().startswith("2.0 GB free in ")
 
 
 def test_an_installation_that_breaks_is_told(
@@ -274,9 +271,9 @@ def test_a_wheel_that_is_compared_does_not_look_like_a_step_back(qtbot: QtBot) -
     session = EngineSession(parent)
     fetching, checking = InstallStage.FETCHING, InstallStage.CHECKING
     for stage, n_done in ((fetching, 50), (checking, 20), (checking, 50), (fetching, 60)):
-        session._tell(InstallProgress(stage, n_done, 100))
+        session._note(InstallProgress(stage, n_done, 100))
         assert session.progress.n_bytes == max(50, n_done)
-    session._tell(InstallProgress(InstallStage.UNPACKING, 10, 900))
+    session._note(InstallProgress(InstallStage.UNPACKING, 10, 900))
     assert session.progress.n_bytes == 10
 
 
@@ -296,7 +293,7 @@ def test_nothing_is_measured_without_an_engine(
     links = shell.side_panels.links
     links.measure_requested.emit()
     said = [label.text() for label in links.findChildren(QLabel)]
-    assert "Only an engine can measure them." in said
+    assert "Measuring requires an engine." in said
     install(qtbot, shell)
     qtbot.waitUntil(find.isEnabled)
 

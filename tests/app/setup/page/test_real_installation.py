@@ -56,7 +56,7 @@ def test_a_failure_a_pause_and_an_engine(
     assert server.asked == [], "nothing is asked before the click"
     view.install.click()
     qtbot.waitUntil(lambda: view.panel.retry.isVisible())
-    assert "could not be fetched: 127.0.0.1 has a fault" in view.panel.text
+    assert "could not be downloaded: 127.0.0.1 returned error" in view.panel.text
     server.plan = lambda _: Mischief(pause_s=0.01)
     view.panel.retry.click()
     qtbot.waitUntil(lambda: "MB of 3.0 MB" in view.panel.text)

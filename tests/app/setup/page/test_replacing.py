@@ -133,7 +133,7 @@ def test_the_engine_is_removed_after_a_question(
 def test_torch_beside_tandem_is_used_as_it_is(qtbot: QtBot, make_shell: MakeShell) -> None:
     shell = make_shell()
     panel = panel_of(qtbot, shell)
-    assert panel.text.startswith("PyTorch beside Tandem\n")
+    assert panel.text.startswith("PyTorch installed with Tandem\n")
     assert not panel._buttons.isVisible()
 
 
@@ -192,7 +192,7 @@ def test_an_engine_of_another_python_has_to_be_installed_again(
     pack.site.unlink()
     view = view_of(qtbot, make_shell())
     assert view.isVisible()
-    text = "PyTorch 2.15.0, NVIDIA GPUs (CUDA 13) cannot be used any more"
+    text = "PyTorch 2.15.0, NVIDIA GPUs (CUDA 13) can no longer be used"
     qtbot.waitUntil(lambda: view._intro.text().startswith(text))
 
 

@@ -99,7 +99,7 @@ def test_a_newer_release_is_told_quietly_and_opened_by_a_click_only(
     monkeypatch.setattr(QDesktopServices, "openUrl", lambda url: opened.append(url.toString()))
     shell = make_shell()
     consent(shell, server)
-    qtbot.waitUntil(lambda: banner(shell) == "Tandem 0.2.0 is out.")
+    qtbot.waitUntil(lambda: banner(shell) == "Tandem 0.2.0 is available.")
     assert not shell.window.banner._timer.isActive(), "it stays until it is closed"
     shell.window.banner._action.click()
     dialog = shell.updates.dialog
@@ -120,7 +120,7 @@ def test_it_is_asked_once_a_day_and_told_once(
     qtbot.waitUntil(lambda: banner(shell) != "")
     shell.window.close()
     again = make_shell()
-    qtbot.waitUntil(lambda: banner(again) == "Tandem 0.2.0 is out.")  # not closed before
+    qtbot.waitUntil(lambda: banner(again) == "Tandem 0.2.0 is available.")  # not closed before
     again.window.banner._close()
     assert again.settings.current.dismissed_release == "0.2.0"
     again.window.close()
@@ -131,7 +131,7 @@ def test_it_is_asked_once_a_day_and_told_once(
     say(server, "0.3.0")
     third.keep(replace(third.settings.current, releases_checked=0))
     third.updates.session._look()
-    qtbot.waitUntil(lambda: banner(third) == "Tandem 0.3.0 is out.")
+    qtbot.waitUntil(lambda: banner(third) == "Tandem 0.3.0 is available.")
 
 
 def test_no_newer_release_is_told_by_a_click_alone(
@@ -159,7 +159,7 @@ def test_a_click_asks_without_consent_and_shows_what_is_new(
     dialog = about(shell)
     dialog.check.click()
     qtbot.waitUntil(lambda: dialog.news.isVisibleTo(dialog))
-    assert dialog.update_line.text() == "Tandem 0.2.0 is out."
+    assert dialog.update_line.text() == "Tandem 0.2.0 is available."
     assert banner(shell) == "", "nobody has agreed to be told"
     dialog.news.click()
     assert shell.updates.dialog is not None
@@ -175,7 +175,7 @@ def test_failures_are_told_where_somebody_has_asked(
     assert "has no address" in dialog.update_line.text()
     server.plan = lambda _: Mischief(body=b"<html>")
     consent(shell, server)
-    qtbot.waitUntil(lambda: "not understood" in dialog.update_line.text())
+    qtbot.waitUntil(lambda: "not valid" in dialog.update_line.text())
     assert banner(shell) == ""
     monkeypatch.setattr(session, "package_version", lambda: "")
     dialog.check.click()
@@ -193,8 +193,8 @@ def test_a_server_that_never_answers_blocks_nothing(
     use(shell, server)
     dialog = about(shell)
     dialog.check.click()
-    assert dialog.update_line.text() == "Asking …"
-    qtbot.waitUntil(lambda: "does not answer" in dialog.update_line.text(), timeout=900)
+    assert dialog.update_line.text() == "Checking …"
+    qtbot.waitUntil(lambda: "does not respond" in dialog.update_line.text(), timeout=900)
     server.ended.set()
 
 
@@ -209,7 +209,7 @@ def test_other_notices_come_first(
     qtbot.wait(60)
     assert banner(shell) == "The model was lost."
     shell.window.banner.dismiss()
-    qtbot.waitUntil(lambda: banner(shell) == "Tandem 0.2.0 is out.")
+    qtbot.waitUntil(lambda: banner(shell) == "Tandem 0.2.0 is available.")
 
 
 def test_a_changed_settings_file_does_no_harm(make_shell: MakeShell) -> None:
@@ -228,7 +228,7 @@ def test_the_settings_say_what_is_missing(
     shell.settings_page.toggle()
     rows = shell.settings_page.view.rows
     shell.keep(replace(shell.settings.current, checks_releases=True))
-    assert "No address" in rows["checks_releases"]._problem.text()
+    assert "no default address" in rows["checks_releases"]._problem.text()
     bundled = tmp_path / "release-address.txt"
     bundled.write_text("https://example.org/release.json\n")
     monkeypatch.setattr("app.setup.updates.release.ADDRESS_FILE", bundled)

@@ -77,7 +77,7 @@ class Desk:
 
     def open(self) -> dict[str, QAction]:
         """Return the menu's entries by text; entries of submenus have a slash."""
-        self.menu._on_menu()
+        self.menu.menu.aboutToShow.emit()
         found = {}
         for action in self.menu.menu.actions():
             found[action.text()] = action
