@@ -125,9 +125,9 @@ class Fallback:
     help: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.why, Sentence):
-            line = next(iter(self.why.strip().splitlines()), "").strip()[:MAX_REASON]
-            why = re.sub(r"[.\s]+$", "", line) or Sentence("the reason is unknown")
+        line = next(iter(self.why.strip().splitlines()), "").strip()[:MAX_REASON]
+        why = re.sub(r"[.\s]+$", "", line) or Sentence("the reason is unknown")
+        if why != self.why:  # else a `Sentence` stays one
             object.__setattr__(self, "why", why)
         object.__setattr__(self, "devices", tuple(dict.fromkeys(self.devices)))
         object.__setattr__(self, "help", self.help or _WORDS[self.kind].help)

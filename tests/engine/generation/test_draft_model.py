@@ -109,7 +109,7 @@ def test_a_vocabulary_that_differs_is_refused_by_what_differs(folder: Path) -> N
 def test_recurrent_and_missing_draft_models_are_refused(folder: Path) -> None:
     main = golden_path("llama-gqa-q4_k_m.gguf")
     recurrent = golden_path("qwen35-q4_k_m.gguf")
-    with pytest.raises(EngineError, match="its recurrent layers cannot forget wrong guesses"):
+    with pytest.raises(EngineError, match="its recurrent layers cannot roll back rejected tokens"):
         load_model(recurrent, draft=recurrent)
     with pytest.raises(EngineError, match=r"gone\.gguf"):
         load_model(main, draft=folder / "gone.gguf")
