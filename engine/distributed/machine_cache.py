@@ -46,7 +46,7 @@ class _CachedTensor(NamedTuple):
 class KeptCache:
     """Keys and values of a model in a temporary file on machine 0, as a context manager.
 
-    Recurrent states, of which each machine keeps its part, are gathered in machine 0's memory.
+    Each machine's part of the recurrent states is gathered in machine 0's memory.
 
     Args:
         runner: runner of the model, which computes no answers now.

@@ -240,7 +240,7 @@ class MachineRunner(ModelRunner):
         return self._place.collect(held, self._place.heads(split), shape)
 
     def _do_again(self) -> np.ndarray | None:
-        """Send the logits of the last pass, of which only candidates were sent."""
+        """Send the logits of the last pass, after its candidates did not suffice."""
         assert self._last is not None, "a pass was computed"
         return self._collected(self._last, ())
 
@@ -325,7 +325,7 @@ class MachineRunner(ModelRunner):
     # recurrent states
 
     def save_slot(self, slot: int) -> tuple[SlotState, int]:
-        """Keep a copy of a slot's recurrent states, of which each machine keeps its part.
+        """Keep a copy of a slot's recurrent states, each machine its own part.
 
         Returns:
             A reference to the copy, and the bytes of all parts.
@@ -441,7 +441,7 @@ class MachineRunner(ModelRunner):
 
 
 class PartsElsewhere(list["Mapping[str, Tensor]"]):
-    """Reference to recurrent states of which each machine keeps its own part, under `key`.
+    """Reference to recurrent states; each machine keeps its own part, under `key`.
 
     It is empty until it is filled with the states themselves.
     """

@@ -1,4 +1,4 @@
-"""A loaded model of which this process has the ranks of one machine."""
+"""A loaded model on several machines; this process has the ranks of one of them."""
 
 from __future__ import annotations
 

@@ -326,7 +326,7 @@ class Prompts:
         self, messages: Sequence[ChatMessage], *, continue_last: bool = False,
         options: PromptOptions = NO_OPTIONS, add_generation_prompt: bool = True,
     ) -> str:  # fmt: skip
-        """Return the text of a conversation's prompt, of which `chat` returns the tokens.
+        """Return the text of a conversation's prompt; `chat` returns its tokens.
 
         Args:
             add_generation_prompt: whether to end with the start of the assistant's message.

@@ -34,10 +34,10 @@ class StepPlan:
     """Plan of one step, for which pages are reserved; made by `Scheduler.schedule`.
 
     Attributes:
-        prefill: sequence of which a piece of the prompt is computed, if any.
+        prefill: sequence with a prompt to compute a piece of, if any.
         n_prefill: number of tokens of that piece.
         is_last_piece: whether it ends the prompt, so that the next token is sampled.
-        decodes: sequences of which the next token is computed, after the prompt's rows.
+        decodes: sequences to compute the next token of, after the prompt's rows.
         drafts: draft tokens to verify after these tokens; none with a prompt.
         n_ahead: number of tokens that the device may sample by itself for the only sequence
             (`AsyncDecode`); 0 for a forward pass.
@@ -61,7 +61,7 @@ class StepPlan:
 
     @property
     def sampled(self) -> list[TokenSequence]:
-        """The sequences of which a next token is sampled, in the order of the rows."""
+        """The sequences to sample a next token of, in the order of the rows."""
         return self.sequences if self.is_last_piece else list(self.decodes)
 
     @property
@@ -109,7 +109,7 @@ class StepOutput:
         times: times of the token, if requested.
         seconds: duration of the pass.
         is_lost: whether the device has lost the results, and the states are undefined.
-        error: error of the prompt because of which nothing was computed.
+        error: error of the prompt that prevented the pass.
     """
 
     results: Sequence[int | Logits] = ()

@@ -111,7 +111,7 @@ class UnreadTokens:
 
 
 class _Text:
-    """The last tokens of one sequence, some of which blocks have not read.
+    """The last tokens of one sequence, including all that blocks have not read.
 
     A token that a draft was based on is added before it is computed; another token at its position
     removes it and all that follow.

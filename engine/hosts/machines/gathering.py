@@ -68,7 +68,7 @@ class Gathering:
         sock: listening socket; this object closes it.
         n_machines: number of machines, including this one.
         token: shared secret.
-        path: path of the model's file, of which they must have a copy.
+        path: path of the model's file; they must have a copy.
 
     Attributes:
         on_change: called on a thread with a sentence when a machine has joined or is lost, and

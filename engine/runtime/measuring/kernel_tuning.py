@@ -30,7 +30,7 @@ def tune_kernels(
     Models loaded later use them.
 
     Args:
-        path: path of the model's file, of which only the header is read.
+        path: path of the model's file; only its header is read.
         devices: ids of GPUs, such as "cuda:0"; none for all GPUs of this machine.
         on_progress: receiver of the search's progress.
         is_cancelled: polled; returning True ends the search.
