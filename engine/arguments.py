@@ -37,7 +37,7 @@ def shares(split: Sequence[float] | None) -> tuple[float, ...] | None:
     try:
         return tuple(float(share) for share in split)
     except (TypeError, ValueError):
-        raise SplitError(f"The split {split!r} is not a list of numbers.") from None
+        raise SplitError("The split {split} is not a list of numbers.", split=repr(split)) from None
 
 
 def override_pairs(overrides: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
@@ -126,8 +126,9 @@ def check_kept(params: LoadParams, wanted: LoadParams) -> None:
     for name in kept:
         if getattr(wanted, name) != getattr(params, name):
             raise SplitError(
-                f"A loaded model can be split anew, but its '{name}' cannot change.",
-                "Load it again for that.",
+                "'{name}' of a loaded model cannot change in a re-split.",
+                "Load the model again to change it.",
+                name=name,
             )
 
 
@@ -155,8 +156,9 @@ def params_from(document: object, path: str) -> LoadParams:
     unknown = set(document) - set(LOAD_OPTIONS)
     if unknown:
         raise EngineError(
-            f"The setting '{str(min(unknown, key=str))[:60]}' is not known.",
+            "The setting '{name}' is not known.",
             "It may come from a newer version.",
+            name=str(min(unknown, key=str))[:60],
         )
     if any(
         isinstance(value, list | tuple) and len(value) > MAX_ENTRIES for value in document.values()

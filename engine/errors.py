@@ -61,6 +61,8 @@ class Sentence(str):
     values: dict[str, str | int | float]
 
     def __new__(cls, template: str, /, **values: str | int | float) -> Self:
+        if isinstance(template, cls) and not values:
+            return template
         made = super().__new__(cls, template.format(**values) if values else template)
         made.template, made.values = template, values
         return made
@@ -227,7 +229,7 @@ class NoDevice(DeviceError):
         if reason.endswith("."):
             message = "There is no device '{device}' on this machine: {problem}"
         hint = "Run: {remedy}" if remedy else "`tandem devices` lists what can be used."
-        super().__init__(message, hint, device=device, problem=reason, remedy=remedy)
+        super().__init__(message, hint, device=device, problem=Sentence(reason), remedy=remedy)
         self.device = device
 
 
@@ -252,7 +254,7 @@ class OutOfDeviceMemory(DeviceError):
             hint,
             device=device,
             shortage=_shortage(needed_bytes, free_bytes),
-            doing=doing,
+            doing=Sentence(doing),
         )
         self.device = device
         self.needed_bytes = needed_bytes
@@ -282,7 +284,7 @@ class KernelError(DeviceError):
             "Tandem's kernels do not work on {device}: {why}.",
             "Set TANDEM_BACKEND=reference to do without them.",
             device=device,
-            why=why,
+            why=Sentence(why),
         )
 
 
@@ -296,7 +298,7 @@ class DeviceStopped(DeviceError):
             "{device} has stopped working: {problem}.",
             "Restart Tandem to use {device} again; models still run on the CPU.",
             device=device,
-            problem=why,
+            problem=Sentence(why),
         )
 
 
@@ -314,7 +316,7 @@ class CommError(DeviceError):
         hint = "Load the model again."
         if device and not device.startswith("cpu"):  # a model cannot be loaded without the CPU
             hint = "Load the model again; if this comes back, load it without {device}."
-        super().__init__(message, hint, device=device, rank=rank, problem=problem)
+        super().__init__(message, hint, device=device, rank=rank, problem=Sentence(problem))
         self.rank = rank
         self.problem = problem
         self.device = device
@@ -346,7 +348,7 @@ class ModelBusy(EngineError):
         super().__init__(
             "The model is busy: {doing}.",
             "A callback cannot call the model; call it afterwards.",
-            doing=doing,
+            doing=Sentence(doing),
         )
         self.doing = doing
 
@@ -452,7 +454,7 @@ class Cancelled(EngineError):
     """Work that the user cancelled; not a failure."""
 
     def __init__(self, what: str = Sentence("The work")) -> None:
-        super().__init__("{what} was cancelled.", what=what)
+        super().__init__("{what} was cancelled.", what=Sentence(what))
 
 
 class EngineMissing(EngineError):

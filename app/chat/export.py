@@ -24,9 +24,8 @@ from app.chat.images.album import (
 from app.chat.markdown import formula_rules
 from app.chat.message import Message, split_thought
 from app.chat.tool_use import ToolUse, with_stopped
-from app.core.engine_sentences import reason_of
 from app.core.paths import is_device_name
-from app.core.translation import tr, tr_later
+from app.core.translation import reason_of, tr, tr_later
 from engine import one_line, printable, read_file
 
 if TYPE_CHECKING:

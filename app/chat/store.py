@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from app.chat.chat_file import JOURNAL, SUFFIX, OldChat, Stamps, old_files, read_old, stamps_of
 from app.chat.conversation import SAFE_ID, ChatSummary, Conversation, DamagedChat, NewerChat
 from app.chat.database import ChatDatabase, get_chat, put_chat, remove_chat, version_of
-from app.core.engine_sentences import reason_of
-from app.core.translation import tr
+from app.core.translation import reason_of, tr
 from engine import sweep_temporaries
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from app.core.engine_sentences import translated
 from app.core.system_keyring import Place
-from app.core.translation import tr
+from app.core.translation import tr, translated
 from engine import EngineError
 
 

@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from app.core.engine_sentences import reason_of
-from app.core.translation import tr_later
+from app.core.translation import reason_of, tr_later
 from engine import EngineError, SamplingParams, WrongValue, read_file, read_value, replace_json
 
 log = logging.getLogger(__name__)

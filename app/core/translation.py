@@ -7,12 +7,18 @@ Texts are translated when they are shown, so module constants stay English until
     label(tr_n("{n} chat in {folder}", "{n} chats in {folder}", n, folder=folder))
     label(tr("Load", "how busy a device is"))  # another word in German than on a button
     TITLE = tr_later("Models")  # and label(tr(TITLE)) where it is shown
+
+Errors and other sentences of the engine are templates with values (`engine.Sentence`), which
+`translated` looks up; `tests/helpers/templates.py` lists them for the catalogs.
 """
 
 from __future__ import annotations
 
 from gettext import GNUTranslations, NullTranslations
 from pathlib import Path
+from string import Formatter
+
+from engine import Sentence
 
 ENGLISH = "en"
 
@@ -67,6 +73,47 @@ def english(text: str) -> str:
 def tr_n(one: str, many: str, n: int, **values: object) -> str:
     """Return the plural form of a text for `n`, with `{n}` and `values` filled in."""
     return _catalog.ngettext(one, many, n).format(n=n, **values)
+
+
+def translated(text: str) -> str:
+    """Return a sentence of the engine in the window's language; any other text as it is."""
+    if not isinstance(text, Sentence) or _code == ENGLISH:
+        return text
+    values = {name: _shown(value) for name, value in text.values.items()}
+    found = tr(text.template)
+    return _Localized().vformat(found, (), values) if values else found
+
+
+def _shown(value: str | float) -> str | float:
+    return translated(value) if isinstance(value, str) else value
+
+
+class _Localized(Formatter):
+    """Formats fractions with the decimal sign of the window's language."""
+
+    def format_field(self, value: object, format_spec: str) -> str:
+        text = str(format(value, format_spec))
+        sign = tr("0.5", "shows the decimal sign")[1] if isinstance(value, float) else "."
+        return text.replace(".", sign)
+
+
+SYSTEM_REASONS = (
+    tr_later("No such file or directory"), tr_later("Permission denied"),
+    tr_later("No space left on device"), tr_later("Read-only file system"),
+    tr_later("Input/output error"), tr_later("Is a directory"), tr_later("Not a directory"),
+    tr_later("File exists"), tr_later("File name too long"), tr_later("Disk quota exceeded"),
+    tr_later("Too many open files"), tr_later("Operation not permitted"),
+    tr_later("Transport endpoint is not connected"), tr_later("Stale file handle"),
+    tr_later("Invalid argument"), tr_later("File too large"), tr_later("Cannot allocate memory"),
+    tr_later("Connection refused"), tr_later("Connection reset by peer"),
+    tr_later("Network is unreachable"), tr_later("Exec format error"),
+)  # fmt: skip
+"""Errors of the system, in the words of its C library, for the catalogs."""
+
+
+def reason_of(error: Exception) -> str:
+    """Return why the system could not do something, as the end of a sentence."""
+    return translated(Sentence((isinstance(error, OSError) and error.strerror) or str(error)))
 
 
 def _folder() -> Path:

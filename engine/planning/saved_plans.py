@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.arguments import params_document, params_from
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence
 from engine.formats.gguf.reader import GGUFFile, model_hash
 from engine.load_params import LoadParams
 from engine.model.architectures.info import describe
@@ -140,8 +140,10 @@ def _found(ref: DeviceRef, devices: Sequence[DeviceInfo], plan: str) -> str:
             return device.id
     name = f"{ref.name} ({ref.id})" if ref.name else ref.id
     raise EngineError(
-        f"The plan '{plan}' needs {name}, which is not here.",
+        "The plan '{plan}' needs {device}, which is not here.",
         "Choose another plan, or save it again.",
+        plan=plan,
+        device=name,
     )
 
 
@@ -159,8 +161,11 @@ def checked_name(name: str) -> str:
         or plain.lower() == AUTO_PLAN
     ):
         raise EngineError(
-            f"'{plain[:60]}' cannot be the name of a plan.",
-            f"Use up to {MAX_LETTERS} letters, and not '{AUTO_PLAN}'.",
+            "'{name}' cannot be the name of a plan.",
+            "Use up to {n} characters, and not '{reserved}'.",
+            name=plain[:60],
+            n=MAX_LETTERS,
+            reserved=AUTO_PLAN,
         )
     return plain
 
@@ -234,8 +239,11 @@ class PlanStore:
                 return plan
         names = ", ".join(f"'{plan.name}'" for plan in found)
         raise EngineError(
-            f"{model.name} has no plan '{name[:60]}'.",
-            f"It has {names}." if names else "Save one with: tandem plan MODEL --save NAME.",
+            "{model} has no plan '{name}'.",
+            "It has {names}." if names else "Save one with: tandem plan MODEL --save NAME.",
+            model=model.name,
+            name=name[:60],
+            names=names,
         )
 
     def save(self, model: ModelKey, plan: SavedPlan) -> None:
@@ -247,7 +255,9 @@ class PlanStore:
         with self._lock:
             others = [p for p in self._read(model) if p.name.casefold() != plan.name.casefold()]
             if len(others) >= MAX_PLANS:
-                raise EngineError(f"{model.name} has {MAX_PLANS} plans already.", "Delete some.")
+                raise EngineError(
+                    "{model} has {n} plans already.", "Delete some.", model=model.name, n=MAX_PLANS
+                )
             self._write(model, [*others, plan])
 
     def delete(self, model: ModelKey, name: str) -> None:
@@ -284,8 +294,10 @@ class PlanStore:
             replace_json(path, document)
         except OSError as error:
             raise EngineError(
-                f"The plans cannot be written to {path}: {error.strerror or error}.",
+                "The plans cannot be written to {path}: {problem}.",
                 "Make room on its disk, or permit writing there, then try again.",
+                path=str(path),
+                problem=Sentence(error.strerror or str(error)),
             ) from None
 
     def _set_aside(self, path: Path) -> None:
@@ -345,8 +357,10 @@ def export_plan(plan: SavedPlan, path: Path) -> None:
         replace_json(path, plan_document(plan))
     except OSError as error:
         raise EngineError(
-            f"{path} cannot be written: {error.strerror or error}.",
+            "{path} cannot be written: {problem}.",
             "Choose another folder, or make room on its disk.",
+            path=str(path),
+            problem=Sentence(error.strerror or str(error)),
         ) from None
 
 
@@ -359,9 +373,14 @@ def import_plan(path: Path) -> SavedPlan:
     try:
         document = json.loads(read_file(path, MAX_BYTES).decode())
     except OSError as error:
-        raise EngineError(f"{path} cannot be read: {error.strerror or error}.") from None
+        problem = Sentence(error.strerror or str(error))
+        raise EngineError(
+            "{path} cannot be read: {problem}.", path=str(path), problem=problem
+        ) from None
     except (ValueError, RecursionError):
-        raise EngineError(f"{path} is not a plan.", "It must be a JSON file.") from None
+        raise EngineError(
+            "{path} is not a plan.", "It must be a JSON file.", path=str(path)
+        ) from None
     return plan_from(document)
 
 

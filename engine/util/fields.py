@@ -16,10 +16,9 @@ from math import inf, isnan
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence
 
 T = TypeVar("T")
-NUMBER_NOUNS = {int: "a whole number", float: "a number"}
 
 
 def number(
@@ -92,14 +91,14 @@ def validate_fields(settings: Any) -> None:
 
 def _checked(name: str, value: Any, metadata: Mapping[str, Any]) -> Any:
     kind = metadata["kind"]
-    if kind in NUMBER_NOUNS:
+    if kind in (int, float):
         return _checked_number(name, value, metadata)
     if kind is tuple:
         return _checked_strings(name, value)
     if kind is dict:
         return _checked_biases(name, value)
     if not isinstance(value, kind):
-        expected = "true or false" if kind is bool else "a text"
+        expected = Sentence("true or false") if kind is bool else Sentence("a text")
         raise rejected(name, expected, value)
     choices = metadata.get("choices")
     if choices and value not in choices:
@@ -111,7 +110,11 @@ def _checked_number(name: str, value: Any, metadata: Mapping[str, Any]) -> int |
     kind, low, high = metadata["kind"], metadata["min"], metadata["max"]
     is_number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     if not is_number or not low <= value <= high:  # false for NaN, too
-        raise rejected(name, f"{NUMBER_NOUNS[kind]} from {low} to {high}", value)
+        if kind is int:
+            expected = Sentence("a whole number from {low} to {high}", low=low, high=high)
+        else:
+            expected = Sentence("a number from {low} to {high}", low=str(low), high=str(high))
+        raise rejected(name, expected, value)
     number: int | float = kind(value)
     return number
 
@@ -120,7 +123,7 @@ def _checked_strings(name: str, value: Any) -> tuple[str, ...]:
     """Check a tuple or list of texts (JSON has no tuple); a lone text is refused."""
     is_list = isinstance(value, tuple | list)
     if not is_list or not all(isinstance(text, str) and text for text in value):
-        raise rejected(name, "a list of texts that are not empty", value)
+        raise rejected(name, Sentence("a list of texts that are not empty"), value)
     return tuple(value)
 
 
@@ -132,7 +135,7 @@ def _checked_biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
     except (TypeError, ValueError):
         found = ((-1, 0.0),)
     if any(token < 0 or isnan(bias) or bias == inf for token, bias in found):
-        raise rejected(name, "numbers by token id", value)
+        raise rejected(name, Sentence("numbers by token id"), value)
     return found
 
 
@@ -140,4 +143,5 @@ def rejected(name: str, expected: str, value: Any) -> EngineError:
     shown = repr(value)
     if len(shown) > 60:
         shown = shown[:57] + "..."
-    return EngineError(f"The setting '{name}' must be {expected}, not {shown}.")
+    text = "The setting '{name}' must be {expected}, not {value}."
+    return EngineError(text, name=name, expected=expected, value=shown)

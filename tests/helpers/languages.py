@@ -25,6 +25,7 @@ from babel.messages.mofile import read_mo, write_mo
 from babel.messages.pofile import read_po, write_po
 
 from engine import SHARED_LOAD_OPTIONS, SamplingParams
+from tests.helpers.templates import templates
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "resources" / "languages"
@@ -73,6 +74,8 @@ def template() -> Catalog:
             made.add(text, locations=[(path.relative_to(ROOT).as_posix(), 0)], context=context)
     for text in engine_texts():
         made.add(text, locations=[("engine/sampling_params.py", 0)])
+    for text, path in templates().items():
+        made.add(text, locations=[(path, 0)])
     for text in load_texts():
         made.add(text, locations=[("engine/load_params.py", 0)])
     return made

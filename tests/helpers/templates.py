@@ -31,15 +31,20 @@ def finished_sentences() -> list[str]:
     return [
         f"{path.relative_to(ROOT)}:{argument.lineno}: {ast.unparse(argument)}"
         for path, _, node in _calls()
-        for argument in _arguments(node)
-        if any(_is_finished(part) for part in ast.walk(argument))
+        for argument in (*node.args, *(w.value for w in node.keywords if w.arg == "hint"))
+        if _is_finished(argument)
     ]
 
 
-def _is_finished(node: ast.AST) -> bool:
-    is_format = isinstance(node, ast.Attribute) and node.attr == "format"
-    is_percent = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)
-    return isinstance(node, ast.JoinedStr) or is_format or is_percent
+def _is_finished(node: ast.expr) -> bool:
+    match node:
+        case (
+            ast.JoinedStr() | ast.BinOp(op=ast.Mod()) | ast.Call(func=ast.Attribute(attr="format"))
+        ):
+            return True
+        case ast.BinOp(left=left, right=right) | ast.IfExp(body=left, orelse=right):
+            return _is_finished(left) or _is_finished(right)
+    return False
 
 
 def _calls() -> Iterator[tuple[Path, ast.AST, ast.Call]]:

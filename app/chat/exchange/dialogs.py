@@ -15,9 +15,8 @@ from app.chat.exchange.pdf import Written, write_all, write_chat_as
 from app.chat.export import FORMATS, NotAChat, file_name, imported, with_suffix
 from app.chat.session import ChatSession
 from app.core.background import KeyedJobs
-from app.core.engine_sentences import reason_of
 from app.core.notice import Notice
-from app.core.translation import tr, tr_n
+from app.core.translation import reason_of, tr, tr_n
 from app.widgets.text import ask_where_to_save, plain_tip, reveal
 
 log = logging.getLogger(__name__)

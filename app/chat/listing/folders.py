@@ -16,9 +16,8 @@ from PySide6.QtCore import QObject, Signal
 
 from app.chat.conversation import ChatSummary, DamagedChat
 from app.core.background import KeyedJobs
-from app.core.engine_sentences import reason_of
 from app.core.notice import Notice
-from app.core.translation import tr
+from app.core.translation import reason_of, tr
 from engine import one_line, read_file, replace_json
 
 log = logging.getLogger(__name__)

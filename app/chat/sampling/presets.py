@@ -16,9 +16,8 @@ from PySide6.QtWidgets import QInputDialog, QLineEdit, QMenu, QPushButton, QSize
 
 import engine
 from app.core.background import LatestJob
-from app.core.engine_sentences import translated
 from app.core.settings import accepted_sampling
-from app.core.translation import tr, tr_later
+from app.core.translation import tr, tr_later, translated
 from app.widgets.text import caption_text, set_tip
 from engine import EngineError, SamplingParams
 

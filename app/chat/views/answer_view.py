@@ -13,8 +13,7 @@ from app.chat.message import AnswerStats, Message, split_thought
 from app.chat.views.message_body import MessageBody
 from app.chat.views.message_parts import MessageStep, TurnEditor, VersionSwitch
 from app.chat.views.message_view import MessageView
-from app.core.engine_sentences import translated
-from app.core.translation import tr, tr_later, tr_n
+from app.core.translation import tr, tr_later, tr_n, translated
 from app.core.units import decimal, drafts_text
 from app.widgets.buttons import IconButton, button
 from app.widgets.text import ElidedLabel, label

@@ -34,9 +34,8 @@ from PySide6.QtWidgets import (
 
 from app.chat.markdown import CodeBlock, Piece
 from app.chat.views.prose_view import MONOSPACE
-from app.core.engine_sentences import reason_of
 from app.core.process.spare_time import spare_time, take_step
-from app.core.translation import tr
+from app.core.translation import reason_of, tr
 from app.widgets.buttons import button
 from app.widgets.layout import fit_height
 from app.widgets.text import ask_where_to_save, label

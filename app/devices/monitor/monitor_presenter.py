@@ -11,10 +11,9 @@ from PySide6.QtCore import QObject, Signal, Slot
 
 import engine
 from app.core.background import LatestJob
-from app.core.engine_sentences import reason_of
 from app.core.notice import Notice
 from app.core.settings import Settings, SettingsStore
-from app.core.translation import tr
+from app.core.translation import reason_of, tr
 from app.devices.monitor.views.monitor_panel import MonitorHead, MonitorPanel, graph_names
 from app.widgets.text import ask_where_to_save
 from engine import EngineError

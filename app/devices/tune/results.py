@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from app.core.engine_sentences import translated
-from app.core.translation import tr, tr_later, tr_n
+from app.core.translation import tr, tr_later, tr_n, translated
 from app.core.units import decimal
 from app.devices.split.figures import rank_labels
 from engine import LoadParams

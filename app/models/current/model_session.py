@@ -14,10 +14,9 @@ from PySide6.QtCore import QObject, Signal, Slot
 import engine
 from app.core import paths
 from app.core.engine_client import EngineClient, EngineState, is_cancelled
-from app.core.engine_sentences import reason_of, translated
 from app.core.notice import Notice
 from app.core.settings import Settings, SettingsStore
-from app.core.translation import tr, tr_later
+from app.core.translation import reason_of, tr, tr_later, translated
 from app.devices.split.session import SplitSession
 from app.models.current.model_views import ModelBar, StartView
 from app.remote.client.address import is_remote, remote_info, split_path

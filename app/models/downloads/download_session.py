@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
-from app.core.engine_sentences import reason_of
-from app.core.translation import tr
+from app.core.translation import reason_of, tr
 from app.core.units import TransferProgress
 from app.models.downloads.hub.client import check_online
 from app.models.downloads.transfer.part_file import PartFile

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Literal
 from PySide6.QtCore import QFileSystemWatcher, QObject, QTimer, Signal, Slot
 
 import engine
-from app.core.engine_sentences import reason_of, translated
 from app.core.settings import Settings
-from app.core.translation import tr, tr_n
+from app.core.translation import reason_of, tr, tr_n, translated
 from app.core.units import context_text, decimal_size
 from app.devices.split.planning import PlannerFactory, suggestion
 from app.devices.split.settings import SplitSettings

@@ -31,8 +31,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.engine_sentences import translated
-from app.core.translation import tr, tr_later, tr_n
+from app.core.translation import tr, tr_later, tr_n, translated
 from app.core.units import context_text, decimal, decimal_size, rate_text
 from app.devices.split.figures import rank_labels
 from app.models.library.library_session import LastUse, LibraryEntry, Mark, RunningModel

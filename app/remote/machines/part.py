@@ -23,8 +23,7 @@ from PySide6.QtWidgets import (
 
 import engine  # its list of network interfaces is imported on first use
 from app.core.background import LatestJob
-from app.core.engine_sentences import translated
-from app.core.translation import tr, tr_later
+from app.core.translation import tr, tr_later, translated
 from app.core.units import decimal, size_text
 from app.remote.machines.team import MachineTeam
 from app.widgets.buttons import IconButton, button

@@ -11,9 +11,8 @@ from PySide6.QtCore import QObject, Signal, Slot
 from app.core import paths
 from app.core.background import LatestJob
 from app.core.engine_client import EngineClient
-from app.core.engine_sentences import translated
 from app.core.settings import Settings, SettingsStore
-from app.core.translation import tr
+from app.core.translation import tr, translated
 from app.server.page.choices import ServerChoices, choices_of
 from engine import EngineError
 

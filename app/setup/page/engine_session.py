@@ -18,8 +18,7 @@ from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
 import engine
 from app.core.background import LatestJob
-from app.core.engine_sentences import reason_of
-from app.core.translation import tr, tr_later, tr_n
+from app.core.translation import reason_of, tr, tr_later, tr_n
 from app.core.units import TransferProgress, amount_text, decimal_size, moving_text, size_text
 from app.setup.page.engine_view import ShownEngine
 from engine import Cancelled, DeviceInfo, EngineError

@@ -12,9 +12,8 @@ from PySide6.QtCore import QObject, Signal, Slot
 
 from app.core import paths
 from app.core.background import KeyedJobs
-from app.core.engine_sentences import reason_of
 from app.core.notice import Notice, secret_notice
-from app.core.translation import tr
+from app.core.translation import reason_of, tr
 from engine import EngineError
 
 if TYPE_CHECKING:

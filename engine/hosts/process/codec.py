@@ -41,8 +41,9 @@ class MessageError(EngineError):
 
     def __init__(self, problem: str) -> None:
         super().__init__(
-            f"The window and the engine do not understand each other: {problem}.",
+            "The window and the engine do not understand each other: {problem}.",
             "Restart Tandem, which may have been updated while it ran.",
+            problem=problem,
         )
         self.problem = problem
 
@@ -77,9 +78,11 @@ class Codec(Generic[M]):
         try:
             text = json.dumps([PROTOCOL, self._plain(message)], separators=(",", ":"))
         except (TypeError, ValueError, RecursionError) as error:
-            raise MessageError(f"a message cannot be written ({error})") from error
+            raise MessageError(
+                Sentence("a message cannot be written ({why})", why=str(error))
+            ) from error
         if len(text) > MAX_BYTES:
-            raise MessageError(f"a message of {len(text) >> 20} MiB is too large")
+            raise MessageError(Sentence("a message of {n} MiB is too large", n=len(text) >> 20))
         return text.encode("ascii")
 
     def unpack(self, data: bytes) -> M:
@@ -93,7 +96,8 @@ class Codec(Generic[M]):
         except (ValueError, TypeError, RecursionError) as error:
             raise MessageError("a message is damaged") from error
         if type(version) is not int or version != PROTOCOL:
-            raise MessageError(f"a message is of version {str(version)[:20]}, not {PROTOCOL}")
+            text = "a message has version {version}, not {ours}"
+            raise MessageError(Sentence(text, version=str(version)[:20], ours=PROTOCOL))
         return cast(M, self._value(self._messages, plain))
 
     def _collect(self, hint: object) -> None:
@@ -126,7 +130,7 @@ class Codec(Generic[M]):
             return self._plain_error(value)
         name = type(value).__name__
         if self._classes.get(name) is not type(value):
-            raise MessageError(f"{name} is not among what they send each other")
+            raise MessageError(Sentence("{name} cannot be sent", name=name))
         plain: dict[str, object] = {"type": name}
         for field in fields(value):  # type: ignore[arg-type]  # all other classes are dataclasses
             plain[field.name] = self._plain(getattr(value, field.name))
@@ -137,7 +141,7 @@ class Codec(Generic[M]):
         known = (base for base in type(error).__mro__ if base.__name__ in self._classes)
         base = next(known, None)
         if base is None:
-            raise MessageError(f"{type(error).__name__} is not among what they send each other")
+            raise MessageError(Sentence("{name} cannot be sent", name=type(error).__name__))
         hints, values = error_hints(base), vars(error)
         plain = {name: self._plain(values[name]) for name in hints if name in values}
         return {"type": base.__name__, **plain}
@@ -191,24 +195,25 @@ class Codec(Generic[M]):
             filled = {name: self._value(str | int | float, each) for name, each in values.items()}
             return Sentence(template, **cast(dict[str, str | int | float], filled))
         except (ValueError, TypeError) as error:
-            raise MessageError("a sentence was sent whose values do not fit it") from error
+            raise MessageError("a sentence was sent with invalid values") from error
 
     def _instance(self, hint: object, plain: dict[str, object]) -> object:
         """Return the dataclass or error that an object stands for, if `hint` allows its class."""
         name = plain.get("type")
         cls = self._classes.get(name) if isinstance(name, str) else None
         if cls is None or not _allows(hint, cls):
-            raise MessageError(f"an unexpected '{str(name)[:50]}' was sent")
+            raise MessageError(Sentence("an unexpected '{name}' was sent", name=str(name)[:50]))
         is_error = issubclass(cls, EngineError)
         hints = error_hints(cls) if is_error else field_hints(cls)
         names, needed = set(plain) - {"type"}, {"message", "hint"} if is_error else set(hints)
         if not needed <= names <= set(hints):
-            raise MessageError(f"'{name}' was sent with other fields than it has")
+            raise MessageError(Sentence("'{name}' was sent with the wrong fields", name=str(name)))
         values = {key: self._value(hints[key], plain[key]) for key in names}
         try:
             return _rebuilt(cls, values) if issubclass(cls, EngineError) else cls(**values)
         except (EngineError, TypeError, ValueError, KeyError) as error:
-            raise MessageError(f"'{name}' was sent with values that it cannot have") from error
+            text = "'{name}' was sent with invalid values"
+            raise MessageError(Sentence(text, name=str(name))) from error
 
 
 @cache
@@ -257,4 +262,4 @@ def _is_scalar(hint: object, plain: object) -> bool:
 
 
 def _unexpected(plain: object) -> MessageError:
-    return MessageError(f"{type(plain).__name__} was sent where something else belongs")
+    return MessageError(Sentence("an unexpected {kind} was sent", kind=type(plain).__name__))

@@ -18,8 +18,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.engine_sentences import translated
-from app.core.translation import tr, tr_later, tr_n
+from app.core.translation import tr, tr_later, tr_n, translated
 from app.core.units import rate_text, signed_percent_text, size_text, tokens_text
 from app.devices.split.figures import SpeedFigures, SplitPicture
 from app.widgets.layout import FlowBox, fill

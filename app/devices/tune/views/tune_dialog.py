@@ -20,9 +20,8 @@ from PySide6.QtWidgets import (
 )
 
 import engine
-from app.core.engine_sentences import translated
 from app.core.notice import Notice
-from app.core.translation import tr, tr_later
+from app.core.translation import tr, tr_later, translated
 from app.core.units import decimal
 from app.devices.split.figures import rank_labels
 from app.devices.tune.results import (
