@@ -11,9 +11,10 @@ from app.core import translation
 from tests.helpers import languages
 from tests.helpers.languages import ROOT, UPDATE, catalogs, problems, sources
 from tests.helpers.shown_texts import bad_lookups, forgotten_texts
+from tests.helpers.templates import finished_sentences
 
 DU = re.compile(
-    r"\b(du|dein\w*|dir|dich|Wähle|Öffne|Lies|Gib|Prüfe|Versuche|Starte)\b", re.IGNORECASE
+    r"\b(?i:du|dein\w*|dir|dich)\b|\b(Wähle|Öffne|Lies|Gib|Prüfe|Versuche|Starte)\b"
 )
 ENDS = ".…:?!"
 PROMPT = "You are a helpful assistant."
@@ -29,6 +30,7 @@ def german(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(languages, "ROOT", tmp_path)
     monkeypatch.setattr(languages, "engine_texts", lambda: ())
     monkeypatch.setattr(languages, "load_texts", lambda: ())
+    monkeypatch.setattr(languages, "templates", dict)
     path = tmp_path / "de.po"
     languages.update(path)
     return path
@@ -100,6 +102,11 @@ def test_only_texts_that_a_catalog_can_hold_are_looked_up() -> None:
 def test_what_the_window_shows_is_looked_up() -> None:
     found = named(sources(), forgotten_texts)
     assert not found, f"texts without tr():{found}"
+
+
+def test_sentences_of_the_engine_are_templates() -> None:
+    found = "\n  ".join(finished_sentences())
+    assert not found, f'write EngineError("{{path}} cannot be read.", path=path):\n  {found}'
 
 
 def test_the_window_can_speak_german() -> None:

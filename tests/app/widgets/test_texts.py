@@ -157,7 +157,7 @@ def test_chats_and_code_are_text(qtbot: QtBot, text: str) -> None:
     while answer.make_next():
         pass
     assert answer.findChildren(ProseView)
-    assert code.code == f"{text}{text}", "copies are exact"
+    assert code.plain_text == f"{text}{text}", "copies are exact"
     assert question.copied_text == text
     for view in (question, answer, code):
         for prose in view.findChildren(ProseView):
