@@ -13,7 +13,7 @@ from app.chat.conversation import Conversation, ImageFiles
 from app.chat.message import AnswerStats, Message
 from app.core.engine_client import EngineClient, RunningAnswer, is_cancelled
 from app.core.notice import Notice
-from app.core.translation import tr
+from app.core.translation import tr, translated
 from engine import (
     THINK_CLOSE,
     AnswerRequest,
@@ -248,21 +248,21 @@ class AnswerWriter(QObject):
             self._close(written, written.so_far("cancelled"))
             return
         chat, message, is_lost = written.chat, written.message, self._client.model is None
-        message.problem = error.message
+        message.problem = translated(error.message)
         self.cuts.append(CutAnswer(chat, message, tuple(running.ids), is_lost))
         self._close(written, written.so_far("failed"))
         is_helped = isinstance(error, ContextOverflow) and not error.is_of_last
         if is_helped and not chat.drops_oldest:
-            self.filled.emit(chat, error.message)
+            self.filled.emit(chat, message.problem)
         else:
             self.noticed.emit(replace(Notice.of(error), chat=chat.id))
 
     @Slot(object)
     def _on_lost(self, error: EngineError) -> None:
         # answers may have failed from the same cause before it was known to be a loss
+        problem = translated(error.message)
         self.cuts = [
-            replace(cut, is_lost=cut.is_lost or cut.message.problem == error.message)
-            for cut in self.cuts
+            replace(cut, is_lost=cut.is_lost or cut.message.problem == problem) for cut in self.cuts
         ]
 
     def _close(self, written: WrittenAnswer, stats: AnswerStats, *, is_whole: bool = False) -> None:

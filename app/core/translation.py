@@ -18,7 +18,7 @@ from gettext import GNUTranslations, NullTranslations
 from pathlib import Path
 from string import Formatter
 
-from engine import Sentence
+from engine import EngineError, Sentence
 
 ENGLISH = "en"
 
@@ -86,6 +86,11 @@ def translated(text: str) -> str:
 
 def _shown(value: str | float) -> str | float:
     return translated(value) if isinstance(value, str) else value
+
+
+def error_text(error: EngineError) -> str:
+    """Return message and hint of an error in the window's language."""
+    return f"{translated(error.message)} {translated(error.hint)}".strip()
 
 
 class _Localized(Formatter):

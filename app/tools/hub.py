@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from app.core.translation import tr
+from app.core.translation import error_text, tr
 from app.tools.results import BETWEEN, server_prefixes
 from app.tools.server_store import ServerTool, ToolLimits, ToolResult, ToolServer, ToolServerState
 from engine import EngineError
@@ -83,7 +83,7 @@ class ServerKeeper:
         try:
             problem = await self._connected(server)
         except EngineError as error:
-            problem = f"{error.message} {error.hint}".strip()
+            problem = error_text(error)
         finally:
             self._connection = None
             self._is_settled.set()

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.decoding.sampling.sampler import Sampler, log_sums
-from engine.errors import Cancelled, EngineError, PromptError, Sentence
+from engine.errors import Cancelled, EngineError, PromptError, Sentence, paragraph
 from engine.generation.results import Finished
 from engine.planning.search.results import DraftTrial, reason_for_drafts
 from engine.runtime.timeline import GpuTimes, RankTimes, timed
@@ -380,7 +380,7 @@ def with_draft_trials(
     except EngineError as error:
         log.warning("drafts are not measured: %s", error)
         return result
-    reason = " ".join(filter(None, (result.reason, reason_for_drafts(drafts))))
+    reason = paragraph(result.reason, reason_for_drafts(drafts))
     seconds = result.seconds + time.perf_counter() - begun
     return replace(result, drafts=drafts, reason=reason, seconds=seconds)
 

@@ -23,8 +23,6 @@ def test_a_shortage_never_names_one_number_twice(needed: int, free: int, said: s
 def test_a_limit_of_memory_is_named_where_the_machine_has_enough() -> None:
     """As under `ulimit -v` or in a container: what is free is told by the machine."""
     found = OutOfDeviceMemory("cpu", 20 * GIB + 1, 20 * GIB, "to read the prompt")
-    assert found.hint.endswith(
-        "If that much is free, this program has a memory limit: raise it."
-    )
+    assert found.hint.endswith("If that much is free, this program has a memory limit: raise it.")
     assert "limit" not in OutOfDeviceMemory("cpu", 9 * GIB, 2 * GIB, "to load").hint
     assert "limit" not in OutOfDeviceMemory("cuda:0", GIB + 1, GIB, "to load").hint

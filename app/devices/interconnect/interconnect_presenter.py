@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject, Signal, Slot
 
 from app.core.background import LatestJob
-from app.core.translation import tr
+from app.core.translation import error_text, tr
 from app.devices.interconnect.interconnect import InterconnectPicture, read_links
 from app.devices.interconnect.measuring import measure_apart
 from app.devices.interconnect.views.interconnect_panel import InterconnectPanel
@@ -104,4 +104,4 @@ class InterconnectPresenter(QObject):
     @Slot(object)
     def _on_failed(self, error: EngineError) -> None:
         self._panel.set_measuring(False)
-        self._panel.set_status(f"{error.message} {error.hint}", is_error=True)
+        self._panel.set_status(error_text(error), is_error=True)

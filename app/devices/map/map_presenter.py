@@ -9,6 +9,7 @@ from PySide6.QtCore import QObject, QTimer, Slot
 
 import engine
 from app.core.background import LatestJob
+from app.core.translation import error_text
 from app.devices.map.grid import Part, with_pins
 from app.devices.map.views.panel import PinTarget, PlacementPanel
 from app.devices.map.views.placement_table import Look
@@ -105,7 +106,7 @@ class PlacementPresenter(QObject):
     @Slot(object)
     def _fail(self, error: EngineError) -> None:
         overrides = self._requested.overrides if self._requested else ()
-        self._panel.show_problem(f"{error.message} {error.hint}".strip(), overrides)
+        self._panel.show_problem(error_text(error), overrides)
 
     @Slot(object, object)
     def _pin(self, target: str | None, parts: frozenset[Part]) -> None:

@@ -26,7 +26,7 @@ from PySide6.QtWidgets import (
 import engine
 from app.core.background import LatestJob
 from app.core.notice import Notice
-from app.core.translation import tr, tr_later
+from app.core.translation import tr, tr_later, translated
 from app.core.units import decimal
 from app.devices.split.session import SplitSession
 from app.devices.split.settings import is_same_load
@@ -376,7 +376,7 @@ class PlansPresenter(QObject):
         try:
             plan.resolved("", self._devices)
         except EngineError as error:
-            return PlanEntry(plan.name, speed, error.message)
+            return PlanEntry(plan.name, speed, translated(error.message))
         return PlanEntry(plan.name, speed)
 
     def _current(self) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
+from app.core.translation import error_text
 from app.devices.split.figures import (
     FigureInputs,
     FitFigures,
@@ -229,7 +230,7 @@ class SplitSession(QObject):
         try:
             self._plans.open(info)
         except EngineError as error:
-            self._model_error = _sentence(error)
+            self._model_error = error_text(error)
         if is_other:  # the settings refer to blocks and tensors of the previous model
             self._suggested = SplitSettings(), ""
             self.history.clear()
@@ -564,7 +565,7 @@ class SplitSession(QObject):
         try:
             return self._plans.evaluate(self.settings), ""
         except EngineError as error:
-            return None, _sentence(error)
+            return None, error_text(error)
 
     def _speed_figures(self, evaluation: Evaluation | None, has_changed: bool) -> SpeedFigures:
         if evaluation is None:
@@ -590,7 +591,3 @@ class SplitSession(QObject):
         memory = self.loaded.memory if self.loaded else ()
         totals = [entry.measured.total for entry in memory]
         return dict(zip(self.settings.active, totals, strict=False))
-
-
-def _sentence(error: EngineError) -> str:
-    return f"{error.message} {error.hint}".strip()

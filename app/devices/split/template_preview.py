@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QDialog, QHBoxLayout, QPlainTextEdit, QVBoxLayout,
 
 import engine
 from app.core.background import LatestJob
-from app.core.translation import tr
+from app.core.translation import tr, translated
 from app.widgets.buttons import button
 from app.widgets.layout import fill
 from app.widgets.text import label
@@ -51,7 +51,7 @@ class TemplatePreviewer(QObject):
 
     @Slot(object)
     def _on_failed(self, error: EngineError) -> None:
-        self.made.emit(TemplatePreview(self._source, problem=str(error)))
+        self.made.emit(TemplatePreview(self._source, problem=translated(error.message)))
 
 
 def sample() -> list[dict[str, str]]:
@@ -69,7 +69,7 @@ def _rendered(path: str, source: str, turns: list[dict[str, str]]) -> TemplatePr
     try:
         return TemplatePreview(template.source, template.render(turns))
     except EngineError as error:
-        return TemplatePreview(template.source, problem=str(error))
+        return TemplatePreview(template.source, problem=translated(error.message))
 
 
 TYPED_MS = 400  # milliseconds from the last key to the preview

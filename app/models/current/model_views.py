@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.translation import tr, tr_later, tr_n
+from app.core.translation import tr, tr_later, tr_n, translated
 from app.core.units import context_text, decimal_size
 from app.devices.split.views.split_footer import named
 from app.remote.client.address import is_remote, model_caption, split_path
@@ -49,9 +49,11 @@ class SlowerChip(Chip):
             return
         self._fallbacks = tuple(fallbacks)
         self.reasons.set_fallbacks(self._fallbacks)
-        titles = "\n".join(named(fallback.title) for fallback in self._fallbacks)
+        titles = "\n".join(named(translated(fallback.title)) for fallback in self._fallbacks)
         set_tip(self, tr("{titles}\nClick for the reasons").format(titles=titles))
-        self.setAccessibleDescription(" ".join(named(f.sentence) for f in self._fallbacks))
+        self.setAccessibleDescription(
+            " ".join(named(translated(f.sentence)) for f in self._fallbacks)
+        )
         if not self._fallbacks:
             self.reasons.hide()
         self.set_texts((tr(TEXT), tr(SHORT)) if self._fallbacks else ())
@@ -81,9 +83,10 @@ class _Reasons(Sheet):
                 self.column.addSpacing(8)
                 self.column.addWidget(line())
                 self.column.addSpacing(8)
-            self._add(fallback.title, "heading")
-            self._add(f"{fallback.why[:1].upper()}{fallback.why[1:]}.")
-            self._add(f"{fallback.cost} {fallback.help}", "muted")
+            why = translated(fallback.why)
+            self._add(translated(fallback.title), "heading")
+            self._add(f"{why[:1].upper()}{why[1:]}.")
+            self._add(f"{translated(fallback.cost)} {translated(fallback.help)}", "muted")
         self.column.addStretch()
         if self.isVisible():
             self.fit()

@@ -11,7 +11,7 @@ from PySide6.QtCore import QObject, QTimer, Signal, Slot
 from app.core import paths
 from app.core.background import LatestJob
 from app.core.settings import Settings, SettingsStore
-from app.core.translation import tr
+from app.core.translation import tr, translated
 from app.core.units import decimal
 from app.devices.monitor.views.monitor_panel import MonitorPanel
 from app.remote.client.address import KeyStore, RemoteAddress, is_remote, split_path
@@ -93,7 +93,7 @@ class ServerWatch(QObject):
     @Slot(object)
     def _on_failed(self, error: EngineError) -> None:
         if self._address is not None:
-            self.figures_changed.emit(error.message)
+            self.figures_changed.emit(translated(error.message))
 
 
 def figures_text(host: str, figures: ServerFigures) -> str:

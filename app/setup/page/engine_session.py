@@ -18,7 +18,7 @@ from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
 import engine
 from app.core.background import LatestJob
-from app.core.translation import reason_of, tr, tr_later, tr_n
+from app.core.translation import error_text, reason_of, tr, tr_later, tr_n
 from app.core.units import TransferProgress, amount_text, decimal_size, moving_text, size_text
 from app.setup.page.engine_view import ShownEngine
 from engine import Cancelled, DeviceInfo, EngineError
@@ -249,7 +249,7 @@ def _look() -> EngineFacts:
     try:
         offers = find_offers()
     except EngineError as error:
-        problem = f"{error.message} {error.hint}".strip()
+        problem = error_text(error)
     return EngineFacts(
         activate(), offers, problem, store.current, store.previous, str(store.folder),
         free_bytes(store.folder), engine.suitable_torch(),

@@ -9,7 +9,7 @@ from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtWidgets import QFileDialog, QMessageBox, QVBoxLayout, QWidget
 
 from app.core.settings import Settings, SettingsStore
-from app.core.translation import tr
+from app.core.translation import tr, translated
 from app.core.units import decimal_size
 from app.setup.page.engine_session import (
     EngineFacts,
@@ -277,7 +277,9 @@ class EnginePagePresenter(QObject):
         elif session.state == "paused":
             panel.show_paused(title, share, tr("Paused. The partial download is kept."))
         elif session.state == "failed" and session.error is not None:
-            panel.show_failure(title, session.error.message, session.error.hint)
+            panel.show_failure(
+                title, translated(session.error.message), translated(session.error.hint)
+            )
         if session.state == "idle":
             self._view.show_choice()
         else:

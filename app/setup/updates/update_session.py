@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QWidget
 from app.core.background import LatestJob
 from app.core.notice import Notice
 from app.core.settings import Settings, SettingsStore
-from app.core.translation import tr
+from app.core.translation import error_text, tr
 from app.setup.updates.release import Release, is_web_page
 from app.widgets.buttons import button
 from app.widgets.page_dialog import PageDialog, plain_page
@@ -269,9 +269,7 @@ class UpdatePresenter(QObject):
 
     @Slot(object)
     def _on_failed(self, error: EngineError) -> None:
-        self.status_changed.emit(
-            f"{error.message} {error.hint}".strip(), self.session.newer is not None
-        )
+        self.status_changed.emit(error_text(error), self.session.newer is not None)
 
     @Slot()
     def _show_banner(self) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.arguments import params_document
-from engine.errors import EngineError
+from engine.errors import EngineError, paragraph
 from engine.hardware.devices.catalog import require_devices
 from engine.planning.saved_plans import model_key
-from engine.planning.search.results import Trial, TuneResult
+from engine.planning.search.results import Trial, TuneResult, reason_for_best, reason_for_drafts
 from engine.planning.speed.forecast import device_set
 from engine.util.codec import read_document
 from engine.util.files import cache_folder, read_json, write_json
@@ -148,7 +148,11 @@ def result_from(document: object, path: str) -> TuneResult | None:
             {**trial, "params": {**trial["params"], "path": path}} for trial in document["trials"]
         ]
         result = read_document(TuneResult, {**document, "trials": trials})
-        return result if _is_sound(result) else None
+        if not _is_sound(result):
+            return None
+        # as templates, which the file does not keep
+        reasons = reason_for_best(result.trials, result.goal), reason_for_drafts(result.drafts)
+        return replace(result, reason=paragraph(*reasons))
     except (AssertionError, AttributeError, KeyError, TypeError, ValueError, EngineError):
         return None
 

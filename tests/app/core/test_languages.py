@@ -13,9 +13,7 @@ from tests.helpers.languages import ROOT, UPDATE, catalogs, problems, sources
 from tests.helpers.shown_texts import bad_lookups, forgotten_texts
 from tests.helpers.templates import finished_sentences
 
-DU = re.compile(
-    r"\b(?i:du|dein\w*|dir|dich)\b|\b(Wähle|Öffne|Lies|Gib|Prüfe|Versuche|Starte)\b"
-)
+DU = re.compile(r"\b(?i:du|dein\w*|dir|dich)\b|\b(Wähle|Öffne|Lies|Gib|Prüfe|Versuche|Starte)\b")
 ENDS = ".…:?!"
 PROMPT = "You are a helpful assistant."
 """What a model is told, which is addressed otherwise than people."""

@@ -135,8 +135,8 @@ class RemedyButtons(FlowBox):
         for remedy in self._shown[:MAX_REMEDIES]:
             button = QPushButton(caption_text(short_text(remedy)))
             button.setProperty("role", "chip")
-            set_tip(button, named(remedy.sentence))
-            button.setAccessibleDescription(named(remedy.sentence))
+            set_tip(button, named(translated(remedy.sentence)))
+            button.setAccessibleDescription(named(translated(remedy.sentence)))
             button.clicked.connect(lambda _=False, r=remedy: self.chosen.emit(r))
             self.buttons.append(button)
         self.set_widgets(self.buttons)
@@ -154,7 +154,7 @@ def short_text(remedy: Remedy) -> str:
         "kv_on_host": tr("KV cache in host memory"),
         "blocks": tr("{n} blocks on the CPU").format(n=params.n_cpu_blocks),
     }
-    return texts.get(remedy.kind) or named(remedy.sentence).rstrip(".")
+    return texts.get(remedy.kind) or named(translated(remedy.sentence)).rstrip(".")
 
 
 def named(sentence: str) -> str:

@@ -161,12 +161,12 @@ def test_a_search_is_announced(planner: Planner, path: str) -> None:
 
 def result(path: str = "m", model_hash: str = "ab") -> TuneResult:
     one = Trial(
-        LoadParams(path, n_ctx=64), (1.0,), Sample((100, 110), (10, 12), (0.1,), (0.0,)),
+        LoadParams(path, n_ctx=64), (1.0,), Sample((100.0, 110.0), (10.0, 12.0), (0.1,), (0.0,)),
         Speeds(90, 11), "Limited by tests.",
     )  # fmt: skip
     both = Trial(
         LoadParams(path, ("cpu", "cpu"), (3, 1)), (0.75, 0.25),
-        Sample((60,), (6,), fallbacks=(Fallback("graph", ("cuda:0",), "it snows", "Wait."),)),
+        Sample((60.0,), (6.0,), fallbacks=(Fallback("graph", ("cuda:0",), "it snows", "Wait."),)),
     )  # fmt: skip
     full = Trial(LoadParams(path, ("cuda:0",)), (1.0,), None, problem="It is full.")
     region = Region(("cpu", "cpu"), "tensor", 0.8, 1.0, "It is full.")
