@@ -405,7 +405,7 @@ class ContextOverflow(PromptError):
 
 
 ANOTHER_TEMPLATE = (
-    "Choose another chat template: in the split panel below “Requests, batch, pictures, RoPE,"
+    "Choose another chat template: in the split panel below “Requests, batch, images, RoPE,"
     " template”, or with --chat-template."
 )
 """Hint of errors in a chat template."""

@@ -56,7 +56,7 @@ class PromptOptions:
         if effort:
             found[EFFORT_VARIABLE] = effort
         if variables:
-            found |= read_object(variables, "The variables for the chat template")
+            found |= read_object(variables, Sentence("The variables for the chat template"))
         if reserved := sorted(_RESERVED & found.keys()):
             raise PromptError(
                 "The chat template gets {name} from the request itself.",

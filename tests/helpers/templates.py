@@ -12,6 +12,9 @@ ROOT = Path(__file__).parents[2]
 TEXT_ARGUMENTS = frozenset(("message", "hint", "problem", "reason", "why", "doing", "what"))
 """Arguments of errors by name that are templates; all others are values."""
 
+MAKERS = frozenset(("Sentence", "SandboxError", "invalid", "unusable"))
+"""Other calls whose first argument is a template."""
+
 
 @cache
 def templates() -> dict[str, str]:
@@ -51,7 +54,7 @@ def _calls() -> Iterator[tuple[Path, ast.AST, ast.Call]]:
     """Yield all calls of errors and sentences, with the function that they are in."""
     files = sorted((ROOT / "engine").rglob("*.py"))
     trees = {path: ast.parse(path.read_text("utf-8")) for path in files}
-    names = _error_classes(list(trees.values())) | {"Sentence"}
+    names = _error_classes(list(trees.values())) | MAKERS
     for path, tree in trees.items():
         owners: dict[ast.AST, ast.AST] = {}
         for owner in ast.walk(tree):  # outer functions first, so inner ones win

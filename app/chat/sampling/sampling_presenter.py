@@ -17,7 +17,7 @@ from app.chat.session import ChatSession
 from app.core.engine_client import EngineClient
 from app.core.notice import Notice
 from app.core.settings import Settings, SettingsStore, changed_sampling
-from app.core.translation import tr, tr_n
+from app.core.translation import tr, tr_n, translated
 from engine import ModelLoaded, SamplingParams
 
 TITLES = {spec.name: str(spec.metadata["title"]) for spec in fields(SamplingParams)}
@@ -217,6 +217,6 @@ class SamplingPresenter(QObject):
             for name, value in changed_sampling(params).items()
             if engine.why_sampled_on_host(replace(plain, **{name: value}), *facts)
         ]
-        because = ", ".join(tr(TITLES[name]) for name in names) or tr(why)
+        because = ", ".join(tr(TITLES[name]) for name in names) or translated(why)
         note = tr("Sampled on the CPU, which is slower than on the GPUs: {why}.")
         return note.format(why=because), names

@@ -342,7 +342,8 @@ def _check(grammar: Grammar, answer: dict[str, object]) -> None:
     except GrammarError as caught:
         error = caught
     except Exception as caught:  # noqa: BLE001 unexpected errors of llguidance must not pass
-        error = unusable(f"{type(caught).__name__}: {caught}")
+        why = f"{type(caught).__name__}: {caught}"
+        error = unusable(Sentence("{why}", why=why))
     answer.update({n: _plain(getattr(error, n)) for n in ("message", "place", "hint")})
 
 
