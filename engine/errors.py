@@ -75,6 +75,12 @@ def _sentence(template: str, values: dict[str, str | int | float]) -> Sentence:
     return Sentence(template, **values)
 
 
+def either(items: Sequence[str]) -> str:
+    """Return "a, b or c"."""
+    *others, last = items
+    return Sentence("{first} or {last}", first=", ".join(others), last=last) if others else last
+
+
 def listed(items: Sequence[str]) -> str:
     """Return "a, b and c"."""
     *others, last = items
@@ -190,7 +196,7 @@ def _nearest(name: str, supported: list[str]) -> Sentence:
     return Sentence(
         "Pick a model of one of the {n} supported architectures, for example of {names}.",
         n=len(supported),
-        names=" or ".join(similar),
+        names=either(similar),
     )
 
 

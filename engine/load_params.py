@@ -9,7 +9,7 @@ from itertools import groupby
 from math import inf, isfinite
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from engine.errors import EngineError, Sentence
+from engine.errors import EngineError, Sentence, either
 from engine.util.fields import rejected
 
 T = TypeVar("T")
@@ -155,7 +155,7 @@ class LoadOption:
             self._check_number(name, value)
         elif self.choices:
             if value not in self.choices and not (self.may_be_file and _names_gguf(value)):
-                choices = " or ".join(f"'{one}'" for one in self.choices)
+                choices = either([f"'{one}'" for one in self.choices])
                 expected = Sentence(
                     "{choices} or the path of a GGUF file" if self.may_be_file else "{choices}",
                     choices=choices,
@@ -549,7 +549,7 @@ def _kv_type(value: object) -> str:
     try:
         return str(kv_types(value if isinstance(value, str) else ""))
     except ValueError:
-        choices = " or ".join(f"'{choice}'" for choice in KV_TYPES)
+        choices = either([f"'{choice}'" for choice in KV_TYPES])
         expected = "{choices}, or two of these with a slash between"
         raise rejected("kv_type", Sentence(expected, choices=choices), value) from None
 

@@ -16,7 +16,7 @@ from math import inf, isnan
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
-from engine.errors import EngineError, Sentence
+from engine.errors import EngineError, Sentence, either
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ def _checked(name: str, value: Any, metadata: Mapping[str, Any]) -> Any:
         raise rejected(name, expected, value)
     choices = metadata.get("choices")
     if choices and value not in choices:
-        raise rejected(name, " or ".join(f"'{choice}'" for choice in choices), value)
+        raise rejected(name, either([f"'{choice}'" for choice in choices]), value)
     return value
 
 

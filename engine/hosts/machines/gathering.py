@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.errors import EngineError, Sentence
+from engine.errors import EngineError, Sentence, listed
 from engine.hardware.devices.catalog import parse_devices
 from engine.hardware.devices.types import DeviceInfo, DeviceSnapshot, far_id
 from engine.hosts.machines.joining import (
@@ -138,7 +138,7 @@ class Gathering:
             raise EngineError(
                 "The machines have reached this one at {addresses}.",
                 "Name one of these addresses with --rendezvous HOST:PORT.",
-                addresses=" and ".join(sorted(found)),
+                addresses=listed(sorted(found)),
             )
         return found.pop() if found else "127.0.0.1"
 

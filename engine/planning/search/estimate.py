@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.errors import EngineError, Sentence
+from engine.errors import EngineError, Sentence, either
 from engine.load_params import SPLIT_MODES, LoadParams
 from engine.planning.search.model_space import ModelSpace
 from engine.planning.search.results import GOALS, Goal
@@ -135,7 +135,7 @@ def goal_named(name: str) -> Goal:
     """
     if name not in GOALS:
         raise EngineError(
-            "There is no goal '{name}'.", "Use {names}.", name=name, names=" or ".join(GOALS)
+            "There is no goal '{name}'.", "Use {names}.", name=name, names=either(tuple(GOALS))
         )
     return GOALS[name]
 

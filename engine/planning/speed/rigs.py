@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import combinations
 
-from engine.errors import EngineError, Sentence
+from engine.errors import EngineError, Sentence, either
 from engine.hardware.devices.topology import Link, LinkKind, Pcie, Topology
 from engine.hardware.devices.types import CPU, DeviceInfo
 from engine.planning.speed.device_specs import CPU_SPECS, GIB, GPU_SPECS, RESERVED_BYTES, DeviceSpec
@@ -150,7 +150,7 @@ def spec_from_text(name: str) -> DeviceSpec:
         "The card '{name}' is not known.",
         "Did you mean {names}?" if near else "Known are {names}.",
         name=name.strip()[:60],
-        names=" or ".join(names) if near else ", ".join(every),
+        names=either(list(names)) if near else ", ".join(every),
     )
 
 

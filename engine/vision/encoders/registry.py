@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.errors import EngineError, InvalidGGUF, ModelFileError
+from engine.errors import EngineError, InvalidGGUF, ModelFileError, either
 from engine.formats.gguf.companions import files_beside
 from engine.formats.gguf.reader import GGUFFile
 from engine.formats.gguf.tensors import quote
@@ -91,7 +91,7 @@ def declare_vision_encoder(file: GGUFFile, text: TextModel) -> VisionDeclaration
             "{file} is for another model: it fits {names} of width {width}, and this one is {type}"
             " of width {other}.",
             "Choose the mmproj file that was published with the model.",
-            file=file.path.name, names=" or ".join(cls.architectures), width=str(width),
+            file=file.path.name, names=either(cls.architectures), width=str(width),
             type=text.architecture, other=text.n_embd,
         )  # fmt: skip
     source = TensorSource(str(file.path), file.tensors)
