@@ -1,4 +1,4 @@
-"""Load parameters from keyword arguments and from JSON, and what a loaded model can change."""
+"""Load parameters from keyword arguments and JSON, and checks of a re-split."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.load_params import LOAD_OPTIONS, ControlVector, LoadParams
 from engine.util.codec import WrongValue, read_document
 
 MAX_ENTRIES = 4096
-"""Most entries of a list; more devices or overrides are a mistake."""
+"""Maximum number of entries of a list."""
 
 
 def device_names(devices: Sequence[str] | str) -> tuple[str, ...]:
@@ -77,14 +77,14 @@ CONVERTED: Mapping[str, Callable[[Any], Any]] = {
     "draft": str,
     "mmproj": str,
 }
-"""Settings that callers may pass in other types than `LoadParams` has them."""
+"""Converters of settings that callers may pass in other types than those of `LoadParams`."""
 
 
 def params_of(path: str | Path, options: Mapping[str, Any]) -> LoadParams:
     """Return the parameters of a load from keyword arguments.
 
     Raises:
-        EngineError: a value makes no sense.
+        EngineError: a value is invalid.
         TypeError: an argument is not known.
     """
     values = {
@@ -101,10 +101,10 @@ def split_otherwise(
     split_mode: str | None,
     overrides: Sequence[tuple[str, str]] | None,
 ) -> LoadParams:
-    """Return parameters of a load with another split; None leaves all but the shares as they are.
+    """Return load parameters with another split; None keeps a value, except for the shares.
 
     Raises:
-        EngineError: a value makes no sense.
+        EngineError: a value is invalid.
     """
     changes: dict[str, Any] = {"split": shares(split)}
     if devices is not None:
@@ -117,10 +117,10 @@ def split_otherwise(
 
 
 def check_kept(params: LoadParams, wanted: LoadParams) -> None:
-    """Check that a loaded model can be split anew as is wanted.
+    """Check that a re-split can change a loaded model from `params` to `wanted`.
 
     Raises:
-        SplitError: a setting differs that a loaded model keeps.
+        SplitError: another setting differs.
     """
     kept = ("path", *(name for name, option in LOAD_OPTIONS.items() if option.is_kept))
     for name in kept:
@@ -148,8 +148,7 @@ def params_from(document: object, path: str) -> LoadParams:
         path: path of the model.
 
     Raises:
-        EngineError: it is something else, has a field that this version does not know, or has a
-            value that makes no sense.
+        EngineError: it is something else, or has an unknown field or invalid value.
     """
     if not isinstance(document, Mapping):
         raise EngineError("There are no settings for loading a model.")
@@ -181,4 +180,4 @@ NAMING_DEVICES: Mapping[str, Callable[[Any], Any]] = {
     "overrides": override_pairs,
     "reserve": lambda pairs: tuple((parse_devices([name])[0], n) for name, n in pairs),
 }
-"""Settings with names of devices, which are checked as well."""
+"""Checks of settings that name devices."""

@@ -2,7 +2,7 @@
 
 Reading never fails: a value of the wrong type becomes its default, a broken file is set aside, and
 keys of a newer version are kept as they are. A field made by `_shown` is a row of the settings
-page, with nothing more to write; those of `_option` are kept for the window alone.
+page without further code; fields of `_option` are internal to the window.
 """
 
 from __future__ import annotations
@@ -40,19 +40,18 @@ SECTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class ShownSetting:
-    """What the settings page says of a setting; all texts are looked up in the window's language.
+    """A setting as the settings page shows it; texts are translated when shown.
 
     Args:
-        title: its name, in a few words.
-        help: one or two sentences on what it does.
+        help: one or two sentences on its effect.
         section: one of `SECTIONS`.
-        choices: texts of the allowed values; {} if the value is free.
+        choices: texts of the allowed values; {} for any value.
         least, most: smallest and largest value of a number.
-        step: what its arrows add to it.
+        step: increment of the arrows.
         unit: unit of a number, such as "GiB".
-        words: other words that people may search for.
+        words: search terms.
         takes: when a change takes effect.
-        hint: what a field for text or paths says while it is empty.
+        hint: placeholder of a field for text or paths.
         is_long: whether a text may have several lines.
     """
 
@@ -71,14 +70,13 @@ class ShownSetting:
 
 
 def _option(default: object, title: str) -> Any:
-    """Return the field of a value that the window keeps for itself."""
     if isinstance(default, dict):
         return field(default_factory=dict, metadata={"title": title})
     return field(default=default, metadata={"title": title})
 
 
 def _shown(default: object, title: str, help: str, section: str, **more: Any) -> Any:  # noqa: A002
-    """Return the field of a setting that people change; for `more` see `ShownSetting`."""
+    """Return the field of a setting on the settings page; for `more` see `ShownSetting`."""
     assert section in SECTIONS
     return field(default=default, metadata={"shown": ShownSetting(title, help, section, **more)})
 
@@ -89,72 +87,71 @@ class Settings:
 
     Attributes:
         sampling: fields of `SamplingParams` that differ from the default, by name.
-        model_folders: folders in which the models page looks as well.
-        pinned_models: paths of models that come first there.
+        pinned_models: paths of the first models on the models page.
         plans: split settings by model path, in the form of `app.devices.split`.
         speeds: tokens per second of the last answer, by model path.
-        chat_cache_gib: most disk space for KV caches of chats, in GiB; 0 for no caches.
-        unload_after_min: minutes without use after which a model is unloaded; 0 for never.
-        presets: a person's own presets of sampling: values as in `sampling`, by name.
+        chat_cache_gib: maximum disk space for KV caches of chats, in GiB; 0 for no caches.
+        unload_after_min: idle minutes after which a model is unloaded; 0 for never.
+        presets: user-defined sampling presets: values as in `sampling`, by name.
         geometry, window_state: Qt's window layout, in base64.
-        releases_checked: when the address of releases was asked last, in seconds since 1970.
-        newest_release: the release that it has told of.
-        dismissed_release: version of which nothing more is said.
-        servers: addresses of servers of remote models, the last used first, without keys.
+        releases_checked: time of the last check for releases, in seconds since 1970.
+        newest_release: the newest release found by it.
+        dismissed_release: version whose notice was dismissed.
+        servers: addresses of remote model servers, last used first, without keys.
         unknown: keys of other versions, written back untouched.
     """
 
     theme: str = _shown(
-        "system", tr_later("Colours"), tr_later("Light or dark."), "Appearance",
+        "system", tr_later("Theme"), tr_later("Light or dark."), "Appearance",
         choices={
-            "system": tr_later("As the desktop"), "light": tr_later("Light"),
+            "system": tr_later("Follow system"), "light": tr_later("Light"),
             "dark": tr_later("Dark"),
         },
         words=tr_later("theme appearance night mode"),
     )  # fmt: skip
     language: str = _shown(
         "system", tr_later("Language"),
-        tr_later("Language of the window. What the command line prints stays English."),
+        tr_later("Language of the window. The command line is always English."),
         "Appearance",
-        choices={"system": tr_later("As the desktop"), "en": "English", "de": "Deutsch"},
+        choices={"system": tr_later("Follow system"), "en": "English", "de": "Deutsch"},
         words=tr_later("English German translation"), takes="next start",
     )  # fmt: skip
     zoom: int = _shown(
-        100, tr_later("Size"), tr_later("Size of texts, icons and controls."),
+        100, tr_later("Size"), tr_later("Size of text, icons and controls."),
         "Appearance", least=70, most=200, step=10, unit="%",
         words=tr_later("zoom scale font larger smaller"),
     )  # fmt: skip
     system_prompt: str = _shown(
         "", tr_later("System prompt of new chats"),
-        tr_later("What a model is told before the first message. Chats that exist keep theirs."),
+        tr_later("Instructions before the first message. Existing chats keep theirs."),
         "Chats", is_long=True, hint=tr_later("You are a helpful assistant."),
         words=tr_later("instructions role persona"),
     )  # fmt: skip
     sampling: Mapping[str, Any] = _option({}, "Sampling")
     recent_models: tuple[str, ...] = _option((), "Recent models")
     model_folders: tuple[str, ...] = _shown(
-        (), tr_later("Folders with models"),
-        tr_later("The models page looks there too, and in the folders below."),
+        (), tr_later("Model folders"),
+        tr_later("The models page searches these folders and their subfolders, too."),
         "Models", words=tr_later("directory path library gguf"),
     )  # fmt: skip
     pinned_models: tuple[str, ...] = _option((), "Pinned models")
     plans: Mapping[str, Any] = _option({}, "Split of each model")
     chat_cache_gib: int = _shown(
-        4, tr_later("Disk space for caches of chats"),
-        tr_later("A chat with a cache goes on at once when you open it again. 0 keeps none."),
+        4, tr_later("Disk space for chat caches"),
+        tr_later("Chats with a KV cache on disk continue without recomputing. 0 keeps none."),
         "Chats", least=0, most=1000, unit="GiB", takes="next start",
         words=tr_later("kv cache memory storage"),
     )  # fmt: skip
     download_folder: str = _shown(
-        "", tr_later("Where downloads are saved"),
-        tr_later("Each one gets a folder of its own there, below that of its publisher."),
+        "", tr_later("Download folder"),
+        tr_later("Models are saved as publisher/name in this folder."),
         "Downloads",
         words=tr_later("hugging face path directory disk save"),
         hint=tr_later("Tandem's own folder"),
     )  # fmt: skip
     opens_downloads: bool = _shown(
-        False, tr_later("Open a model when its download is done"),
-        tr_later("Unless an answer is being written; else a notice offers it."), "Downloads",
+        False, tr_later("Open a model when its download is finished"),
+        tr_later("While an answer is being written, a notice offers it instead."), "Downloads",
         words=tr_later("hugging face load start automatic"),
     )  # fmt: skip
     last_chat: str = _option("", "Chat that was open")
@@ -163,57 +160,57 @@ class Settings:
     presets: Mapping[str, Any] = _option({}, "Presets of sampling")
     unload_after_min: int = _shown(
         0, tr_later("Unload an unused model after"),
-        tr_later("Its memory is then free. The next message loads it again. 0 keeps it loaded."),
+        tr_later("Frees its memory; the next message loads it again. 0 keeps it loaded."),
         "Models", least=0, most=1440, unit=tr_later("min"),
         words=tr_later("idle memory free eject time"),
     )  # fmt: skip
     tray: bool = _shown(
-        False, tr_later("Icon in the tray"),
-        tr_later("A click on it brings the window to the front, or minimises it."),
+        False, tr_later("Tray icon"),
+        tr_later("A click brings the window to the front or minimises it."),
         "Notifications", words=tr_later("system tray status bar background"),
     )  # fmt: skip
     notifications: bool = _shown(
-        False, tr_later("Messages of the desktop"),
-        tr_later("Say when an answer or a download is finished while the window is not in front."),
+        False, tr_later("Desktop notifications"),
+        tr_later("Notify me when an answer or download finishes in the background."),
         "Notifications", words=tr_later("notification sound alert"),
     )  # fmt: skip
     unknown: Mapping[str, Any] = _option({}, "Kept for other versions")
     monitor_graphs: tuple[str, ...] = _option(("memory", "load", "rate"), "Graphs of the monitor")
     speeds: Mapping[str, Any] = _option({}, "Measured speed of each model")
-    pending_engine: str = _option("", "Engine whose installation is not finished")
-    monitor_overview: bool = _option(False, "Whether the monitor shows all devices at a glance")
+    pending_engine: str = _option("", "Engine being installed")
+    monitor_overview: bool = _option(False, "Whether the monitor shows the overview")
     server_port: int = _option(11435, "Port of the server")
     server_needs_key: bool = _option(False, "Whether the server asks for a key")
     server_on_network: bool = _option(False, "Whether other machines reach the server")
-    server_for_pages: bool = _option(False, "Whether web pages may ask the server")
-    server_pages: tuple[str, ...] = _option((), "Web pages that may ask the server")
+    server_for_pages: bool = _option(False, "Whether web pages may use the server")
+    server_pages: tuple[str, ...] = _option((), "Web pages that may use the server")
     server_at_start: bool = _option(False, "Whether the server starts with the window")
 
     auto_titles: bool = _shown(
-        True, tr_later("Let the model name new chats"),
+        True, tr_later("Let the model title new chats"),
         tr_later(
-            "After its first answer the model writes a short title, while it has nothing else to"
-            " do. Titles that you give stay."
+            "After its first answer the model writes a short title while it is idle. Titles that"
+            " you give are kept."
         ),
         "Chats", words=tr_later("title automatic rename summary"),
     )  # fmt: skip
     servers: tuple[str, ...] = _option((), "Servers of remote models")
     checks_releases: bool = _shown(
-        False, tr_later("Look for a new release once a day"),
+        False, tr_later("Check for a new release once a day"),
         tr_later(
-            "Asks the address below, and says so if there is one. Nothing is downloaded or changed."
+            "Checks the address below and shows a notice. Nothing is downloaded or changed."
         ),
         "Updates", words=tr_later("update upgrade version new internet network"),
     )  # fmt: skip
     release_address: str = _shown(
-        "", tr_later("Address to ask"),
-        tr_later("Its answer names the newest release. The address learns your IP address."),
+        "", tr_later("Release address"),
+        tr_later("Its response names the newest release. The server sees your IP address."),
         "Updates", words=tr_later("update url server internet network"),
-        hint=tr_later("The one that came with Tandem"),
+        hint=tr_later("Tandem's default"),
     )  # fmt: skip
-    releases_checked: int = _option(0, "When releases were looked for")
+    releases_checked: int = _option(0, "When releases were checked")
     newest_release: Mapping[str, Any] = _option({}, "Newest release")
-    dismissed_release: str = _option("", "Release of which nothing more is said")
+    dismissed_release: str = _option("", "Dismissed release")
 
     def with_recent(self, path: str) -> Settings:
         """Return a copy with `path` first among the recent models."""
@@ -239,7 +236,7 @@ class Settings:
 
 
 def accepted_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values of fields of `SamplingParams`, without those that the engine refuses."""
+    """Return the values that `SamplingParams` accepts."""
     with suppress(EngineError, TypeError):  # nearly always: one check in place of many
         whole = SamplingParams(**values)
         return {name: getattr(whole, name) for name in values}

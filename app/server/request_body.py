@@ -31,7 +31,7 @@ class ValueCounter:
     def __init__(self) -> None:
         self._n = 0.0
         self._is_in_text = False
-        self._rest = b""  # a backslash whose character is in the next piece
+        self._rest = b""  # a backslash before a character of the next piece
 
     def add(self, piece: bytes) -> None:
         """Count the lists, objects, texts and commas in a piece of the document.

@@ -1,8 +1,8 @@
-"""The file of what was checked on this machine's GPUs, such as whether our kernels work there.
+"""File of checks of this machine's GPUs, such as whether our kernels work there.
 
-Checks take seconds, or end the program, so that each is made once. A verdict belongs to the card,
-its driver, the versions of PyTorch, Triton and Tandem, how kernels are started, and the source of
-all code for GPUs. Lost or damaged entries are checked again.
+Checks take seconds, or crash the program, so each runs once. The key of a verdict has the card, its
+driver, the versions of PyTorch, Triton and Tandem, the launcher, and the source of all GPU code.
+Missing or damaged entries are checked again.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ GPU_CODE = Path(__file__).parents[1] / "backends" / "gpu"
 """Folder of all code for GPUs: kernels, and what packs for them and starts them."""
 
 Outcome = Literal["passed", "wrong", "hung", "crashed"]
-"""Result of a check: all numbers were right; some were not, or an error was reported; it did not
-end; it ended the program that made it."""
+"""Result of a check: correct numbers; wrong numbers or an error; no end; a crashed program."""
 
 T = TypeVar("T")
 
@@ -57,7 +56,7 @@ class CardVerdict:
 
     Attributes:
         outcome: the result.
-        why: what was seen, as the end of a sentence; "" where it passed.
+        why: observed fault, as the end of a sentence; "" if it passed.
         date: day of the check, such as 2026-03-01; "" if unknown.
     """
 
@@ -79,8 +78,8 @@ class CardRecords:
     Args:
         path: path of the file; None keeps them in memory only.
 
-    Several threads and programs may use the file. Of two programs that write in the same instant
-    one wins, and the other's check is made again.
+    Safe for several threads and programs. If two programs write at the same moment, one wins, and
+    the other's check is repeated.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -111,11 +110,11 @@ class CardRecords:
         self._change(key, verdicts, ())
 
     def forget(self, key: str, *whats: str) -> None:
-        """Delete the verdicts of some checks, so that they are made again."""
+        """Delete the verdicts of some checks, so that they run again."""
         self._change(key, {}, whats)
 
     def _change(self, key: str, found: Mapping[str, CardVerdict], gone: tuple[str, ...]) -> None:
-        """Change entries of a key, in what the file holds by now."""
+        """Change entries of a key in the current content of the file."""
         with _lock:
             cards = _read(self._path) or self._cards
             checks = cards.pop(key, {})
@@ -132,7 +131,7 @@ class CardRecords:
 
 
 def card_key(info: DeviceInfo) -> str:
-    """Return the key of a GPU's verdicts: all that may decide whether kernels work there."""
+    """Return the key of a GPU's verdicts: everything that may affect whether kernels work."""
     build = find_torch_build()
     return " | ".join((
         f"{info.name} {info.compute_capability or info.arch}".strip(), f"driver {info.driver}",
@@ -161,7 +160,7 @@ def card_problems(
 
 @cache
 def gpu_code_hash() -> str:
-    """Return a hash of the source of all code for GPUs; "" where only compiled files are here."""
+    """Return a hash of the source of all GPU code; "" if only compiled files exist."""
     sources = sorted(GPU_CODE.rglob("*.py"))
     found = hashlib.sha256()
     for path in sources:

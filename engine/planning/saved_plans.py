@@ -1,8 +1,8 @@
 """Saved plans: named settings for loading a model, with their measured speed.
 
-A plan belongs to a model by its hash, so that it is found under any file name, and to devices by
-their UUIDs, so that it means the same GPUs after one was moved or added. One file holds the plans
-of one model; a damaged file is set aside and never overwritten.
+A plan refers to a model by its hash, whatever the file is called, and to devices by their UUIDs, so
+that it means the same GPUs after one was moved or added. One file holds the plans of one model; a
+damaged file is set aside, never overwritten.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ VERSION = 1
 KIND = "tandem plan"
 FOLDER = "plans"
 MAX_PLANS, MAX_LETTERS = 256, 100
-"""Most plans of a model, and letters of a name."""
+"""Maximum numbers of plans per model, and of characters of a name."""
 
 AUTO_PLAN = "auto"
-"""Word that stands for the fastest plan that fits; no plan may have it as its name."""
+"""Reserved name for the fastest plan that fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class SavedPlan:
         devices: Sequence[DeviceInfo],
         badge: PlanBadge | None = None,
     ) -> SavedPlan:
-        """Return a plan with these parameters.
+        """Make a plan.
 
         Args:
             devices: devices of this machine.
@@ -113,7 +113,7 @@ class SavedPlan:
         return cls(checked_name(name), replace(params, path=""), refs, badge)
 
     def resolved(self, path: str, devices: Sequence[DeviceInfo]) -> LoadParams:
-        """Return the parameters with the ids that the plan's devices have now.
+        """Return the parameters with the current ids of the plan's devices.
 
         Args:
             path: path of the model.
@@ -134,7 +134,7 @@ class SavedPlan:
 
 
 def _found(ref: DeviceRef, devices: Sequence[DeviceInfo], plan: str) -> str:
-    """Return the id that a device has now; one without a UUID keeps its own."""
+    """Return the current id of a device."""
     for device in devices:
         if device.uuid == ref.uuid if ref.uuid else device.id == ref.id:
             return device.id
@@ -148,7 +148,7 @@ def _found(ref: DeviceRef, devices: Sequence[DeviceInfo], plan: str) -> str:
 
 
 def checked_name(name: str) -> str:
-    """Return a name as it is saved, without superfluous spaces.
+    """Normalise the spaces of a name.
 
     Raises:
         EngineError: it is empty, too long, reserved or not printable.
@@ -204,7 +204,7 @@ def model_key(path: str | Path) -> ModelKey:
 
 
 class PlanStore:
-    """The saved plans of all models, in files in `folder`; several threads may use it."""
+    """The saved plans of all models, in files in `folder`. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -223,12 +223,12 @@ class PlanStore:
         return cls(folder / FOLDER)
 
     def plans(self, model: ModelKey) -> list[SavedPlan]:
-        """Return the plans of a model in the order of their names, without damaged ones."""
+        """Return the intact plans of a model, sorted by name."""
         with self._lock:
             return self._read(model)
 
     def find(self, model: ModelKey, name: str) -> SavedPlan:
-        """Return the plan of that name, in upper or lower case.
+        """Return the plan of that name; case does not matter.
 
         Raises:
             EngineError: there is none.
@@ -301,7 +301,7 @@ class PlanStore:
             ) from None
 
     def _set_aside(self, path: Path) -> None:
-        """Rename a file that cannot be read or is of another version, so that it is kept."""
+        """Rename a file that is unreadable or of another version."""
         document = read_json(path)
         is_ours = isinstance(document, dict) and document.get("version") == VERSION
         if not is_ours and path.exists():
@@ -391,14 +391,15 @@ def fastest_plan(
     devices: Sequence[DeviceInfo],
     n_ctx: int = 0,
 ) -> SavedPlan | None:
-    """Return the fastest plan whose devices exist here and have room for it; None if none has.
+    """Return the fastest plan that fits into the free memory of devices of this machine.
 
-    Measured plans come first, by decode speed; of the others the one with the longest context.
+    Measured plans come first, by decode speed, then the one with the longest context. None if no
+    plan fits.
 
     Args:
         path: path of the model.
         devices: devices of this machine.
-        n_ctx: shortest context that will do, in tokens.
+        n_ctx: minimum context in tokens.
     """
     free = {device.id: device.free_bytes for device in devices}
     fitting: list[tuple[float, int, SavedPlan]] = []

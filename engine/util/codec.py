@@ -46,7 +46,7 @@ class WrongValue(ValueError):
 
     Args:
         path: where the value is, such as "messages[0].role"; "" for the whole document.
-        noun: what it must be, such as "a text"; "" if a needed value is missing.
+        noun: expected value, such as "a text"; "" if a required value is missing.
     """
 
     def __init__(self, path: str, noun: str, value: Any = None) -> None:
@@ -90,7 +90,7 @@ class Shape(ABC):
     @property
     @abstractmethod
     def noun(self) -> str:
-        """What a value must be, such as "a text"."""
+        """The expected value, such as "a text"."""
 
     def fits(self, value: Any) -> bool:
         """Return whether a value has the right type, whatever it contains."""

@@ -1,11 +1,9 @@
 """Fields of settings: their metadata, and the validation that reads it.
 
-Metadata keys: `title` and `help` (texts), `kind` (int, float, bool, str, tuple for texts
-or dict for numbers by token id), `min` and `max`
-(accepted range, both ends included), `soft_max` (end of a slider, if smaller), `step`, `lowest`
-(meaning of the smallest value, where it is no amount), `has_lines` (whether texts are written one
-per line), `is_long` (whether a text has several lines), and `choices` for a field with a few named
-values.
+Metadata keys: `title` and `help` (texts), `kind` (int, float, bool, str, tuple for texts or dict
+for numbers by token id), `min` and `max` (inclusive range), `soft_max` (end of a slider, if smaller),
+`step`, `lowest` (meaning of the smallest value, if it is not an amount), `has_lines` (one text per
+line), `is_long` (several lines), and `choices` for a field with a few named values.
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ def number(
 
     Args:
         bounds: smallest and largest value.
-        soft_max: largest value that people want, for sliders.
-        lowest: what the smallest value means, where it is no amount.
+        soft_max: upper end of a slider, if below the maximum.
+        lowest: meaning of the smallest value, if it is not an amount.
     """
     metadata = {"title": title, "help": help, "kind": kind, "step": step}
     metadata |= {"min": bounds[0], "max": bounds[1]}
@@ -55,7 +53,7 @@ def texts(
     """Return the field of a list of texts.
 
     Args:
-        has_lines: whether people write each of them on a line of its own.
+        has_lines: whether each is entered on a separate line.
     """
     metadata = {"title": title, "help": help, "kind": tuple, "has_lines": has_lines}
     result: tuple[str, ...] = field(default=default, metadata=metadata)
@@ -63,10 +61,10 @@ def texts(
 
 
 def text(title: str, help: str, *, is_long: bool = False) -> str:  # noqa: A002
-    """Return the field of a text, which is empty unless somebody writes one.
+    """Return the field of a text, empty by default.
 
     Args:
-        is_long: whether people write it over several lines.
+        is_long: whether it may have several lines.
     """
     metadata = {"title": title, "help": help, "kind": str, "is_long": is_long}
     result: str = field(default="", metadata=metadata)
@@ -76,11 +74,11 @@ def text(title: str, help: str, *, is_long: bool = False) -> str:  # noqa: A002
 def validate_fields(settings: Any) -> None:
     """Check every field of a dataclass against its metadata; convert numbers to their kind.
 
-    A numpy number, or an int for a float, is accepted and converted, so that equal settings compare
-    equal and serialise alike.
+    A numpy number, or an int for a float, is converted, so that equal settings compare equal and
+    serialise to the same JSON.
 
     Raises:
-        EngineError: a value is wrong; the error names the field, what it accepts and the value.
+        EngineError: a value is wrong; the error names the field, accepted values and the value.
     """
     for spec in fields(settings):
         value = getattr(settings, spec.name)

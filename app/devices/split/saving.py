@@ -1,4 +1,4 @@
-"""Split settings to JSON and back, whatever a settings file contains."""
+"""Split settings to JSON and back; a settings file may contain anything."""
 
 from __future__ import annotations
 

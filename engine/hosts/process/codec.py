@@ -1,8 +1,8 @@
-"""Messages between processes as bytes: JSON of declared types alone.
+"""Messages between processes as bytes: JSON of declared types only.
 
 Which classes may cross follows from the type hints of a union of messages: its dataclasses, those
 in their fields, and `EngineError` with its subclasses. A dataclass is an object with its class's
-name as "type" and all of its fields; a tuple is a list. Pickle would run code of whoever writes.
+name as "type" and all of its fields; a tuple is a list. Pickle would run code of the sender.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class TrialRecord:
 
     Attributes:
         verdict: the result.
-        why: part of a sentence that says what was seen; "" where it passed.
+        why: observed fault, as part of a sentence; "" if it passed.
         seconds: time by payload in bytes: of an exchange in which both GPUs write as much
             (stores), or of a copy while another one goes the other way (copies).
         lanes: PCIe generation and width of the source's slot right after copies; zeros if unknown.
@@ -152,7 +152,7 @@ def speed_of(record: LinkRecord, way: Way) -> LinkFacts | None:
 
 
 def link_problems(source: str, target: str, record: LinkRecord, p2p: PeerMode) -> tuple[str, ...]:
-    """Return sentences that tell the user what is wrong or slow from `source` to `target`."""
+    """Return sentences on faults and slowness from `source` to `target`."""
     said = []
     for (means, place), trial in record.trials.items():
         is_missed = (means, place) != NCCL or trial.verdict != "refused"  # many do without it

@@ -1,8 +1,8 @@
-"""The file of this machine's measured devices and links and tested routes, which take seconds.
+"""File of measured devices and links and tested routes of this machine.
 
-An entry belongs to a device's name, driver or number of cores, and to this version of Tandem; that
-of a link also to the slots, and that of a route also to the version of CUDA. Lost or damaged
-entries are measured again.
+The key of an entry has the device's name, driver or number of cores, and the version of Tandem; for
+a link also the slots, for a route also the CUDA version. Missing or damaged entries are measured
+again, which takes seconds.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class MachineFile:
     Args:
         path: path of the file; None keeps them in memory only.
 
-    Several threads may use it. Of two programs that write at once, one wins.
+    Thread-safe. If two programs write at the same time, one wins.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -88,18 +88,18 @@ class MachineFile:
         return facts
 
     def forget_device(self, info: DeviceInfo) -> None:
-        """Delete a device's facts, so that it is measured again."""
+        """Delete a device's facts, so that the device is measured again."""
         with self._lock:
             if self._devices.pop(_device_key(info), None) is not None:
                 self._save()
 
     def overhead(self, info: DeviceInfo) -> int | None:
-        """Return the measured bytes that CUDA takes of a GPU by itself; None if unknown."""
+        """Return the measured CUDA overhead of a GPU in bytes; None if unknown."""
         with self._lock:
             return self._overheads.get(_device_key(info))
 
     def keep_overhead(self, info: DeviceInfo, n_bytes: int) -> None:
-        """Save the bytes that CUDA takes of a GPU by itself, in whole MiB."""
+        """Save the CUDA overhead of a GPU, rounded up to MiB."""
         n_bytes = -(-n_bytes >> 20) << 20
         with self._lock:
             if self._overheads.get(_device_key(info)) != n_bytes:
@@ -203,7 +203,7 @@ def _read(
 
 
 def _plausible(found: dict[str, T]) -> dict[str, T]:
-    """Return the entries whose speeds some device could have."""
+    """Drop entries with impossible speeds."""
     return {key: facts for key, facts in found.items() if _is_plausible(facts)}
 
 
@@ -229,7 +229,7 @@ def _read_overheads(path: Path | None) -> dict[str, int]:
 
 
 def use_measured_overheads(devices: Sequence[DeviceInfo], file: MachineFile) -> None:
-    """Plan with what was measured of these devices: bytes that CUDA takes by itself."""
+    """Use the measured CUDA overheads of these devices in plans."""
     found = {info.id: file.overhead(info) for info in devices if info.kind != "cpu"}
     use_overheads({device: n_bytes for device, n_bytes in found.items() if n_bytes is not None})
 
@@ -281,7 +281,7 @@ def by_host(link: Link) -> Link:
 def used_speeds(
     devices: Sequence[DeviceInfo], file: MachineFile, p2p: PeerMode = "auto"
 ) -> dict[tuple[str, str], LinkFacts]:
-    """Return the speeds of the routes in use, of all pairs of GPUs whose routes were timed."""
+    """Return the speeds of the routes in use, for all pairs of GPUs with timed routes."""
     found: dict[tuple[str, str], LinkFacts] = {}
     for (a, b), record in file.proofs(devices).items():
         speed = speed_of(record, chosen_way(record, p2p))

@@ -74,7 +74,7 @@ def test_a_choice_is_used_at_once_written_and_reset(qtbot: QtBot, make_shell: Ma
     assert theme().name == "light"
     qtbot.waitUntil(lambda: stored("theme") == "light")
     assert row.reset.isVisible()
-    assert row.reset.accessibleName() == "Reset to default: Colours"
+    assert row.reset.accessibleName() == "Reset to default: Theme"
     row.reset.setFocus()
     qtbot.keyClick(row.reset, Qt.Key.Key_Space)
     assert shell.settings.current.theme == "system"
@@ -88,7 +88,7 @@ def test_a_choice_is_used_at_once_written_and_reset(qtbot: QtBot, make_shell: Ma
     [
         ("night", {"theme"}),  # a word that does not occur on the page
         ("LIGHT", {"theme"}),
-        ("folder model", {"model_folders"}),
+        ("gguf folder", {"model_folders"}),
         ("gib nonsense", set()),
     ],
 )
