@@ -1,9 +1,9 @@
 """Fields of settings: their metadata, and the validation that reads it.
 
 Metadata keys: `title` and `help` (texts), `kind` (int, float, bool, str, tuple for texts or dict
-for numbers by token id), `min` and `max` (inclusive range), `soft_max` (end of a slider, if smaller),
-`step`, `lowest` (meaning of the smallest value, if it is not an amount), `has_lines` (one text per
-line), `is_long` (several lines), and `choices` for a field with a few named values.
+for numbers by token id), `min` and `max` (inclusive range), `soft_max` (end of a slider, if
+smaller), `step`, `lowest` (meaning of the smallest value, if it is not an amount), `has_lines`
+(one text per line), `is_long` (several lines), and `choices` for a field with a few named values.
 """
 
 from __future__ import annotations
