@@ -250,7 +250,7 @@ class Watchdog:
             problem = Sentence("shown no sign of life for {n:g} seconds", n=SILENT_S)
             return self.error(working, problem)
         if waiting and self._since_collective_s() >= MAX_S:
-            problem = Sentence("reached no other rank for {n:.0f} seconds", n=MAX_S)
+            problem = Sentence("not reached any other rank for {n:.0f} seconds", n=MAX_S)
             return self.error(working, problem)
         return None
 

@@ -234,7 +234,7 @@ def parse_wire(text: str) -> LinkFacts:
         else:
             raise EngineError(
                 "'{word}' is no network.",
-                "Write its speed and latency, such as 1gbit,0.3ms.",
+                "Specify its speed and latency, for example 1gbit,0.3ms.",
                 word=word[:40],
             )
     return replace(found, covered_bytes=MESSAGE_BYTES)

@@ -374,8 +374,8 @@ def missing_intro(former: Pack | None) -> str:
             f"{text.format(engine=pack_title(former))} {tr('Reinstall it, or choose another one.')}"
         )
     return tr(
-        "An engine runs the models: PyTorch, in a folder that only Tandem uses. Tandem does not use"
-        " the network until you press Install."
+        "Models run on an engine, PyTorch, which is installed in a folder that only Tandem uses."
+        " Tandem does not use the network until you press Install."
     )
 
 
