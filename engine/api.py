@@ -106,7 +106,8 @@ class ImageSupport:
         n_least = rule.most_tokens + MAX_AT_ONCE
         if rule.is_two_way and runtime.n_batch < n_least:
             raise EngineError(
-                "This model needs batches of at least {n} tokens to read images; the batch size is {other}.",
+                "This model needs batches of at least {n} tokens to read images; the batch size is"
+                " {other}.",
                 "Load it with a larger batch size, or without images.",
                 n=n_least,
                 other=runtime.n_batch,

@@ -155,7 +155,8 @@ def _check_shape(path: Path, tensor: TensorInfo) -> None:
         raise InvalidGGUF(path, Sentence("the tensor {name} has an empty dimension", name=name))
     if tensor.shape[-1] % tensor.type.block_size:
         problem = Sentence(
-            "the tensor {name} has rows of {n} elements, not a multiple of the {type} block size {size}",
+            "the tensor {name} has rows of {n} elements, not a multiple of the {type} block size"
+            " {size}",
             n=tensor.shape[-1], name=name, type=tensor.type.name, size=tensor.type.block_size,
         )  # fmt: skip
         raise InvalidGGUF(path, problem)
