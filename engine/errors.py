@@ -441,7 +441,7 @@ class GrammarError(EngineError):
     def __init__(
         self, message: str, place: str = "", hint: str = "", **values: str | int | float
     ) -> None:
-        hint = hint or "Correct it, or do not request an output format."
+        hint = hint or "Correct it, or turn structured output off."
         super().__init__(message, hint, place=place, **values)
         self.place = place
 

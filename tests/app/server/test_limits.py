@@ -146,7 +146,7 @@ def test_pictures_have_room_of_their_own(demo_engine: EngineOnThread) -> None:
     ):
         shown = client.post("/v1/chat/completions", json=chat("x", "A" * 2500))
         assert shown.status_code == 400
-        assert "picture" in shown.json()["error"]["message"], "the demo model sees none"
+        assert "images" in shown.json()["error"]["message"], "the demo model sees none"
         for text, picture in (("x" * 2500, "AAAA"), ("x", "A" * 4000)):
             large = client.post("/v1/chat/completions", json=chat(text, picture))
             assert large.status_code == 413

@@ -325,7 +325,7 @@ def test_what_fails_is_logged_and_the_rest_is_called(caplog: pytest.LogCaptureFi
         failing(fault()), lambda: done.append(1), failing(ValueError()), lambda: done.append(2)
     )
     assert done == [1, 2]
-    assert caplog.text.count("something could not be closed") == 2
+    assert caplog.text.count("cleanup failed") == 2
     with pytest.raises(KeyboardInterrupt):
         call_all(failing(KeyboardInterrupt()))
 

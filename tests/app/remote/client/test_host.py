@@ -480,7 +480,7 @@ def test_an_answer_without_an_end_is_stopped(
             yield said("word " * 100)
 
     server.plan = lambda asked: Reply(endless()) if asked.body else None
-    assert "does not end" in str(loaded.problem())
+    assert "is too long" in str(loaded.problem())
 
 
 def test_pings_keep_a_silent_answer_alive_and_silence_ends_it(server: FakeOpenAI) -> None:

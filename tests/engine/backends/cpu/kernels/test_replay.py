@@ -94,7 +94,7 @@ def test_the_first_refusal_counts_for_the_current_log_only() -> None:
 
 def test_the_number_of_arguments_is_limited() -> None:
     bind(1, MAX_ARGUMENTS, holds_gil=True)
-    with pytest.raises(AssertionError, match="replayed"):
+    with pytest.raises(AssertionError, match="replay"):
         bind(1, MAX_ARGUMENTS + 1, holds_gil=True)
 
 
