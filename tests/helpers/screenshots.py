@@ -136,11 +136,12 @@ def resplit(app: QApplication, model: str) -> list[QPixmap]:
         shell.window.resize(*MOVING_SIZE)
         shell.window.chats_dock.hide()
         load_demo(shell, model)
+        shell.window.sampling.set_params(SamplingParams(temperature=0, ignore_eos=True))
         shell.session.new_chat("")
         camera = QTimer()
         camera.timeout.connect(lambda: frames.append(shell.window.grab()))
         camera.start(FRAME_MS)
-        shell.session.send("Write a long story about a computer with three processors.")
+        shell.session.send("Write the numbers from one to one thousand in words.")
         pause(2500)
         header, footer = shell.split_panel.header, shell.split_panel.footer
         for index, way in ((0, -0.3), (1, 0.2), (0, 0.35)):
@@ -304,7 +305,7 @@ def main() -> None:
         frames = [fromqpixmap(frame) for frame in resplit(app, args.resplit)]
         frames[0].save(
             args.folder / "resplit.webp", save_all=True, append_images=frames[1:], loop=0,
-            duration=FRAME_MS, quality=60, method=6,
+            duration=FRAME_MS, quality=45, method=6,
         )  # fmt: skip
         return
     for name in args.only:
