@@ -1,4 +1,4 @@
-"""The answers being generated: their text, their end, and how to continue after a failure."""
+"""Running answers: how they grow, how they end, and how they continue after a failure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CutAnswer:
     """An answer cut off by a failure.
 
     Attributes:
-        ids: its tokens so far.
+        ids: its token ids so far.
         is_lost: whether the failure was the loss of the model.
     """
 
@@ -45,18 +45,18 @@ class CutAnswer:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether the answer still exists and nothing follows it."""
+        """Whether the answer still exists and is not followed by another message."""
         tree, number = self.chat.tree, self.message.id
         return tree.get(number) is self.message and len(tree.branch(number)) == 1
 
 
 @dataclass(slots=True)
 class WrittenAnswer:
-    """An answer while it is being written into `message`, the last one of its branch.
+    """An answer being written into `message`, the last message on its branch.
 
     Attributes:
         offers: tools that the model may call.
-        first_text_at: time of its first text; None before.
+        first_text_at: when its first text arrived; None before that.
         goes_on: whether it continues an existing message.
     """
 
@@ -79,30 +79,30 @@ class WrittenAnswer:
             message.thought_tokens = self.running.meter.n_tokens
 
     def call(self, event: ToolCallBegun | ToolCallText) -> None:
-        """Apply the beginning or more arguments of a call."""
+        """Apply the start of a call, or more of its arguments."""
         from app.chat import tool_use
 
         self.message.calls = tool_use.with_event(self.message.calls, event, self.offers)
 
     def so_far(self, reason: str) -> AnswerStats:
-        """Return the figures of the answer if it ends now for `reason`."""
+        """Return the answer's figures as if it stopped now for `reason`."""
         meter = self.running.meter
         return AnswerStats(reason, meter.n_tokens, meter.tokens_per_s, meter.first_token_s, 0)
 
 
 class AnswerWriter(QObject):
-    """Writer of answers into their chats, open or not, with at most one answer per chat.
+    """Writes answers into their chats, whether or not these are open, with at most one per chat.
 
     Args:
-        sampling: returns the sampling parameters of a chat; called at the start of each answer.
-        tools: returns the tools that models may call in a chat; called at that time too.
-        pictures: returns where the images of a chat are, see `Conversation.prompt`.
+        sampling: returns a chat's sampling parameters; called at the start of each answer.
+        tools: returns the tools that models may call in a chat; called then, too.
+        pictures: returns a lookup for a chat's image files; see `Conversation.prompt`.
 
     Attributes:
-        cuts: answers cut off by failures, until their chats get another answer.
+        cuts: answers cut off by failures, each until its chat gets another answer.
     """
 
-    beginning = Signal(str)  # id of the chat, before the engine starts to answer
+    beginning = Signal(str)  # id of the chat, before the engine starts answering
     begun = Signal(object)  # WrittenAnswer
     changed = Signal()  # the set of running answers
     grown = Signal(object, str)  # WrittenAnswer, text added to it
@@ -118,7 +118,7 @@ class AnswerWriter(QObject):
         super().__init__(parent)
         self._client, self._sampling, self._tools = client, sampling, tools
         self._pictures = pictures
-        self._written: dict[int, WrittenAnswer] = {}  # by the number of the running answer
+        self._written: dict[int, WrittenAnswer] = {}  # by number of the running answer
         self.cuts: list[CutAnswer] = []
         client.text.connect(self._on_text)
         client.called.connect(self._on_call)
@@ -130,15 +130,15 @@ class AnswerWriter(QObject):
         return iter(list(self._written.values()))
 
     def of(self, chat: Conversation) -> WrittenAnswer | None:
-        """Return the running answer of a chat."""
+        """Return a chat's running answer, if any."""
         return next((one for one in self._written.values() if one.chat is chat), None)
 
     def at(self, message: Message) -> WrittenAnswer | None:
-        """Return the running answer of a message."""
+        """Return the running answer that a message shows, if any."""
         return next((one for one in self._written.values() if one.message is message), None)
 
     def answer(self, chat: Conversation, question: int) -> None:
-        """Answer a question, or continue after the results of calls, in a new version."""
+        """Answer a question, or continue after call results, as a new version."""
         chat.add(Message("assistant", ""), question)
         self._begin(chat, continue_last=False)
 
@@ -146,8 +146,8 @@ class AnswerWriter(QObject):
         """Answer a question again.
 
         Args:
-            old: the question, or an answer to it, which stays as a version unless it is empty. One
-                that follows the results of calls is written again after these.
+            old: the question, or an answer to it, which stays as a version unless it is empty. An
+                answer that follows call results is rewritten after these results.
         """
         self.cut_off(chat)
         row = [*chat.tree.above(old.id), *([] if old.is_answer else [old])]
@@ -162,9 +162,9 @@ class AnswerWriter(QObject):
         self.answer(chat, question.id)
 
     def go_on(self, chat: Conversation) -> None:
-        """Continue the last message of a chat, an answer; a running answer of the chat ends.
+        """Continue a chat's last message, an answer; cut off any running answer in the chat.
 
-        After finished calls, the model continues with their results.
+        If its calls have finished, the model continues with their results.
         """
         self.cut_off(chat)
         last = chat.messages[-1]
@@ -183,7 +183,7 @@ class AnswerWriter(QObject):
         cut = self._cut_of(message)
         can_resume = continue_last and (offers or not message.calls)
         begun = cut.ids if cut and can_resume else ()
-        if not begun:  # an answer cut off inside a call is written again from before it
+        if not begun:  # if it was cut off inside a call, rewrite it from before the call
             message.calls = ()
         self.cuts = [cut for cut in self.cuts if cut.chat is not chat]
         sampling = self._sampling(chat)
@@ -204,18 +204,18 @@ class AnswerWriter(QObject):
         self.changed.emit()
 
     def stop(self, chat: Conversation) -> None:
-        """Stop the answer of a chat; it closes when the engine has ended it."""
+        """Stop a chat's answer; it closes when the engine has stopped."""
         if (written := self.of(chat)) is not None:
             self._client.stop(written.running)
 
     def cut_off(self, chat: Conversation) -> None:
-        """Stop the answer of a chat and close it immediately with the text so far."""
+        """Stop a chat's answer, and close it immediately with the text so far."""
         if (written := self.of(chat)) is not None:
             self._client.stop(written.running)
             self._close(written, written.so_far("cancelled"))
 
     def close(self) -> None:
-        """Close all answers as stopped; the engine is shutting down anyway."""
+        """Close all answers as stopped, without waiting for the engine, which is shutting down."""
         for written in self:
             self._close(written, written.so_far("cancelled"))
 
@@ -259,7 +259,7 @@ class AnswerWriter(QObject):
 
     @Slot(object)
     def _on_lost(self, error: EngineError) -> None:
-        # answers may have failed from the same cause before it was known to be a loss
+        # answers may have failed for the same reason before the loss was known
         problem = translated(error.message)
         self.cuts = [
             replace(cut, is_lost=cut.is_lost or cut.message.problem == problem) for cut in self.cuts

@@ -1,9 +1,9 @@
-"""The KV caches of chats on disk, so that a chat continues without prefill after a restart.
+"""On-disk KV caches for chats, so that chats continue without prefill after a restart.
 
-The engine keeps the caches of several chats while they fit, so switching chats is free. They are
-saved before the model is unloaded, before another chat may need their space, and, for chats other
-than the last one, when the engine has been idle for a while. An answer in a chat other than the
-last one loads its file. If that is missing, old or broken, the engine computes the cache again.
+The engine keeps the caches of several chats while they fit, so switching chats is free. Caches are
+saved before the model is unloaded, before another chat may need their space, and, except for the
+last chat, when the engine has been idle for a while. An answer in a chat other than the last one
+loads that chat's file; if it is missing, old or broken, the engine computes the cache again.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from engine import EngineError, Finished, LoadState, SaveState, StateFileError, 
 log = logging.getLogger(__name__)
 
 MIN_TOKENS = 128
-"""Smallest chat worth a file, in tokens: prefill of fewer is faster than reading them."""
+"""Smallest chat worth a file, in tokens; for fewer tokens, prefill is faster than reading."""
 
 LAST_S = 3.0
-"""Seconds that closing the window may wait for the last files."""
+"""Maximum seconds that a closing window waits for the last files."""
 
 QUIET_MS = 20_000
-"""Milliseconds the engine must be idle before inactive chats are saved."""
+"""Milliseconds that the engine must be idle before inactive chats are saved."""
 
 GROWTH = 0.25
-"""Share of a context that must stay free when a chat is answered."""
+"""Fraction of one chat's context that must stay free for an answer."""
 
 SUFFIX = ".safetensors"
 
 
 @dataclass(slots=True)
 class _Held:
-    answer: RunningAnswer  # the last one of the chat
+    answer: RunningAnswer  # the chat's last answer
     n_before: int = 0  # tokens before that answer
-    n_tokens: int = 0  # tokens with it; 0 while it is being written
+    n_tokens: int = 0  # tokens including that answer; 0 while it is being written
     is_saved: bool = False
 
     @property
@@ -49,12 +49,12 @@ class _Held:
 
 
 class ChatCache(QObject):
-    """The cache files of one folder: `max_bytes` in all, 0 for none; the oldest go first."""
+    """The cache files in a folder, at most `max_bytes` in total; the oldest are deleted first."""
 
     def __init__(self, folder: Path, client: EngineClient, max_bytes: int, parent: QObject) -> None:
         super().__init__(parent)
         self._folder, self._client, self._max_bytes = folder, client, max_bytes
-        self._held: dict[str, _Held] = {}  # by the chat's id, the one answered last at the end
+        self._held: dict[str, _Held] = {}  # by chat id; the chat answered last is at the end
         self._quiet = QTimer(self, singleShot=True, interval=QUIET_MS)
         self._quiet.timeout.connect(self.save_left)
         client.state_changed.connect(self._await_quiet)
@@ -68,7 +68,7 @@ class ChatCache(QObject):
 
     @Slot(str)
     def enter(self, chat_id: str) -> None:
-        """Load the cache of a chat that is about to be answered, unless it was the last one."""
+        """Load the cache of a chat about to be answered, unless it was also answered last."""
         if chat_id == next(reversed(self._held), None):
             return
         self._make_room(chat_id)
@@ -86,14 +86,14 @@ class ChatCache(QObject):
 
     @Slot(object)
     def begin(self, written: WrittenAnswer) -> None:
-        """Track the answer that starts in a chat."""
+        """Track an answer that starts."""
         before = self._held.pop(written.chat.id, None)
         n_before = before.n_tokens if before is not None else 0
         self._held[written.chat.id] = _Held(written.running, n_before)
 
     @Slot()
     def leave(self) -> None:
-        """Save the unsaved caches of all chats, before the model is unloaded."""
+        """Save all unsaved caches, before the model is unloaded."""
         self._save(list(self._held))
 
     @Slot()
@@ -105,7 +105,7 @@ class ChatCache(QObject):
 
     @Slot()
     def save_left(self) -> None:
-        """Save the caches of all chats except the last one, if the engine is idle."""
+        """Save the caches of all chats but the last one, if the engine is idle."""
         if self._client.is_idle:
             self._save(list(self._held)[:-1])
 
@@ -136,7 +136,7 @@ class ChatCache(QObject):
         return True
 
     def delete(self, chat_id: str) -> None:
-        """Delete all cache files of a chat."""
+        """Delete all of a chat's cache files."""
         for path in self._files():
             if path.name.startswith(f"{chat_id}-"):
                 _remove(path)

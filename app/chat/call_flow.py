@@ -1,4 +1,4 @@
-"""Tool calls of chats: the user approves or refuses them, the model continues with the results."""
+"""Tool calls in chats: the user approves or refuses them; the model continues with the results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunningUse:
-    """A running call of a message."""
+    """A running call from a message."""
 
     chat: Conversation
     message: Message
@@ -35,8 +35,8 @@ class RunningUse:
 class CallRunner(QObject):
     """The running calls of all chats."""
 
-    ended = Signal(object, object)  # RunningUse, ToolResult; not of a call that was stopped
-    _done = Signal(int, object)  # number of a run, ToolResult; emitted on any thread
+    ended = Signal(object, object)  # RunningUse, ToolResult; not emitted for stopped calls
+    _done = Signal(int, object)  # number of a running call, ToolResult; emitted on any thread
 
     def __init__(self, source: ToolSession, parent: QObject) -> None:
         super().__init__(parent)
@@ -49,11 +49,11 @@ class CallRunner(QObject):
         return iter(list(self._running.values()))
 
     def of(self, chat: Conversation) -> list[RunningUse]:
-        """Return the running calls of a chat."""
+        """Return a chat's running calls."""
         return [run for run in self._running.values() if run.chat is chat]
 
     def start(self, chat: Conversation, message: Message, call_id: str) -> None:
-        """Start a call of a message."""
+        """Start a call from a message."""
         call = next(call for call in message.calls if call.id == call_id)
         number = next(self._numbers)
         arguments = read_arguments(call.arguments) or {}
@@ -78,25 +78,25 @@ class CallRunner(QObject):
 
 
 MAX_ROUNDS: Final = 25
-"""Rounds of calls to one question before the window asks whether to continue."""
+"""Rounds of calls per question before the window asks whether to continue."""
 
 CHARACTERS_OF_TOKEN: Final = 2
-"""Characters of a result per token of the context: ordinary text then fills half of it. Longer
+"""Maximum result characters per context token, so that ordinary text fills half the context. Longer
 results are cut, or the model could not continue."""
 
 
 class CallFlow(QObject):
-    """The calls of all chats, from the end of the answer that makes them.
+    """The calls in all chats, once the answers that make them have finished.
 
     Args:
-        go_on: continues a chat after the results.
+        go_on: continues a chat after call results.
         can_go_on: returns whether a chat still exists and has no running answer.
     """
 
-    changed = Signal(object, object)  # Conversation, Message whose calls changed
-    running_changed = Signal()  # which calls run
+    changed = Signal(object, object)  # Conversation, Message whose calls have changed
+    running_changed = Signal()  # the set of running calls
     noticed = Signal(object)  # Notice
-    wanted = Signal(object)  # Conversation with calls that wait for approval
+    wanted = Signal(object)  # Conversation whose calls await approval
 
     def __init__(
         self,
@@ -118,12 +118,12 @@ class CallFlow(QObject):
         return [tool for tool in offered if tool.server not in chat.servers_off]
 
     def is_running(self, chat: Conversation) -> bool:
-        """Return whether a call of a chat runs."""
+        """Return whether a chat has a running call."""
         return bool(self.runner.of(chat))
 
     @Slot(object, object)
     def take_answer(self, chat: Conversation, message: Message) -> None:
-        """Take a finished answer: its calls wait for approval, or have failed already."""
+        """Handle a finished answer, whose calls await approval or have already failed."""
         if message.waits_for_calls:
             self.wanted.emit(chat)
         elif message.has_results and message.stats and message.stats.reason == "stop":
@@ -136,19 +136,19 @@ class CallFlow(QObject):
             self._emit_changed(chat, message)
 
     def refuse(self, chat: Conversation, message: Message, call_id: str) -> None:
-        """Refuse a waiting call; the model sees that."""
+        """Refuse a waiting call; the model sees the refusal."""
         if self._set_state(message, call_id, "waiting", "refused"):
             self._emit_changed(chat, message)
             self._settle(chat, message)
 
     def stop_call(self, chat: Conversation, message: Message, call_id: str) -> None:
-        """Stop a running call; the model continues without its result."""
+        """Stop a running call; the model continues without the result."""
         runs = [run for run in self.runner.of(chat) if run.call_id == call_id]
         if self._stop([run for run in runs if run.message is message]):
             self._settle(chat, message)
 
     def stop(self, chat: Conversation, messages: Iterable[Message] | None = None) -> None:
-        """Stop the running calls of a chat, or of some messages; the model does not continue."""
+        """Stop the running calls in a chat or in some messages; the model does not continue."""
         runs = self.runner.of(chat)
         if messages is not None:
             wanted = {id(message) for message in messages}
@@ -156,7 +156,7 @@ class CallFlow(QObject):
         self._stop(runs)
 
     def refuse_waiting(self, chat: Conversation) -> None:
-        """Refuse the waiting calls at the end of a chat: the user has written a new message."""
+        """Refuse the waiting calls at the end of a chat, as the user has written a new message."""
         last = chat.messages[-1] if chat.messages else None
         if last is not None and last.waits_for_calls:
             self.stop(chat, [last])
@@ -230,6 +230,6 @@ class CallFlow(QObject):
 
 
 def rounds(chat: Conversation) -> int:
-    """Return the number of answers with calls after the last question of a chat."""
+    """Return how many answers with calls follow the last question in a chat."""
     answers = takewhile(lambda message: message.is_answer, reversed(chat.messages))
     return sum(bool(message.calls) for message in answers)

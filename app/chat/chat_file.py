@@ -1,4 +1,4 @@
-"""The JSON of chats, chat files of older versions, and recovery of damaged ones."""
+"""The JSON of chats, chat files from older versions, and recovery of damaged files."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from engine import read_file
 
 MESSAGES: Final = re.compile(r'"messages":\s*\[\s*')
 ENTRY: Final = re.compile(r",\s*\{")
-"""Start of the messages in a chat's file, and of each next one; texts have no bare quotes."""
+"""Start of the messages in a chat file, and of each further one; in texts, quotes are escaped."""
 
 MAX_FAILED: Final = 100
-"""Failed attempts to decode a message of a damaged file before giving up."""
+"""Number of failed attempts to decode a message before giving up on a damaged file."""
 
 SLICE: Final = 1 << 16
-"""Characters encoded at a time. Encoding holds the GIL: 10 MB in one go would block the window for
-30 ms."""
+"""Characters encoded at a time; encoding holds the GIL, so 10 MB in one go would block the window
+for 30 ms."""
 
 
 def parse_chat(data: bytes) -> Conversation:
-    """Return the chat of a file's content.
+    """Return the chat in a file's content.
 
     Raises:
         ValueError, RecursionError: it is not a chat.
@@ -42,9 +42,9 @@ def parse_chat(data: bytes) -> Conversation:
 
 
 def salvaged(text: str) -> Conversation:
-    """Return the intact messages of a truncated or damaged chat file.
+    """Return a chat with the intact messages from a truncated or damaged chat file.
 
-    If parents are missing, they become a single branch.
+    If parents are missing, the messages become a single branch.
 
     Raises:
         ValueError, RecursionError: it is not a chat, or has no intact message.
@@ -59,7 +59,7 @@ def salvaged(text: str) -> Conversation:
             messages.append(Message.from_json(value))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             end, n_failed = place + 1, n_failed + 1
-        found = ENTRY.search(text, end)  # skips other objects, such as attached files
+        found = ENTRY.search(text, end)  # skips other objects, such as attachments
         place = -1 if found is None else found.end() - 1
     if not messages:
         raise ValueError("no whole message")
@@ -84,12 +84,12 @@ def _head(text: str) -> dict[str, Any]:
 
 
 def encoded(value: object) -> Iterator[bytes]:
-    """Yield the JSON of a value piece by piece; texts may have lone surrogates."""
+    """Yield a value's JSON piece by piece; texts may have lone surrogates."""
     return (piece.encode(errors="surrogatepass") for piece in _pieces(value))
 
 
 def decoded(data: bytes) -> Any:
-    """Return the value of JSON made by `encoded`.
+    """Return the value of JSON written by `encoded`.
 
     Raises:
         ValueError, RecursionError: it is not JSON.
@@ -125,26 +125,26 @@ SUFFIX, JOURNAL = ".json", ".journal"
 MAX_BYTES: Final = 256 << 20
 
 MAX_TRIES: Final = 3
-"""Attempts to read a chat while an older version writes it."""
+"""Number of attempts to read a chat that an older version is writing."""
 
 TEXTS: Final = ("title", "system_prompt", "draft")
-"""Attributes of a chat that a journal stores as appended text."""
+"""Chat attributes that a journal stores as appended text."""
 
 WRONG: Final = (KeyError, TypeError, AttributeError, OverflowError, IndexError)
-"""Errors, in addition to ValueError, raised by a journal line that is not a change."""
+"""Errors, besides ValueError, raised for a journal line that is not a change."""
 
 Change = Mapping[str, Any]
 
 Stamp = tuple[int, int, int]
-"""Modification time, inode and size of a file: one of these changes with its content."""
+"""A file's modification time, inode and size; if its content changes, so does one of these."""
 
 Stamps = tuple[Stamp | None, Stamp | None]
-"""Stamps of a chat's file and of its journal; None for a missing one."""
+"""Stamps of a chat file and its journal; None for a missing file."""
 
 
 @dataclass(frozen=True, slots=True)
 class OldChat:
-    """A chat of an older version; its stamps were taken before reading."""
+    """A chat from an older version; its stamps were taken before it was read."""
 
     path: Path
     chat: Conversation
@@ -152,7 +152,7 @@ class OldChat:
 
 
 def old_files(folder: Path, suffix: str = SUFFIX) -> list[Path]:
-    """Return the files with a suffix, by name; none if the folder is unreadable."""
+    """Return the files with a suffix, sorted by name; none if the folder is unreadable."""
     try:
         return sorted(path for path in folder.iterdir() if path.suffix == suffix)
     except OSError:
@@ -160,13 +160,13 @@ def old_files(folder: Path, suffix: str = SUFFIX) -> list[Path]:
 
 
 def read_old(path: Path) -> OldChat:
-    """Return the chat of a file, with the changes of its journal.
+    """Return the chat in a file, with the changes from its journal.
 
     Raises:
         OSError, ValueError, RecursionError: it is unreadable or damaged.
     """
     for _ in range(MAX_TRIES - 1):
-        with suppress(FileNotFoundError):  # a journal that another window has just merged
+        with suppress(FileNotFoundError):  # another window has just merged the journal
             found = _read_once(path)
             if stamps_of(path) == found.stamps:
                 return found
@@ -174,12 +174,12 @@ def read_old(path: Path) -> OldChat:
 
 
 def stamps_of(path: Path) -> Stamps:
-    """Return the stamps of a chat's file and its journal (raises OSError)."""
+    """Return the stamps of a chat file and its journal (raises OSError)."""
     return _stamp(path), _stamp(path.with_suffix(JOURNAL))
 
 
 def read_journal(data: bytes) -> tuple[str, Iterator[Change]]:
-    """Return the hash of a journal's base file ("" if damaged), and its intact changes."""
+    """Return the hash of a journal's base file ("" if damaged), and the intact changes."""
     lines = _whole_lines(data)
     try:
         return str(next(lines)["base"]), lines
@@ -188,7 +188,7 @@ def read_journal(data: bytes) -> tuple[str, Iterator[Change]]:
 
 
 def changed(chat: Conversation, change: Change) -> Conversation:
-    """Return a changed copy of a chat.
+    """Return a copy of a chat with a change applied.
 
     Raises:
         ValueError: it is not a change of this chat.
@@ -232,7 +232,7 @@ def _changed_row(row: Sequence[Message], change: Change) -> MessageTree:
 
 
 def _grown(before: str, growth: tuple[int, str]) -> str:
-    """Return a text after a change: the number of kept characters, and the appended text."""
+    """Return a text after `growth`: how many characters to keep, and the text to append."""
     n_kept, added = growth
     if not 0 <= n_kept <= len(before):
         raise ValueError("text is missing")

@@ -1,4 +1,4 @@
-"""Presenter of the chats: connects their session with their views."""
+"""Presenter for the chats: connects the chat session with its views."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from app.widgets.theme import theme_signals
 
 
 class ChatPresenter(QObject):
-    """Connection of one `ChatSession` with its views.
+    """Connects a `ChatSession` with its views.
 
     Args:
-        keep: stores settings and has them written.
+        keep: applies settings and saves them.
         flush_prompt: stores a system prompt that is being typed.
-        wake: loads a model that was unloaded when idle; called before messages are sent.
+        wake: reloads a model that was unloaded when idle; called before messages are sent.
     """
 
     noticed = Signal(object)  # Notice
-    opened = Signal(bool)  # whether the chat that is shown now has messages
+    opened = Signal(bool)  # whether the chat now shown has messages
 
     def __init__(
         self,
@@ -76,12 +76,12 @@ class ChatPresenter(QObject):
         self.pictures.changed.connect(self._context.counter.count_images)
 
     def start(self) -> None:
-        """Show the chats, with the last one open."""
+        """Show the chats, and open the last one."""
         current = self._settings.current
         self._session.start(current.last_chat, current.system_prompt)
 
     def flush(self) -> None:
-        """Store typed text now, before a chat is left or the window closes."""
+        """Store typed text now, before another chat opens or the window closes."""
         self._composer.flush_draft()
         self._flush_prompt()
 
@@ -106,7 +106,7 @@ class ChatPresenter(QObject):
         """Send a message; text that cannot be sent now stays in the composer."""
         self._flush_prompt()
         self._wake()
-        if text and not self._composer.text:  # a prompt of the start page may have to wait
+        if text and not self._composer.text:  # a prompt from the start page may have to wait
             self._composer.set_text(text)
             self._session.set_draft(text)
         files, pictures = self.files.ready_files(), self.pictures.ready()
@@ -119,7 +119,7 @@ class ChatPresenter(QObject):
 
     @Slot(int, str)
     def edit(self, message_id: int, text: str) -> None:
-        """Send an edited question; add it to the draft if that fails."""
+        """Send an edited question; if that fails, add it to the draft."""
         self.flush()
         if not self._session.edit(message_id, text):
             draft = "\n\n".join(
@@ -150,7 +150,7 @@ class ChatPresenter(QObject):
         view.resend_requested.connect(self.edit)
         view.continue_requested.connect(session.go_on)
         session.answer_text.connect(view.grow)
-        session.answer_text.connect(self._show_status)  # the first text ends "Waiting…"
+        session.answer_text.connect(self._show_status)  # the first text replaces "Waiting…"
         session.answer_closed.connect(view.close_answer)
         session.answers_changed.connect(self._show_status)
         client.prefill.connect(lambda _done, _total, answer: self._on_progress(answer))
@@ -246,7 +246,7 @@ class ChatPresenter(QObject):
 
 
 class BranchSteps(QObject):
-    """Changes of the open chat's messages; a notice offers to undo each, except a fork."""
+    """Changes to the open chat's messages; a notice offers to undo each one, except a fork."""
 
     noticed = Signal(object)  # Notice
 
@@ -256,7 +256,7 @@ class BranchSteps(QObject):
 
     @Slot(int, str)
     def edit_answer(self, message_id: int, text: str) -> None:
-        """Edit an answer in place; later messages stay."""
+        """Edit an answer in place; keep later messages."""
         chat = self._session.current
         message = chat.tree.get(message_id)
         if message is None or self._session.is_writing(message):
@@ -282,7 +282,7 @@ class BranchSteps(QObject):
 
     @Slot(int)
     def delete_message(self, message_id: int) -> None:
-        """Delete one message; later ones stay."""
+        """Delete one message; keep later ones."""
         chat = self._session.current
         if message_id in chat.tree:
             self._session.end_answer([chat.tree[message_id]])
@@ -291,7 +291,7 @@ class BranchSteps(QObject):
 
     @Slot(int)
     def delete_branch(self, message_id: int) -> None:
-        """Delete a message and everything after it, in every version."""
+        """Delete a message and everything after it, in all versions."""
         chat = self._session.current
         if message_id in chat.tree:
             self._session.end_answer(chat.tree.branch(message_id))
@@ -303,7 +303,7 @@ class BranchSteps(QObject):
 
     @Slot(int)
     def fork(self, message_id: int) -> None:
-        """Open a new chat with the messages up to this one."""
+        """Open a new chat with the messages up to and including this one."""
         chat = self._session.current
         if message_id in chat.tree:
             made = chat.fork(message_id)

@@ -1,4 +1,4 @@
-"""Token counts of the open chat and its draft, and notices when the context is full."""
+"""Token counts for the open chat and its draft, and notices when the context is full."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from app.core.translation import tr
 from engine import ChatMessage, TokensCounted, Tool
 
 WAIT_MS = 120
-"""Delay between a change and its count: changes in quick succession are counted once."""
+"""Delay before a change is counted, so that changes in quick succession are counted once."""
 
 _Prompt = tuple[tuple[ChatMessage, ...], tuple[Tool, ...]]
 
 
 class ContextCounter(QObject):
-    """Counter of the tokens of the open chat and its draft.
+    """Counts the tokens in the open chat and its draft.
 
     Args:
-        draft: returns the text of the draft and its files.
-        n_image_tokens: returns the number of tokens of its images.
+        draft: returns the draft's text, including its files.
+        n_image_tokens: returns the number of tokens in its images.
     """
 
     changed = Signal(object)  # ContextUsage
@@ -38,9 +38,9 @@ class ContextCounter(QObject):
         super().__init__(parent)
         self._client, self._session = client, session
         self._draft, self._n_image_tokens = draft, n_image_tokens
-        self._messages: _Prompt | None = None  # the prompt that `n_before` counts
+        self._messages: _Prompt | None = None  # the prompt whose tokens are `n_before`
         self._request: _Prompt | None = None
-        self._pending_draft: str | None = None  # draft that is being counted; None while none is
+        self._pending_draft: str | None = None  # the draft being counted; None if none is
         self._counted_draft: str | None = None
         self._is_stale = True  # whether the messages may have changed
         self.usage = ContextUsage()
@@ -50,13 +50,13 @@ class ContextCounter(QObject):
 
     @property
     def is_current(self) -> bool:
-        """Whether the counts belong to the present messages and draft."""
+        """Whether the counts are for the present messages and draft."""
         is_busy = self._is_stale or self._pending_draft is not None
         return self.usage.is_counted and not is_busy and self._draft() == self._counted_draft
 
     @Slot()
     def forget(self) -> None:
-        """Count the messages again: another chat is open, or this one has changed."""
+        """Count the messages again, because another chat is open or this one has changed."""
         self._is_stale = True
         model = self._client.model
         if model is None:
@@ -77,7 +77,7 @@ class ContextCounter(QObject):
 
     @Slot()
     def count_answer(self) -> None:
-        """Add the tokens of the open chat's running answer."""
+        """Include the tokens in the open chat's running answer."""
         if self._session.answer_here is not None:
             self._show(replace(self.usage, n_answer=self._n_answer))
 
@@ -88,7 +88,7 @@ class ContextCounter(QObject):
 
     @Slot()
     def count_images(self) -> None:
-        """Count the draft again: its images may have changed without its text."""
+        """Count the draft again, as its images may have changed while its text has not."""
         self._counted_draft = None
         self.look()
 
@@ -109,7 +109,7 @@ class ContextCounter(QObject):
         is_new = self._is_stale and (request != self._messages or not self.usage.is_counted)
         self._is_stale = False
         if not is_new and draft == self._counted_draft:
-            # an answer may have ended with the same text as the one that it replaces
+            # an answer may have the same text as the one that it replaced
             self._show(replace(self.usage, n_answer=self._n_answer))
             return
         self._request, self._pending_draft = request, draft
@@ -123,7 +123,7 @@ class ContextCounter(QObject):
         if model is None:
             return
         self._counted_draft, known = draft, self._session.current.context_tokens
-        if counted is None:  # the template refuses the messages; the answer will say so
+        if counted is None:  # the template refuses the messages; the answer will report that
             self._messages = self._request
             self._show(ContextUsage(model.n_ctx, known))
         else:
@@ -145,7 +145,7 @@ class ContextCounter(QObject):
 
 
 class ContextPresenter(QObject):
-    """Presenter of the context gauge; makes room in full contexts."""
+    """Presenter for the context gauge; it makes room in full contexts."""
 
     noticed = Signal(object)  # Notice
 
@@ -170,9 +170,9 @@ class ContextPresenter(QObject):
         session.filled.connect(self._offer_shift)
 
     def may_send(self, text: str) -> bool:
-        """Return whether a message fits; if not, show a notice with the sizes and a remedy.
+        """Return whether a message fits; if not, show a notice with the counts and a remedy.
 
-        A message that was not counted yet may be sent: the engine checks it too.
+        A message that has not been counted yet may be sent, as the engine checks it too.
         """
         usage, chat = self.counter.usage, self._session.current
         if not self.counter.is_current or usage.fits:
@@ -208,7 +208,7 @@ class ContextPresenter(QObject):
 
         def drop_and_go_on() -> None:
             chat.drops_oldest = True
-            self._session.open_chat(chat.id)  # another one may be open by now
+            self._session.open_chat(chat.id)  # another chat may be open by now
             if self._session.current is chat:
                 self._session.go_on()
 

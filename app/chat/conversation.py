@@ -1,4 +1,4 @@
-"""A conversation: its turns, title, JSON form, and the prompt made of it."""
+"""A conversation: its messages, title and JSON form, and the prompt built from it."""
 
 from __future__ import annotations
 
@@ -26,41 +26,41 @@ from app.core.translation import tr
 from engine import IMAGE_PLACEHOLDER, ChatMessage, ImageFile
 
 SCHEMA = 2
-"""Version of a chat's JSON: 1 has a list of messages, 2 a tree."""
+"""Version of a chat's JSON; messages are a list in 1 and a tree in 2."""
 
 OF_FILES = ("schema", "messages", "chosen")
-"""Names in a chat's JSON that are not attributes of the chat."""
+"""Keys in a chat's JSON that are not attributes of the chat."""
 
 SAFE_ID: Final = re.compile(r"[0-9A-Za-z_-]{1,64}")
-"""Ids valid as file names on every system: image folders are named by them."""
+"""Pattern for ids: valid file names on every system, as image folders are named after ids."""
 
 TITLE_LENGTH = 48
 LAST_SECOND = 253_000_000_000.0  # in the year 9987
 
 
 ImageFiles = Callable[[ChatImage], ImageFile | None]
-"""Function that returns the file of an image; None for one omitted from the prompt."""
+"""Function that returns an image's file; None if the prompt omits the image."""
 
 EFFORTS: Final = ("low", "medium", "high")
-"""Values of the `reasoning_effort` of chat templates."""
+"""Values of `reasoning_effort` in chat templates."""
 
 
 @dataclass(slots=True)
 class Conversation:
-    """A chat; its times are seconds since the epoch.
+    """A chat; all times are in seconds since the epoch.
 
     Attributes:
-        draft_files: paths of the draft's files.
-        draft_pictures: images of the draft.
+        draft_files: paths of the files in the draft.
+        draft_pictures: images in the draft.
         drops_oldest: whether the oldest messages are dropped when the context is full.
-        sampling: its own sampling values by field of `SamplingParams`; None for the global ones.
-        thinks: whether models think before they answer; None for the template's default.
+        sampling: the chat's own values by `SamplingParams` field; None to use the global ones.
+        thinks: whether models think before answering; None for the template's default.
         effort: how much they think, one of `EFFORTS`; "" for the template's default.
         uses_tools: whether models may call tools.
-        servers_off: names of servers whose tools are disabled here.
-        has_own_title: whether the user or the model chose the title, not the first words.
-        tree: messages in all their versions.
-        origin: id of the chat it was copied from, which may still own its images; not stored.
+        servers_off: names of servers whose tools are disabled in this chat.
+        has_own_title: whether the user or the model chose the title; else it is from a message.
+        tree: all versions of all messages.
+        origin: id of the chat it was copied from, which may still have its images; not stored.
         extra: unknown entries of its file, written back unchanged.
     """
 
@@ -90,7 +90,7 @@ class Conversation:
 
     @property
     def messages(self) -> Sequence[Message]:
-        """The messages on screen: the chosen version of each question and answer."""
+        """The messages on screen: the chosen versions of questions and answers."""
         return self.tree.path
 
     @property
@@ -118,9 +118,9 @@ class Conversation:
         return replace(self, tree=self.tree.copy(Message.copy))
 
     def fork(self, last: int) -> Conversation:
-        """Return a new chat with the messages from the first one to `last`."""
+        """Return a new chat with the messages up to and including `last`."""
         messages = [message.copy() for message in (*self.tree.above(last), self.tree[last])]
-        for message in messages:  # running calls belong to this chat only
+        for message in messages:  # running calls belong only to this chat
             message.calls = with_stopped(message.calls, "running")
         now = time.time()
         tree = MessageTree(in_a_row(messages))
@@ -136,11 +136,11 @@ class Conversation:
 
     @property
     def has_draft(self) -> bool:
-        """Whether there is a draft text, file or image."""
+        """Whether the draft has a text, file or image."""
         return bool(self.draft.strip() or self.draft_files or self.draft_pictures)
 
     def all_images(self) -> Iterator[ChatImage]:
-        """Yield the images of the draft and of all versions of all messages."""
+        """Yield the images in the draft and in all versions of all messages."""
         yield from self.draft_pictures
         for message in self.tree:
             yield from message.pictures
@@ -149,16 +149,16 @@ class Conversation:
         self, *, continue_last: bool = False, without_last: bool = False,
         pictures: ImageFiles = lambda _: None,
     ) -> tuple[ChatMessage, ...]:  # fmt: skip
-        """Return the turns for the model: system prompt first, without thoughts and empty answers.
+        """Return the turns for the model, with the system prompt but no thoughts or empty answers.
 
-        Consecutive messages of one role are merged, as many templates refuse two in a row. With
-        `continue_last` the last answer stays verbatim, with its thought and without its calls.
-        Answers with calls to the last question keep their thoughts: templates of models that think
-        between calls need them.
+        Consecutive messages with the same role are merged, as many templates refuse two in a row.
+        With `continue_last`, the last answer stays verbatim, with its thought but without calls.
+        Answers with calls after the last question keep their thoughts, because templates for models
+        that think between calls need them.
 
         Args:
             without_last: whether to omit the last message.
-            pictures: returns the files of images; an omitted one is replaced by its name.
+            pictures: returns the files of images; an omitted image is replaced by its name.
         """
         turns = [ChatMessage("system", self.system_prompt)] if self.system_prompt.strip() else []
         messages = self.messages[:-1] if without_last else self.messages
@@ -191,7 +191,7 @@ class Conversation:
         return next(filter(None, known), 0)
 
     def head(self) -> dict[str, Any]:
-        """Return everything except the messages as JSON values, with unknown entries."""
+        """Return everything but the messages as JSON values, with unknown entries."""
         data: dict[str, Any] = plain(self)
         return data
 
@@ -202,7 +202,7 @@ class Conversation:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Conversation:
-        """Return the chat stored by `to_json`, or by an older version of Tandem.
+        """Return a chat stored by `to_json` or by an older version of Tandem.
 
         Raises:
             NewerChat: it was written by a newer version.
@@ -213,7 +213,7 @@ class Conversation:
             if schema > SCHEMA:
                 raise NewerChat(tr("it was written by a newer version of Tandem"))
             messages = [Message.from_json(item) for item in data["messages"]]
-            if schema < 2:  # messages in a row
+            if schema < 2:  # messages are a list
                 messages = in_a_row(messages)
             return cls.of_parts(data, MessageTree(messages, data.get("chosen", ())))
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -221,7 +221,7 @@ class Conversation:
 
     @classmethod
     def of_parts(cls, head: Mapping[str, Any], tree: MessageTree) -> Conversation:
-        """Return the chat of a `head` and its messages.
+        """Return the chat with this `head` and these messages.
 
         Raises:
             KeyError, TypeError, ValueError, OverflowError: the head is invalid.
@@ -268,12 +268,12 @@ def _texts(value: object) -> tuple[str, ...]:
 
 
 class NewerChat(ValueError):
-    """A chat written by a newer version of Tandem; the message is the end of a sentence."""
+    """A chat was written by a newer version of Tandem; the message completes a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class DamagedChat:
-    """An unreadable or damaged chat file; `why` is the end of a sentence."""
+    """An unreadable or damaged chat file; `why` completes a sentence."""
 
     path: Path
     why: str
@@ -281,7 +281,7 @@ class DamagedChat:
 
 @dataclass(frozen=True, slots=True)
 class ChatSummary:
-    """A chat as one line of the list; `updated` is in seconds since the epoch."""
+    """A chat as listed in one line; `updated` is in seconds since the epoch."""
 
     id: str
     title: str
@@ -293,7 +293,7 @@ class ChatSummary:
 
 
 def in_a_row(messages: Iterable[Message]) -> list[Message]:
-    """Number messages as a single branch, and return them."""
+    """Link messages into a single branch by ids and parents, and return them."""
     found = list(messages)
     for number, message in enumerate(found, 1):
         message.id, message.parent = number, number - 1
@@ -301,7 +301,7 @@ def in_a_row(messages: Iterable[Message]) -> list[Message]:
 
 
 def title_from(text: str) -> str:
-    """Return a title made of the first line of a message, cut between words."""
+    """Return a title from a message's first line, cut between words."""
     line = " ".join(text.strip().partition("\n")[0].split())
     if len(line) <= TITLE_LENGTH:
         return line
@@ -309,12 +309,12 @@ def title_from(text: str) -> str:
 
 
 def valid_time(value: Any) -> float:
-    """Return seconds since the epoch that are a valid date in every time zone.
+    """Return `value` as seconds since the epoch, if that is a valid date in every time zone.
 
     Raises:
-        ValueError, TypeError, OverflowError: they are not.
+        ValueError, TypeError, OverflowError: it is not.
     """
     seconds = float(value)
-    if not 0.0 <= seconds <= LAST_SECOND:  # false for NaN, too
+    if not 0.0 <= seconds <= LAST_SECOND:  # true for NaN, too
         raise ValueError(f"not a time: {value!r}")
     return seconds

@@ -1,7 +1,7 @@
-"""The database of the chats: one SQLite file with all chats and their search texts.
+"""The chat database: one SQLite file with all chats and their search texts.
 
-Several threads and windows use it at once: readers never wait, and a commit survives a kill and a
-power cut. A damaged file is set aside, and everything readable is copied into a new one.
+Several threads and windows can use it simultaneously. Readers never wait, and commits survive kills
+and power cuts. A damaged file is set aside, and everything readable is copied into a new one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 VERSION: Final = 1
-"""Version of the tables."""
+"""Version of the table schema."""
 
 BUSY_S: Final = 5.0
 """Longest wait for another writer, in seconds."""
@@ -47,8 +47,8 @@ CREATE TABLE unindexed(number INTEGER PRIMARY KEY, chat TEXT NOT NULL, message I
 CREATE TABLE texts(number INTEGER PRIMARY KEY, chat TEXT NOT NULL, message INTEGER NOT NULL,
     body TEXT NOT NULL, folded TEXT NOT NULL, UNIQUE(chat, message));
 """
-"""Chats without their messages (`head`, JSON), messages (`data`, JSON), search texts (`texts`, see
-`search.index_some`), and the keys of those that are out of date (`unindexed`)."""
+"""Chats without their messages (`head`, JSON), messages (`data`, JSON), search texts (`texts`; see
+`search.index_some`), and the keys of outdated search texts (`unindexed`)."""
 
 TRIGRAMS: Final = """
 CREATE VIRTUAL TABLE trigrams USING fts5(
@@ -72,7 +72,7 @@ REASONS: Final = {
     sqlite3.SQLITE_LOCKED: errno.EBUSY,
     sqlite3.SQLITE_NOMEM: errno.ENOMEM,
 }
-"""The errno for each SQLite error code."""
+"""Errno by SQLite error code."""
 
 _HALVES = re.compile("[\ud800-\udfff]")
 
@@ -81,7 +81,7 @@ class ChatDatabase:
     """The database file, created with the first chat. Thread-safe.
 
     Attributes:
-        set_aside: damaged files that were replaced.
+        set_aside: damaged files that have been replaced.
     """
 
     def __init__(self, path: Path) -> None:
@@ -107,12 +107,12 @@ class ChatDatabase:
         return self._run(work, "BEGIN IMMEDIATE")
 
     def clean(self) -> None:
-        """Truncate the write-ahead log, which still holds deleted text, if no reader needs it."""
+        """Truncate the write-ahead log, which still has deleted text, unless a reader needs it."""
         with suppress(sqlite3.Error, OSError, NewerChat):
             self._connection(is_write=True).execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
-        """Close the file, when no thread uses it."""
+        """Close the file; no thread may be using it."""
         with self._lock:
             opened, self._open = list(self._open.values()), {}
         for _, connection in opened:
@@ -137,7 +137,7 @@ class ChatDatabase:
                 return opened[1]
             self._forget()
         unfinished = _recovered(self.path)
-        if not inode and unfinished.exists():  # a window was killed between two names
+        if not inode and unfinished.exists():  # a window was killed between two renames
             unfinished.replace(self.path)
         elif not inode and not is_write:
             connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
@@ -158,12 +158,12 @@ class ChatDatabase:
     def _connect(self, *, is_write: bool) -> sqlite3.Connection:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))  # only for this user
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))  # private to this user
             return _configured(_connected(self.path))
         except (sqlite3.OperationalError, OSError):
             if is_write:
                 raise
-        for option in ("mode=ro", "immutable=1"):  # a folder that cannot be written
+        for option in ("mode=ro", "immutable=1"):  # for a read-only folder
             with suppress(sqlite3.OperationalError):
                 connection = _connected(f"{self.path.absolute().as_uri()}?{option}")
                 try:
@@ -182,7 +182,7 @@ class ChatDatabase:
                 connection.close()
 
     def _repair(self, error: sqlite3.Error) -> bool:
-        """Repair what caused `error`, if possible; return whether to retry."""
+        """Repair the cause of `error`, if possible; return whether to retry."""
         extended = getattr(error, "sqlite_errorcode", 0)
         if extended == sqlite3.SQLITE_CORRUPT_VTAB and self._rebuild_trigrams():
             return True
@@ -206,7 +206,7 @@ class ChatDatabase:
         return True
 
     def _replace_damaged(self) -> None:
-        """Move the damaged file aside and put a new one with everything readable in its place.
+        """Move the damaged file aside, and replace it with a new one that has everything readable.
 
         Raises:
             OSError: the disk is full or the folder is read-only; nothing has changed.
@@ -244,7 +244,7 @@ def put_chat(
     """Write a chat; return its new version.
 
     Args:
-        old: its messages in the database; None if unknown.
+        old: the chat's messages in the database; None if unknown.
     """
     if old is None:
         connection.execute("DELETE FROM messages WHERE chat = ?", (chat.id,))
@@ -283,7 +283,7 @@ def get_chat(connection: sqlite3.Connection, chat_id: str) -> tuple[Conversation
 
 
 def version_of(connection: sqlite3.Connection, chat_id: str) -> int | None:
-    """Return the version of a chat, or None."""
+    """Return a chat's version, or None."""
     row = connection.execute("SELECT version FROM chats WHERE id = ?", (chat_id,)).fetchone()
     return None if row is None else row[0]
 
@@ -297,7 +297,7 @@ def remove_chat(connection: sqlite3.Connection, chat_id: str) -> None:
 
 
 def whole_text(text: str) -> str:
-    """Return a text without lone surrogates, which a TEXT column cannot hold."""
+    """Return a text without lone surrogates, which a TEXT column cannot store."""
     return _HALVES.sub("\ufffd", text)
 
 
@@ -311,7 +311,7 @@ def _connected(path: Path | str) -> sqlite3.Connection:
 def _configured(connection: sqlite3.Connection) -> sqlite3.Connection:
     try:
         connection.execute("PRAGMA journal_mode = WAL")  # readers never wait for a writer
-        connection.execute("PRAGMA synchronous = FULL")  # what is committed survives a power cut
+        connection.execute("PRAGMA synchronous = FULL")  # commits survive a power cut
         connection.execute("PRAGMA secure_delete = ON")  # overwrite the text of deleted chats
     except BaseException:
         connection.close()
@@ -323,7 +323,7 @@ def _make_tables(connection: sqlite3.Connection) -> None:
     if _has_tables(connection):
         return
     with _transaction(connection, "BEGIN IMMEDIATE"):
-        if _has_tables(connection):  # another window has made them
+        if _has_tables(connection):  # another window has created them
             return
         for statement in _statements(TABLES + TRIGRAMS * has_trigrams()):
             connection.execute(statement)
@@ -364,7 +364,7 @@ def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
 
 
 def _statements(script: str) -> Iterator[str]:
-    # unlike `executescript`, this does not commit first
+    # `executescript` would commit first
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line

@@ -1,4 +1,4 @@
-"""Chats as files for other programs, and back: Markdown, HTML and JSON."""
+"""Conversion of chats to Markdown, HTML and JSON for other programs, and back from JSON."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FORMATS = {
     PDF: "PDF (*.pdf)",
     ".json": "JSON (*.json)",
 }
-"""Export formats: suffixes, and names in the file dialog."""
+"""Export formats: names in the file dialog, by suffix."""
 
 UNREADABLE = tr_later("{name} cannot be read: {why}.")
 
@@ -62,18 +62,18 @@ class NotAChat(ValueError):
 
 
 def exported(chat: Conversation, suffix: str, path_of: PathOf = nowhere, beside: str = "") -> str:
-    """Return a chat as the text of a file.
+    """Return a chat as text in a file format.
 
     Args:
         suffix: one of `FORMATS`, except `PDF`.
         path_of: returns the paths of the chat's images.
-        beside: name of the image folder next to a Markdown file; "" for none.
+        beside: name of the image folder next to a Markdown file; "" if there is none.
 
     Raises:
         OSError: an image cannot be read.
     """
     if suffix == ".json":
-        shared = {**chat.to_json(), "draft_files": []}  # paths of this machine
+        shared = {**chat.to_json(), "draft_files": []}  # omit this machine's paths
         if files := image_files(chat, path_of):
             shared[NAME] = files
         return json.dumps(shared, ensure_ascii=False, indent=1)
@@ -81,16 +81,16 @@ def exported(chat: Conversation, suffix: str, path_of: PathOf = nowhere, beside:
 
 
 def file_name(chat: Conversation) -> str:
-    """Return a file name made of a chat's title, without suffix."""
+    """Return a file name from a chat's title, without a suffix."""
     kept = (c if c.isalnum() or c in " -_.," else " " for c in printable(chat.shown_title))
     name = " ".join("".join(kept).split()).strip(". ")[:80] or tr("Chat")
     return f"_{name}"[:80] if is_device_name(name) else name
 
 
 def with_suffix(path: Path, kind: str) -> Path:
-    """Return a path with a suffix of `FORMATS`: its own, or that of the file type chosen.
+    """Return a path with a suffix from `FORMATS`: its own, or that of the chosen file type `kind`.
 
-    The proposed ".md" is replaced, as not all dialogs change it with the file type.
+    The proposed ".md" is replaced, because not all dialogs change it with the file type.
     """
     own, chosen = path.suffix.lower(), [end for end, name in FORMATS.items() if tr(name) == kind]
     if own == ".md" and chosen:
@@ -99,7 +99,7 @@ def with_suffix(path: Path, kind: str) -> Path:
 
 
 def imported(path: Path, folder: ImageFolder | None = None) -> Conversation:
-    """Return the chat of a JSON file with a new id; of a damaged file its intact messages.
+    """Return the chat in a JSON file, with a new id; for a damaged file, its intact messages.
 
     Args:
         folder: where to store its images; None to omit them.
@@ -121,7 +121,7 @@ def imported(path: Path, folder: ImageFolder | None = None) -> Conversation:
             chat, files = salvaged(data.decode(errors="replace")), None
             chat.title = tr("{title} (recovered)").format(title=chat.shown_title)
         chat.renew_id()
-        chat.origin = ""  # the id in the file may be that of an unrelated chat here
+        chat.origin = ""  # the id in the file may belong to an unrelated chat
         if folder is not None:
             take_files(chat, files, folder)
     except OSError as error:
@@ -135,7 +135,7 @@ def imported(path: Path, folder: ImageFolder | None = None) -> Conversation:
         raise NotAChat(
             tr("{name} is not a chat exported by Tandem.").format(name=path.name)
         ) from None
-    for message in chat.tree:  # do not trust the file about tools
+    for message in chat.tree:  # do not trust what the file says about tools
         message.calls = with_stopped(message.calls, "waiting")
     return chat
 
@@ -178,7 +178,7 @@ def _web_page(chat: Conversation, path_of: PathOf) -> str:
 
 @cache
 def web_parser() -> MarkdownIt:
-    """Return a Markdown parser that renders HTML, with formulas as source."""
+    """Return a Markdown parser that renders HTML but keeps formulas as source."""
     from markdown_it import MarkdownIt
     from mdit_py_plugins.footnote import footnote_plugin
 
@@ -209,7 +209,7 @@ def _paragraphs(text: str) -> str:
 
 
 def said(message: Message) -> str:
-    """Return a message as Markdown: text without thought, names of files, calls."""
+    """Return a message as Markdown: its text, file names and calls, but no thought."""
     if message.is_answer:
         text = split_thought(message.content).answer.strip()
         return "\n\n".join(filter(None, [text, *map(_call_text, message.calls)]))
@@ -218,7 +218,7 @@ def said(message: Message) -> str:
 
 
 def spoken(chat: Conversation) -> Iterator[tuple[Message, str]]:
-    """Yield the messages on screen with their speakers; "" if an answer continues after calls."""
+    """Yield the messages on screen with their speakers, "" if an answer continues after calls."""
     before: Message | None = None
     for message in chat.messages:
         goes_on = before is not None and before.calls and message.is_answer

@@ -1,4 +1,4 @@
-"""The formula renderer's child process: reads formulas as lines of JSON, replies with SVG."""
+"""The formula renderer's child process; it reads formulas as lines of JSON and replies with SVG."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_PIXELS = 6000.0  # width and height, in logical pixels
 MARGIN = 1.0  # pixels for antialiasing at the edges
 
 SHAPES = frozenset(("svg", "g", "path", "rect", "circle", "ellipse", "polygon"))
-"""Allowed SVG elements: none of them can reference another file."""
+"""Allowed SVG elements, none of which can reference another file."""
 
 
 def draw(latex: str, pixels: float, colour: str, is_display: bool) -> dict[str, object]:
@@ -24,10 +24,10 @@ def draw(latex: str, pixels: float, colour: str, is_display: bool) -> dict[str, 
         is_display: whether to use display style.
 
     Returns:
-        "svg", "width", "height" and "depth" (pixels below the baseline); empty if it cannot be
-        rendered or is too large.
+        "svg", "width", "height" and "depth" (pixels below the baseline); empty if the formula
+        cannot be rendered or is too large.
     """
-    # late: the process reports that it is ready first, and the window imports only the limits
+    # late: the process first reports that it is ready, and the window imports only the limits
     from xml.etree.ElementTree import tostring
 
     import ziamath
@@ -42,7 +42,7 @@ def draw(latex: str, pixels: float, colour: str, is_display: bool) -> dict[str, 
         image = made.svgxml()
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001 ziamath raises all kinds of errors for bad formulas
+    except Exception:  # noqa: BLE001 ziamath raises errors of all kinds for bad formulas
         return {}
     svg = tostring(image, encoding="unicode")
     if len(svg) > MAX_SVG or {element.tag for element in image.iter()} - SHAPES:

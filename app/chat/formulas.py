@@ -1,7 +1,7 @@
-"""LaTeX formulas: rendered by ziamath in a child process, cached, and inserted into texts.
+"""LaTeX formulas, rendered by ziamath in a child process, cached, and inserted into texts.
 
-A child process because ziamath's time doubles with each level of nested fractions, so a formula
-written by a model may take forever. `formula_program` is the child; this is the window's side.
+It uses a child process because ziamath's time doubles with each level of nested fractions, so a
+model's formula may take forever. `formula_program` is the child; this is the window's side.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from PySide6.QtGui import (
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QTextEdit
 
-import engine  # names used only here are resolved lazily
+import engine  # names used only in this module load on first access
 from app.chat.markdown import Formula
 from app.core.background import KeptChild
 from app.widgets.text import set_tip
@@ -46,18 +46,18 @@ MAX_KEPT: Final = 48 << 20  # bytes of cached images
 MAX_AREA: Final = 16 << 20  # pixels of an image
 
 MAX_WAITING: Final = 500
-"""Length of the render queue; if it is full, the oldest formula stays as source."""
+"""Length of the render queue; when it is full, the oldest formula stays as source."""
 
 JOIN_S: Final = 8.0
-"""Timeout for the thread to end, which may be in the middle of a formula."""
+"""Seconds to wait for the thread to stop, as it may be rendering a formula."""
 
 IDLE_S: Final = 30.0
-"""Seconds without a formula before the child and the thread end."""
+"""Seconds without a formula after which the child and the thread stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormulaLook:
-    """A formula and its rendering options: the cache key of its image.
+    """A formula and its rendering options; the cache key of its image.
 
     Attributes:
         pixels: font size, in logical pixels.
@@ -74,7 +74,7 @@ class FormulaLook:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FormulaImage:
-    """The image of a formula, in logical pixels; `depth` is the part below the baseline."""
+    """A formula's image, with lengths in logical pixels; `depth` is the part below the baseline."""
 
     image: QImage
     width: float
@@ -83,9 +83,9 @@ class FormulaImage:
 
 
 class FormulaCache(QObject):
-    """Cache and render queue of the window's formulas."""
+    """Cache and render queue for the window's formulas."""
 
-    ready = Signal(object)  # FormulaLook that was rendered, or cannot be
+    ready = Signal(object)  # FormulaLook that has been rendered, or cannot be
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,19 +97,19 @@ class FormulaCache(QObject):
         self._is_closed = False
 
     def find(self, look: FormulaLook) -> FormulaImage | None:
-        """Return a cached image."""
+        """Return a cached image, if any."""
         with self._changed:
             if look in self._kept:
                 self._kept.move_to_end(look)
             return self._kept.get(look)
 
     def want(self, look: FormulaLook) -> bool:
-        """Queue a formula, newest first; return whether `ready` will report it."""
+        """Queue a formula, to be rendered first; return whether `ready` will report it."""
         if len(look.latex) > MAX_LATEX:
             return False
         with self._changed:
             if look in self._kept:
-                return False  # it has failed before
+                return False  # an earlier attempt failed
             self._waiting[look] = None
             self._waiting.move_to_end(look)
             while len(self._waiting) > MAX_WAITING:
@@ -124,7 +124,7 @@ class FormulaCache(QObject):
         return True
 
     def close(self) -> None:
-        """End the thread and the child."""
+        """Stop the thread and the child."""
         with self._changed:
             thread, self._is_closed = self._thread, True
             self._waiting.clear()
@@ -141,7 +141,7 @@ class FormulaCache(QObject):
         renderer.close()
 
     def _next(self) -> FormulaLook | None:
-        # None ends the thread
+        # None stops the thread
         with self._changed:
             self._changed.wait_for(lambda: bool(self._waiting) or self._is_closed, IDLE_S)
             if self._is_closed or not self._waiting:
@@ -159,7 +159,7 @@ class FormulaCache(QObject):
 
 @cache
 def formula_cache() -> FormulaCache:
-    """Return the formula cache of this process."""
+    """Return this process's formula cache."""
     return FormulaCache()
 
 
@@ -168,24 +168,24 @@ def _size(picture: FormulaImage | None) -> int:
 
 
 class FormulaRenderer:
-    """The rendering child process, started on demand; used on one thread."""
+    """Renderer in a child process that starts on demand; used on one thread."""
 
     def __init__(self) -> None:
         self._child = KeptChild(COMMAND)
 
     def draw(self, look: FormulaLook) -> FormulaImage | None:
-        """Return the image of a formula; None if it cannot be rendered within the limits."""
+        """Return a formula's image; None if it cannot be rendered within the limits."""
         values = asdict(look)
         ratio = values.pop("ratio")
         drawn = self._ask(values)
         return _picture(drawn, ratio) if drawn else None
 
     def close(self) -> None:
-        """End the child."""
+        """Stop the child."""
         self._child.close()
 
     def _ask(self, request: Mapping[str, object]) -> dict[str, Any]:
-        from app.chat.formula_program import MAX_MEMORY, MAX_SECONDS  # late: no formula, no child
+        from app.chat.formula_program import MAX_MEMORY, MAX_SECONDS  # late: only for the child
 
         try:
             return self._child.ask(request, MAX_MEMORY, MAX_SECONDS)
@@ -214,13 +214,13 @@ def _picture(drawn: dict[str, Any], ratio: float) -> FormulaImage | None:
 
 
 SOURCE: Final = QTextFormat.Property.UserProperty + 2
-"""Property of an image: the source of the formula."""
+"""Text format property of an image: its formula's source."""
 
 NUMBER: Final = QTextFormat.Property.UserProperty + 3
-"""Property of the source text of a formula that is being rendered."""
+"""Text format property of a formula's source text while the formula is being rendered."""
 
 SCALE: Final = 1.14
-"""Font size of formulas relative to the text, whose x-height is larger."""
+"""Font size of formulas relative to the text, which has a larger x-height."""
 
 OBJECT: Final = "\ufffc"
 
@@ -231,7 +231,7 @@ class _Waiting:
     formula: Formula
     style: QTextCharFormat  # of the surrounding text
     cursor: QTextCursor  # at the start of its source
-    length: int  # of its source in UTF-16 units, as documents count
+    length: int  # of its source in UTF-16 units, the unit of documents
 
 
 class InlineFormulas(QObject):
@@ -252,11 +252,11 @@ class InlineFormulas(QObject):
 
         Args:
             style: style of the surrounding text.
-            code: style of its source, shown until or unless it is rendered.
+            code: style of its source, which is shown until the formula is rendered.
         """
         look = self._look(formula, style)
         if not self._waiting:
-            self._pictures.ready.connect(self._show)  # before `want`, or it may be missed
+            self._pictures.ready.connect(self._show)  # before `want`, or the signal may be missed
         is_coming = self._pictures.want(look)
         picture = self._pictures.find(look)
         shown = printable(formula.source).replace("\n", "\u2028")
@@ -283,11 +283,11 @@ class InlineFormulas(QObject):
         self._waiting[self._n_made] = _Waiting(look, formula, style, start, length)
 
     def with_sources(self, text: str, start: int) -> str:
-        """Return a text of the document with sources instead of formula images.
+        """Return document text with each formula image replaced by its source.
 
         Args:
-            text: text in which each image is one character, `OBJECT`.
-            start: position of the text in the document.
+            text: text in which each image is a single `OBJECT` character.
+            start: where the text starts in the document.
         """
         document, position = self._document, start
         parts = text.split(OBJECT)
@@ -321,7 +321,7 @@ class InlineFormulas(QObject):
     @Slot(object)
     def _show(self, look: FormulaLook) -> None:
         if not self._waiting:
-            return  # the signal was queued before `disconnect`
+            return  # the signal had been queued before `disconnect`
         picture = self._pictures.find(look)
         for number, waiting in list(self._waiting.items()):
             if waiting.look == look:
@@ -340,7 +340,7 @@ class InlineFormulas(QObject):
         if cursor.charFormat().property(NUMBER) != number:
             return
         cursor.beginEditBlock()
-        # insert inside the source, so that cursors at both its ends stay there
+        # insert inside the source, so that cursors at its ends stay in place
         cursor.insertText(OBJECT, self._image(picture, waiting.formula, waiting.style))
         keep = QTextCursor.MoveMode.KeepAnchor
         for first, last in ((start + 2, end + 1), (start, start + 1)):
@@ -352,8 +352,8 @@ class InlineFormulas(QObject):
     def _image(
         self, picture: FormulaImage, formula: Formula, style: QTextCharFormat
     ) -> QTextCharFormat:
-        # Qt lets an inline object extend below the baseline as far as the descent of its format's
-        # font: choose the font for that
+        # Qt lets an inline object extend below the baseline by the descent of its format's font,
+        # so choose a font with that descent
         below = _font_reaching(self._font(style), picture.depth)
         depth = QFontMetrics(below).descent()
         ratio = picture.image.devicePixelRatio()
@@ -384,7 +384,7 @@ class InlineFormulas(QObject):
 
 
 def _font_reaching(font: QFont, depth: float) -> QFont:
-    # the smallest font with this descent in pixels
+    # the smallest font with this descent (in pixels)
     found = QFont(font)
     size = 1
     found.setPixelSize(size)

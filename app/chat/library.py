@@ -1,7 +1,7 @@
-"""All chats of a window: summaries of most, and the full chats that were opened.
+"""All chats of a window: summaries, and the full chats that have been opened.
 
-A thread writes them, so a slow disk never blocks the window. Changes are written immediately,
-growing text after a short delay. Failed writes stay in memory and are retried.
+A thread writes chats, so a slow disk never blocks the window. Changes are written immediately, and
+growing text after a short delay. If a write fails, the chat stays in memory for a retry.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from app.core.translation import tr, tr_n
 
 log = logging.getLogger(__name__)
 
-SOON_MS = 400  # delay before growing text is written; a crash then loses less than 1 s of it
+SOON_MS = 400  # delay before growing text is written, so that a crash loses less than 1 s of it
 RETRY_MS = 5000
-FLUSH_S = 30.0  # timeout of the last writes
+FLUSH_S = 30.0  # timeout for the last writes
 
 BATCH: Final = 8
-"""Number of old chats imported at a time, as writing waits for them."""
+"""Number of old chats imported at a time; writes wait for each batch."""
 
 
 @dataclass(slots=True)
 class Deletion:
-    """A deleted chat, with the data to restore it.
+    """A deleted chat, with the data needed to restore it.
 
     Attributes:
-        chat: the full chat; None if it was not opened.
-        rows: its rows in the store, filled by the thread.
+        chat: the full chat; None if it had not been opened.
+        rows: its rows in the store, filled in by the thread.
     """
 
     summary: ChatSummary
@@ -45,7 +45,7 @@ class Deletion:
 
 
 class ChatLibrary(QObject):
-    """The chats of a store, in one window.
+    """The chats in a store, as one window sees them.
 
     Attributes:
         unread: ids of old chats still to be imported.
@@ -53,8 +53,8 @@ class ChatLibrary(QObject):
     """
 
     changed = Signal()
-    all_read = Signal()  # the last old chat was imported
-    written = Signal()  # chats were written or deleted
+    all_read = Signal()  # the last old chat has been imported
+    written = Signal()  # chats have been written or deleted
     noticed = Signal(object)  # Notice
 
     def __init__(self, store: ChatStore, parent: QObject) -> None:
@@ -97,16 +97,16 @@ class ChatLibrary(QObject):
         self._read_next()
 
     def look_again(self) -> None:
-        """Add chats written by other windows."""
+        """Add chats that other windows have written."""
         with suppress(*UNREADABLE):
             self._take(Survey(self.store.summaries()))
 
     def opened(self, chat_id: str) -> Conversation | None:
-        """Return a chat if it was opened."""
+        """Return a chat if it has been opened, else None."""
         return self._whole.get(chat_id)
 
     def find(self, chat_id: str) -> Conversation | None:
-        """Return a chat, read from disk if necessary; None if missing or unreadable."""
+        """Return a chat, reading it from disk if necessary; None if it is missing or unreadable."""
         if chat_id in self.unread:
             self.unread.discard(chat_id)
             self._take(self.store.bring_in([chat_id]))
@@ -170,24 +170,24 @@ class ChatLibrary(QObject):
 
     @property
     def is_written(self) -> bool:
-        """Whether all chats are on disk, except failed writes."""
+        """Whether no write is pending; failed writes do not count."""
         return not self._waiting and not self._jobs.is_busy
 
     def when_written(self, then: Callable[[], None]) -> None:
-        """Call `then` after all pending writes were attempted."""
+        """Call `then` after all pending writes have been attempted."""
         self._soon.stop()
         self._save_waiting()
-        self._n_awaited += 1  # a unique key: a later job with the same key would replace it
+        self._n_awaited += 1  # unique, as a later job with the same key would replace it
         self._jobs.run(f"after-{self._n_awaited}", lambda: None, lambda _: then())
 
     def save(self, chat: Conversation) -> None:
-        """Write a chat, new or known, as soon as the thread is free."""
+        """Write a new or known chat as soon as the thread is free."""
         self._enlist(chat)
         self._waiting = [other for other in self._waiting if other is not chat]
         self._write(chat)
 
     def save_soon(self, chat: Conversation) -> None:
-        """Write the changes of a chat within half a second."""
+        """Write a chat's changes within half a second."""
         self._enlist(chat)
         if not any(other is chat for other in self._waiting):
             self._waiting.append(chat)
@@ -195,7 +195,7 @@ class ChatLibrary(QObject):
             self._soon.start()
 
     def flush(self) -> None:
-        """Wait until everything is written, at most `FLUSH_S`."""
+        """Wait until everything is written, but at most `FLUSH_S`."""
         self._soon.stop()
         self._save_waiting()
         self._save_unsaved()
@@ -207,8 +207,8 @@ class ChatLibrary(QObject):
             self._read_next()
 
     def close(self) -> None:
-        """Write all changes, and end the thread."""
-        self.unread.clear()  # the next start reads them
+        """Write all changes, and stop the thread."""
+        self.unread.clear()  # the next start imports them
         self.flush()
         self._jobs.run("tidy", self.store.tidy, _log)
         self._jobs.close(FLUSH_S)
@@ -272,7 +272,7 @@ class ChatLibrary(QObject):
                 self.noticed.emit(Notice(tr("All chats are saved now.")))
 
     def delete(self, chat_ids: Iterable[str]) -> list[Deletion]:
-        """Delete chats; the result allows `bring_back` until the next deletion."""
+        """Delete chats; until the next deletion, `bring_back` can undo this with the result."""
         self._deletions.clear()
         for chat_id in chat_ids:
             whole = self._whole.pop(chat_id, None)
@@ -320,7 +320,7 @@ class ChatLibrary(QObject):
             if error is not None:
                 self.noticed.emit(Notice(str(error), kind="error"))
 
-        # not the chat's id as key: that would replace the job that fills `rows`
+        # with the chat's id as key, this would replace the job that fills `rows`
         key = f"restore {deletion.summary.id}"
         self._jobs.run(key, lambda: self.store.restore(deletion.rows), then)
 

@@ -1,4 +1,4 @@
-"""A message of a conversation: its text, files and calls, and the figures of an answer."""
+"""A message in a conversation: text, files, tool calls, and the figures of an answer."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ MAX_PROMPT_NAME: Final = 120
 MAX_IMAGE_NAME: Final = 60
 
 STORED: Final = re.compile(r"[0-9a-f]{40}\.(?:png|jpg|webp|gif|bmp)")
-"""File names of stored images: a hash and a suffix, so never a path."""
+"""File names of stored images: a hash and a suffix, hence never a path."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatImage:
-    """An image of a message.
+    """An image in a message.
 
     Attributes:
         name: name of the original file, without its folder.
-        file: name of the stored file in the chat's image folder.
+        file: name of the file stored in the chat's image folder.
         width, height: size in pixels, after rotation.
-        page: page of the document that it shows, from 1; 0 for an image.
+        page: number of the document page that it shows, from 1; 0 if it is not a page.
     """
 
     name: str
@@ -44,7 +44,7 @@ class ChatImage:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ChatImage:
-        """Return the image of a chat's JSON.
+        """Return an image from a chat's JSON.
 
         Raises:
             KeyError, TypeError, ValueError, AttributeError: the data is invalid.
@@ -61,7 +61,7 @@ class ChatImage:
 
     @classmethod
     def all_of(cls, stored: Iterable[Mapping[str, Any]] | None) -> tuple[ChatImage, ...]:
-        """Return the images of a chat's JSON, without invalid ones (raises TypeError)."""
+        """Return the valid images from a chat's JSON (raises TypeError)."""
         found = []
         for data in stored or ():
             with suppress(KeyError, TypeError, ValueError, AttributeError):
@@ -70,7 +70,7 @@ class ChatImage:
 
     @property
     def title(self) -> str:
-        """The name in one line, and the page."""
+        """The name in one line, with the page if any."""
         name = one_line(self.name, MAX_IMAGE_NAME)
         return tr("{name}, page {n}").format(name=name, n=self.page) if self.page else name
 
@@ -82,13 +82,13 @@ class ChatImage:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A file of a message, or a part of one.
+    """A file attached to a message, or a part of a file.
 
     Attributes:
         name: name of the file, without its folder.
         n_bytes: size of the whole file.
-        n_tokens: number of tokens of the text; 0 if unknown.
-        part, n_parts: number of the part, from 1, and of all parts; both 1 for a whole file.
+        n_tokens: number of tokens in the text; 0 if unknown.
+        part, n_parts: number of this part, from 1, and how many there are; both 1 for a whole file.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Attachment:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Attachment:
-        """Return the attachment of a chat's JSON.
+        """Return an attachment from a chat's JSON.
 
         Raises:
             KeyError, TypeError, AttributeError: the data is invalid.
@@ -116,7 +116,7 @@ class Attachment:
 
 
 def framed(text: str, attachments: Sequence[Attachment]) -> str:
-    """Return the text of a message after its files, each in a `<file>` element."""
+    """Return a message's files, each in a `<file>` element, followed by its text."""
     parts = []
     for file in attachments:
         name = one_line(file.name, MAX_PROMPT_NAME).replace('"', "'")
@@ -130,11 +130,11 @@ class AnswerStats:
     """Figures shown below an answer.
 
     Attributes:
-        reason: why the answer ended.
+        reason: why the answer stopped.
         n_tokens: number of generated tokens.
         tokens_per_s: generation rate.
-        context_tokens: tokens of the context used afterwards; 0 if the answer was cut off.
-        n_drafted, n_accepted: numbers of verified and of accepted draft tokens.
+        context_tokens: context tokens in use afterwards; 0 if the answer was cut off.
+        n_drafted, n_accepted: number of draft tokens verified, and how many of them were accepted.
         draft_gain: speedup over decoding without drafts; 1 if unknown.
         extra: unknown entries of a file, written back unchanged.
     """
@@ -166,17 +166,17 @@ class AnswerStats:
 
 @dataclass(slots=True)
 class Message:
-    """A message of a conversation.
+    """A message in a conversation.
 
     Attributes:
         role: "user" or "assistant".
-        content: its text; an answer's includes the thought block.
+        content: its text; for an answer, including the thought block.
         stats: figures of a finished answer.
         thought_s: seconds spent in the thought block.
-        thought_tokens: number of tokens of the thought; None if unknown.
-        problem: sentence shown below an answer that ended in an error.
-        id: number in its chat, from 1; 0 before it is added.
-        parent: id of the previous message; 0 for none.
+        thought_tokens: number of tokens in the thought; None if unknown.
+        problem: sentence shown below an answer that failed.
+        id: its id in the chat, from 1; 0 before it is added.
+        parent: id of the previous message; 0 if there is none.
         edited: whether the user has edited the answer.
         calls: tool calls at the end of an answer.
         extra: unknown entries of a file, written back unchanged.
@@ -198,7 +198,7 @@ class Message:
 
     def copy(self) -> Message:
         """Return an independent copy."""
-        return Message(*_values_of(self))  # on the GUI thread at each save: 4x as fast as `replace`
+        return Message(*_values_of(self))  # 4x as fast as `replace`; saving blocks the GUI
 
     def to_json(self) -> dict[str, Any]:
         """Return the message as JSON values."""
@@ -207,7 +207,7 @@ class Message:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Message:
-        """Return the message stored by `to_json`; schema 1 has neither id nor parent.
+        """Return a message stored by `to_json`; in schema 1, messages have neither id nor parent.
 
         Raises:
             ValueError, KeyError, TypeError, AttributeError, OverflowError: the data is invalid.
@@ -232,27 +232,27 @@ class Message:
 
     @property
     def prompt_text(self) -> str:
-        """The text for the model, including the attached files."""
+        """The text sent to the model, including the attached files."""
         return framed(self.content, self.attachments)
 
     @property
     def has_files(self) -> bool:
-        """Whether the message has files or images, and so may have no text."""
+        """Whether the message has files or images, so that it needs no text."""
         return bool(self.attachments or self.pictures)
 
     @property
     def is_answer(self) -> bool:
-        """Whether the message is the model's."""
+        """Whether the message is from the model."""
         return self.role == "assistant"
 
     @property
     def waits_for_calls(self) -> bool:
-        """Whether calls of the message wait for approval, or run."""
+        """Whether calls in the message are running or awaiting approval."""
         return any(call.is_open for call in self.calls)
 
     @property
     def has_results(self) -> bool:
-        """Whether the message has calls, all finished, so that the model can continue."""
+        """Whether the message has calls and all have finished, so that the model can continue."""
         return bool(self.calls) and not any(
             call.is_open or call.state == "writing" for call in self.calls
         )
@@ -263,7 +263,7 @@ class Message:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether a closed answer was ended by a failure or a crash."""
+        """Whether the message is a closed answer that a failure or crash interrupted."""
         return self.stats is None or self.stats.reason == "failed"
 
 
@@ -272,7 +272,7 @@ _values_of: Final = attrgetter(*(field.name for field in fields(Message)))
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """An answer split into thought (None without one; `is_open` if unfinished) and text."""
+    """An answer split into thought (None if missing; `is_open` if unfinished) and text."""
 
     thought: str | None
     answer: str
@@ -282,8 +282,8 @@ class Thought:
 def split_thought(text: str) -> Thought:
     """Separate a leading thought block from the answer.
 
-    Templates that open the block in the prompt leave only its closing tag in the text. A partial
-    opening tag is held back, except "<", which may be a whole answer.
+    If the template opens the block in the prompt, the text has only its closing tag. A partial
+    opening tag is withheld, except "<", which may be a whole answer.
     """
     start = text.lstrip()
     if start != "<" and len(start) < len(THINK_OPEN) and THINK_OPEN.startswith(start):
@@ -297,7 +297,7 @@ def split_thought(text: str) -> Thought:
 
 
 def with_answer(content: str, answer: str) -> str:
-    """Return the text of a message with another answer after the same thought."""
+    """Return a message's text with its answer replaced and its thought kept."""
     parts = split_thought(content)
     if parts.answer:
         return content.removesuffix(parts.answer) + answer
@@ -323,23 +323,23 @@ def valid_number(value: object) -> int:
 
 
 NOT_WRITTEN: Final = ("extra", "tree", "origin")
-"""Fields that are not stored, or not under their names."""
+"""Fields that are not stored under their own names, or not at all."""
 
 
 @cache
 def names_of(kind: type[DataclassInstance]) -> tuple[str, ...]:
-    """Return the names of a dataclass's fields that are stored."""
+    """Return the names of a dataclass's stored fields."""
     return tuple(field.name for field in fields(kind) if field.name not in NOT_WRITTEN)
 
 
 def unknown(data: Mapping[str, Any], kind: type[DataclassInstance]) -> dict[str, Any]:
-    """Return the entries that are not fields of a dataclass."""
+    """Return the entries that are not fields of the dataclass `kind`."""
     known = names_of(kind)
     return {name: value for name, value in data.items() if name not in known}
 
 
 def plain(value: Any) -> Any:
-    """Return dataclasses as JSON values with their `extra`; several times faster than `asdict`."""
+    """Convert dataclasses and their `extra` to JSON values, several times faster than `asdict`."""
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if not is_dataclass(value) or isinstance(value, type):

@@ -1,7 +1,7 @@
 """Recovery of chats from a damaged database, page by page, without SQLite.
 
-Each leaf page is parsed separately: a damaged page loses only its own rows, and a damaged header or
-interior page loses none. See https://www.sqlite.org/fileformat.html.
+Each leaf page is parsed separately, so a damaged leaf page loses only its own rows, and a damaged
+header or interior page loses none. See https://www.sqlite.org/fileformat.html.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from app.chat.message import Message
 from app.chat.tree import MessageTree
 
 PAGE: Final = 4096
-"""SQLite's default page size in bytes."""
+"""SQLite's default page size, in bytes."""
 
 LEAF: Final = 0x0D
-"""First byte of a leaf page of a table."""
+"""First byte of a table's leaf page."""
 
 MAX_ROW: Final = 256 << 20
 
 WRONG: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-"""Errors raised by a damaged row."""
+"""Errors raised for a damaged row."""
 
 Row = tuple[Any, ...]
 
 
 def readable_chats(path: Path) -> Iterator[Conversation]:
-    """Yield the readable chats of a damaged database and its write-ahead log (raises OSError)."""
+    """Yield the readable chats from a damaged database and its write-ahead log (raises OSError)."""
     heads: dict[str, dict[str, Any]] = {}
     messages: dict[str, dict[int, Message]] = {}
     for row in _rows(_pages(path)):
@@ -52,7 +52,7 @@ def readable_chats(path: Path) -> Iterator[Conversation]:
 def _chat_of(chat_id: str, head: dict[str, Any], messages: list[Message]) -> Conversation:
     try:
         tree = MessageTree(messages, head.get("chosen", ()))
-    except WRONG:  # the parent of a message is lost
+    except WRONG:  # a message's parent is lost
         tree = MessageTree(in_a_row(messages))
     with suppress(*WRONG):
         return Conversation.of_parts(head, tree)
@@ -75,7 +75,7 @@ def _pages(path: Path) -> dict[int, bytes]:
         if log[start + 8 : start + 16] != salts:
             break
         waiting[number] = log[start + 24 : start + 24 + PAGE]
-        if n_pages:  # the end of a transaction
+        if n_pages:  # the last page of a transaction
             pages |= waiting
             waiting = {}
     return pages

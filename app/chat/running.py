@@ -1,4 +1,4 @@
-"""The chip with the number of running answers, and the list that it opens."""
+"""The chip that counts running answers, and the list that it opens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from engine import one_line
 
 
 def stage_text(answer: RunningAnswer) -> str:
-    """Return the progress of an answer for the list of running answers."""
+    """Return an answer's progress as text for the list of running answers."""
     if answer.stage is AnswerStage.WAITING:
         return tr("waiting")
     if answer.stage is AnswerStage.READING:
@@ -35,7 +35,7 @@ def stage_text(answer: RunningAnswer) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunningRow:
-    """An answer in the list: its chat, and its progress as text."""
+    """An answer in the list, with its chat and its progress as text."""
 
     chat_id: str
     title: str
@@ -43,10 +43,10 @@ class RunningRow:
 
 
 class RunningChip(Chip):
-    """Chip with the number of running answers; a click opens the list of them."""
+    """Chip with the number of running answers; a click opens the list."""
 
     chosen = Signal(str)  # id of the chat to open
-    stop_requested = Signal(str)  # id of the chat whose answer to stop
+    stop_requested = Signal(str)  # id of the chat whose answer is to be stopped
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -60,7 +60,7 @@ class RunningChip(Chip):
         """Show the running answers, oldest first.
 
         Args:
-            tokens_per_s: total speed; 0 while unknown.
+            tokens_per_s: total speed; 0 if not yet known.
             wanted: whether to show the chip.
         """
         n = len(rows)
@@ -72,7 +72,7 @@ class RunningChip(Chip):
 
 
 class RunningList(Sheet):
-    """Sheet of the running answers: their chats, progress, and stop buttons."""
+    """Sheet with the running answers: chats, progress, and stop buttons."""
 
     chosen = Signal(str)
     stop_requested = Signal(str)
@@ -91,7 +91,7 @@ class RunningList(Sheet):
         self.rows: dict[str, RowView] = {}
 
     def show_rows(self, rows: Sequence[RunningRow], tokens_per_s: float) -> None:
-        """Show these answers; existing rows keep their place and focus."""
+        """Show the running answers; existing rows keep their place and focus."""
         rate = decimal(f"{tokens_per_s:.1f}")
         speed = tr("{rate} tok/s in total").format(rate=rate) if tokens_per_s else ""
         self._heading.setText(" · ".join(filter(None, (running_text(len(rows)), speed))))
@@ -119,7 +119,7 @@ class RunningList(Sheet):
 
 
 class RowView:
-    """The widgets of an answer in the list: title button, progress, stop button."""
+    """The widgets for an answer in the list: title button, progress, stop button."""
 
     def __init__(self, grid: QGridLayout) -> None:
         self.title = ElidedButton()
@@ -133,7 +133,7 @@ class RowView:
         grid.addWidget(self.stop, row, 2)
 
     def show_row(self, row: RunningRow) -> None:
-        """Show the present state of an answer."""
+        """Show an answer's current state."""
         title = one_line(row.title)
         self.title.set_full_text(title)
         self.title.setAccessibleName(tr("Go to “{title}”").format(title=title))
@@ -141,7 +141,7 @@ class RowView:
         self.stage.setText(row.stage)
         stop = tr("Stop the answer in “{title}”").format(title=title)
         self.stop.set_text(stop)
-        self.stop.setAccessibleName(stop)  # `set_text` would cut a title with brackets
+        self.stop.setAccessibleName(stop)  # `set_text` would cut a title at brackets
 
     def remove(self) -> None:
         """Remove the widgets from the grid."""
@@ -160,7 +160,7 @@ REFRESH_MS = 250
 
 
 class RunningPresenter(QObject):
-    """Presenter of the running answers, hidden if the only one is in the open chat."""
+    """Presenter for the running answers, hidden if the only one is in the open chat."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class RunningPresenter(QObject):
         super().__init__(parent)
         self._session, self._chip = session, chip
         self._tokens_per_s = 0.0
-        self._timer = QTimer(self, interval=REFRESH_MS)  # while the list is open
+        self._timer = QTimer(self, interval=REFRESH_MS)  # runs while the list is open
         self._timer.timeout.connect(self.show)
         chip.clicked.connect(self._follow)
         chip.chosen.connect(chats.open_chat)

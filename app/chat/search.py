@@ -1,9 +1,9 @@
 """Full-text search over all chats.
 
-Texts are compared *folded*: without case, accents of Latin, Greek and Cyrillic letters, and line
-breaks. Words match anywhere, even inside other words; quoted words match as a phrase. Saving a chat
-does not index it, which would take too long while an answer grows: `index_some` does so when the
-chats have not changed for a while, and before a search.
+Texts are compared *folded*: ignoring case, line breaks, and accents on Latin, Greek and Cyrillic
+letters. Words match anywhere, even inside other words; quoted words match as a phrase. Saving a
+chat does not index it, as that would take too long while an answer grows. Instead, `index_some`
+runs before a search, and when the chats have not changed for a while.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ MAX_WORDS: Final = 16
 MAX_WORD: Final = 200  # characters
 
 BEFORE, AFTER = 36, 150
-"""Numbers of characters of a snippet before and after the match."""
+"""Number of characters in a snippet before and after the match."""
 
 CHUNK: Final = 4000
-"""Number of characters folded at a time for a snippet."""
+"""Number of characters folded at a time to make a snippet."""
 
 _WORD = re.compile(r'"([^"]*)"?|([^\s"]+)')
 _QUOTES = str.maketrans("“”„«»", '"' * 5)
@@ -39,30 +39,30 @@ _BLANKS = re.compile(r"[\s\x00-\x1f\x7f]+")
 _MARKUP: Final = (
     (re.compile(r"(?<!\w)(\*{1,3}|_{1,3}|~~)(?=\S)(.+?)(?<=\S)\1(?!\w)"), r"\2"),  # emphasis
     (re.compile(r"(?m)^[ \t]*(#{1,6} |> |[-*] \[[ x]\] |[-*] )"), ""),
-    (re.compile(r"(?m)^[ \t]*\|?[ \t]*:?-{2,}[-:| \t]*$"), ""),  # the line below a table's head
+    (re.compile(r"(?m)^[ \t]*\|?[ \t]*:?-{2,}[-:| \t]*$"), ""),  # the line below a table's header
     (re.compile(r"(?m)(?<=\s)\|(?=\s)|^\||\|$"), " "),
     (re.compile(r"`+|\${2}|\\[()\[\]]|\[\^\w+\]"), ""),
 )
-"""Markdown syntax, and its replacement in a line of plain text."""
+"""Patterns for Markdown syntax, and their replacements in a line of plain text."""
 
 _HALVES = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
 class Snippet:
-    """A piece of a text in one line; `marks` are the (start, end) of the matches."""
+    """An excerpt in one line; `marks` has the (start, end) of each match."""
 
     text: str
     marks: tuple[tuple[int, int], ...] = ()
 
 
 def folded(text: str) -> str:
-    """Return a text normalized for comparison, in one line."""
+    """Return a text normalized for comparison, as a single line."""
     return _BLANKS.sub(" ", _folded(text)).strip()
 
 
 def parse_words(typed: str) -> tuple[str, ...]:
-    """Return the folded words and phrases of a query; a chat must contain all of them."""
+    """Return a query's folded words and phrases, all of which a chat must contain."""
     found: dict[str, None] = {}
     for match in _WORD.finditer(typed.translate(_QUOTES)):
         word = folded(match[1] if match[2] is None else match[2])[:MAX_WORD].strip()
@@ -72,14 +72,14 @@ def parse_words(typed: str) -> tuple[str, ...]:
 
 
 def snippet(text: str, words: tuple[str, ...]) -> Snippet:
-    """Return the text around the first match, or its beginning."""
+    """Return an excerpt around the first match, or from the beginning if there is none."""
     start = _first_place(text, words)
     begin = max(0, start - BEFORE)
     if begin and (space := text.find(" ", begin, start)) >= 0:
         begin = space + 1
     piece = text[begin : start + AFTER]
     shown = _without_markup(piece)
-    if not _marks(shown, words):  # the match was in the markup
+    if not _marks(shown, words):  # the match was in markup
         shown = piece
     shown = printable(" ".join(shown.split()))
     if begin:
@@ -90,7 +90,7 @@ def snippet(text: str, words: tuple[str, ...]) -> Snippet:
 
 
 def marked(text: str, words: tuple[str, ...]) -> Snippet:
-    """Return a whole text, such as a title, with the matches marked."""
+    """Return a whole text, for example a title, with its matches marked."""
     shown = printable(" ".join(text.split()))
     return Snippet(shown, _marks(shown, words))
 
@@ -138,7 +138,7 @@ def _marks(text: str, words: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
 
 
 def _with_places(text: str) -> tuple[str, list[int]]:
-    # the folded text, and for each of its characters the offset in the original
+    # the folded text, and each character's offset in the original
     parts: list[str] = []
     places: list[int] = []
     for offset, character in enumerate(text):
@@ -154,13 +154,13 @@ MAX_HITS: Final = 200
 MAX_OF_A_CHAT: Final = 20
 
 TITLE: Final = 0
-"""Message id that stands for the chat's title."""
+"""Message id that denotes the chat's title."""
 
 MIN_INDEXED: Final = 3
-"""Shortest word that the trigram index can find."""
+"""Length of the shortest word that the trigram index can find."""
 
 MAX_MESSAGES, MAX_CHARACTERS = 64, 200_000
-"""Limits of one indexing transaction, as saving waits for it."""
+"""Limits for one indexing transaction, because saving waits for it."""
 
 HITS: Final = """
 WITH scored AS (
@@ -175,7 +175,7 @@ SELECT chats.id, chats.title, chats.updated, texts.message, texts.body
 FROM numbered JOIN chats ON chats.id = numbered.chat JOIN texts ON texts.number = numbered.id
 WHERE numbered.number <= ? ORDER BY chats.updated DESC, chats.id, numbered.number LIMIT ?
 """
-"""Texts with any of the words in chats with all of them; of each chat those with the most."""
+"""Query for the texts with the most words, in each chat that contains all words."""
 
 HAS_WORD: Final = "instr(texts.folded, ?) > 0"
 HAS_LONG_WORD: Final = "texts.number IN (SELECT rowid FROM trigrams WHERE trigrams MATCH ?)"
@@ -188,8 +188,8 @@ class Hit:
     Attributes:
         message_id: id of the message, or `TITLE`.
         title: the chat's title, with marks if it matches.
-        text: piece of the message; empty for a title.
-        updated: time of the chat's last change, in seconds since the epoch.
+        text: excerpt of the message; empty for a title.
+        updated: when the chat last changed, in seconds since the epoch.
     """
 
     chat_id: str
@@ -200,12 +200,12 @@ class Hit:
 
     @property
     def is_title(self) -> bool:
-        """Whether the title matches, not a message."""
+        """Whether the match is in the title rather than a message."""
         return self.message_id == TITLE
 
 
 def searched_text(message: Message) -> str:
-    """Return the searchable text of a message: no thoughts, names but not texts of its files."""
+    """Return a message's searchable text: without thoughts, with file names but not contents."""
     said = message.content
     text = split_thought(said).answer if message.is_answer else said
     names = [file.name for file in message.attachments]
@@ -215,7 +215,7 @@ def searched_text(message: Message) -> str:
 
 
 def index_some(connection: sqlite3.Connection) -> int:
-    """Index some messages, the latest first; return how many are left."""
+    """Index some messages, latest first; return how many are left."""
     query, n_done = "SELECT number, chat, message FROM unindexed ORDER BY number DESC LIMIT ?", 0
     for number, chat, message in connection.execute(query, (MAX_MESSAGES,)).fetchall():
         if n_done > MAX_CHARACTERS:
@@ -234,7 +234,7 @@ def index_some(connection: sqlite3.Connection) -> int:
 
 
 def find_hits(connection: sqlite3.Connection, words: tuple[str, ...]) -> list[Hit]:
-    """Return the hits of folded words, latest chats first."""
+    """Return the hits for folded words, latest chats first."""
     has_index = _has_trigrams(connection)
     conditions, values = [], []
     for word in words:
@@ -262,7 +262,7 @@ def find_hits(connection: sqlite3.Connection, words: tuple[str, ...]) -> list[Hi
 
 
 def _has_trigrams(connection: sqlite3.Connection) -> bool:
-    # the file may come from a machine whose SQLite had no trigram tokenizer
+    # the file may be from a machine whose SQLite has no trigram tokenizer
     query = "SELECT 1 FROM sqlite_master WHERE name = 'trigrams'"
     return has_trigrams() and connection.execute(query).fetchone() is not None
 
@@ -283,7 +283,7 @@ def _body(connection: sqlite3.Connection, chat: str, message: int) -> str | None
 log = logging.getLogger(__name__)
 
 SETTLE_MS: Final = 2000
-"""Milliseconds without a write before new messages are indexed."""
+"""Milliseconds without a write after which new messages are indexed."""
 
 N_BATCHES: Final = 8
 """Maximum number of batches indexed before a search."""
@@ -297,10 +297,10 @@ class _Search:
 
 
 class ChatFinder(QObject):
-    """Search over all chats of a database."""
+    """Search over all chats in a database."""
 
     found = Signal(str, object)  # query, list of Hit
-    indexed = Signal()  # no message is left to index
+    indexed = Signal()  # all messages are indexed
 
     def __init__(self, database: ChatDatabase, parent: QObject) -> None:
         super().__init__(parent)
@@ -313,12 +313,12 @@ class ChatFinder(QObject):
 
     @property
     def is_current(self) -> bool:
-        """Whether all chats are indexed, except what the next search will index."""
+        """Whether all chats are indexed, or will be by the next search."""
         return self._is_indexed
 
     @Slot()
     def start(self) -> None:
-        """Index all messages that are not indexed yet."""
+        """Index all messages that have not been indexed yet."""
         n_left = 0
 
         def work() -> None:
@@ -326,7 +326,7 @@ class ChatFinder(QObject):
             n_left = self._database.write(index_some)
 
         def then(error: Exception | None) -> None:
-            if error is not None:  # a full disk; the next write tries again
+            if error is not None:  # for example a full disk; the next write retries
                 log.info("the chats cannot be indexed: %s", error)
             elif n_left and not self._is_closed:
                 self.start()
@@ -341,12 +341,12 @@ class ChatFinder(QObject):
 
     @Slot()
     def note(self) -> None:
-        """Schedule indexing after chats were written or deleted."""
+        """Schedule indexing, after chats have been written or deleted."""
         if not self._is_closed:
             self._settle.start()
 
     def find(self, typed: str) -> None:
-        """Search; `found` reports the hits unless another search follows."""
+        """Start a search; `found` reports the hits unless another search follows."""
         if self._is_closed:
             return
         self._number += 1
@@ -358,7 +358,7 @@ class ChatFinder(QObject):
         self._number += 1
 
     def close(self) -> None:
-        """End the thread; the next start indexes the rest."""
+        """Stop the thread; the next start indexes the rest."""
         self._is_closed = True
         self.drop()
         self._settle.stop()
@@ -372,7 +372,7 @@ class ChatFinder(QObject):
             for _ in range(N_BATCHES if self._database.path.exists() else 0):
                 if not self._database.write(index_some):
                     break
-        except OSError as error:  # a full disk, or a folder that cannot be written
+        except OSError as error:  # a full disk, or a read-only folder
             log.info("the chats cannot be indexed: %s", error)
         search.hits = self._database.read(lambda file: find_hits(file, words))
 

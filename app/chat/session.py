@@ -1,7 +1,7 @@
-"""The session of the chats: all chats, the open one, and the running answers.
+"""The chat session: all chats, the open one, and the running answers.
 
-Uses the engine client and the store, but no widgets. Each chat has at most one running answer,
-which continues when another chat is opened.
+It uses the engine client and the store, but no widgets. Each chat has at most one running answer,
+which keeps running when another chat is opened.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ class ChatSession(QObject):
     """All chats, the open one, and the running answers.
 
     Args:
-        sampling: returns the sampling parameters of a chat; called at the start of each answer.
+        sampling: returns a chat's sampling parameters; called at the start of each answer.
     """
 
     chats_changed = Signal()
-    leaving = Signal()  # before another chat is opened
+    leaving = Signal()  # before another chat opens
     opened = Signal(object)  # Conversation
-    path_changed = Signal()  # the open chat shows other messages
-    message_changed = Signal(int)  # id of a message of the open chat whose text changed
-    shown_at = Signal(int)  # id of the message of the open chat to scroll to
+    path_changed = Signal()  # the open chat now shows other messages
+    message_changed = Signal(int)  # id of the open chat's message whose text changed
+    shown_at = Signal(int)  # id of the open chat's message to scroll to
     answer_text = Signal(str)  # text added to the open chat's last message
-    answer_closed = Signal(int)  # id of a message of the open chat
+    answer_closed = Signal(int)  # id of the message in the open chat
     busy_changed = Signal(bool)  # whether the open chat has a running answer
     answers_changed = Signal()  # the set of running answers
     filled = Signal(object, str)  # Conversation with a full context, sentence about it
-    answered = Signal(object)  # Conversation whose answer has ended
+    answered = Signal(object)  # Conversation whose answer has finished
     draft_restored = Signal(str)
-    calls_changed = Signal(int)  # id of a message of the open chat whose calls changed
-    calls_wait = Signal(object)  # Conversation with calls that wait for approval
-    answering = Signal(str)  # id of the chat, before the engine starts to answer
+    calls_changed = Signal(int)  # id of the open chat's message whose calls changed
+    calls_wait = Signal(object)  # Conversation whose calls await approval
+    answering = Signal(str)  # id of the chat, before the engine starts answering
     begun = Signal(object)  # WrittenAnswer
     deleted = Signal(str)
     noticed = Signal(object)  # Notice
-    prompt_changed = Signal()  # system prompt of the open chat
+    prompt_changed = Signal()  # the open chat's system prompt
     tools_changed = Signal()  # the tools available in the open chat
-    model_wanted = Signal()  # for the message in the composer
+    model_wanted = Signal()  # to send the message in the composer
 
     def __init__(
         self, library: ChatLibrary, client: EngineClient,
@@ -95,7 +95,7 @@ class ChatSession(QObject):
 
     @property
     def lost_answers(self) -> list[CutAnswer]:
-        """The answers cut off by the loss of the model that can be continued."""
+        """The answers that were cut off by the loss of the model and can be continued."""
         cuts = [cut for cut in self._writer.cuts if cut.is_lost and cut.can_go_on]
         return [cut for cut in cuts if self.library.opened(cut.chat.id) is cut.chat]
 
@@ -129,14 +129,14 @@ class ChatSession(QObject):
             self._open(chat)
 
     def open_at(self, chat_id: str, message_id: int) -> None:
-        """Open a chat at one of its messages, switching to its version."""
+        """Open a chat at one of its messages, switching to that message's version."""
         self.open_chat(chat_id)
         if self.current.id == chat_id and message_id in self.current.tree:
             self.choose(message_id)
             self.shown_at.emit(message_id)
 
     def choose(self, message_id: int) -> None:
-        """Show another version of a message, and the messages that follow it."""
+        """Show a version of a message, and the messages that follow that version."""
         before = list(self.current.messages)
         self.current.tree.choose(message_id)
         if before != self.current.messages:
@@ -144,7 +144,7 @@ class ChatSession(QObject):
             self._save_soon(self.current)
 
     def take(self, *chats: Conversation) -> None:
-        """Add chats, such as imported ones, and open the last one."""
+        """Add chats, for example imported ones, and open the last one."""
         for chat in chats:
             self.library.save(chat)
         if chats:
@@ -153,21 +153,21 @@ class ChatSession(QObject):
 
     @Slot(str, str)
     def rename(self, chat_id: str, title: str) -> None:
-        """Set the title chosen by the user."""
+        """Set a title that the user has chosen."""
         chat = self.find(chat_id)
         if chat is not None and title.strip():
             self.entitle(chat, title.strip())
 
     @Slot(object, str)
     def entitle(self, chat: Conversation, title: str) -> None:
-        """Set a permanent title, unless the chat was deleted."""
+        """Set a permanent title, unless the chat has been deleted."""
         if self.library.opened(chat.id) is chat:
             chat.title, chat.has_own_title = title, True
             self.library.save(chat)
             self.chats_changed.emit()
 
     def delete(self, chat_ids: Collection[str], system_prompt: str) -> None:
-        """Delete chats; a notice offers to undo that."""
+        """Delete chats; a notice offers to undo the deletion."""
         for one in (*self.answers, *self.calls.runner):
             if one.chat.id in chat_ids:
                 self._writer.cut_off(one.chat)
@@ -195,7 +195,7 @@ class ChatSession(QObject):
         self.noticed.emit(Notice(text, action=tr("Undo"), on_action=undo))
 
     def save_all(self) -> None:
-        """Save the chats with running answers, and the open one unless it was always empty."""
+        """Save all chats with running answers, and the open one unless it has always been empty."""
         for written in self.answers:
             self.library.save(written.chat)
         if self._is_worth_saving(self.current):
@@ -205,11 +205,11 @@ class ChatSession(QObject):
         self, text: str, files: tuple[Attachment, ...] = (),
         pictures: tuple[ChatImage, ...] = (), chat: Conversation | None = None,
     ) -> bool:  # fmt: skip
-        """Send a message in `chat`, by default the open one; return whether it was accepted."""
+        """Send a message in `chat` (default: the open one); return whether it was accepted."""
         chat = chat or self.current
         if not (text.strip() or files or pictures) or not self._may_answer(is_message=True):
             return False
-        if self._is_busy_in(chat):  # only Stop ends an answer
+        if self._is_busy_in(chat):  # only Stop may end an answer
             text = tr(
                 "The answer is still being written. Wait for it, or press Esc to stop it;"
                 " your message stays here as a draft."
@@ -221,17 +221,17 @@ class ChatSession(QObject):
         return True
 
     def regenerate(self, message_id: int = 0) -> None:
-        """Answer a question again; the previous answer stays as a version unless it is empty.
+        """Answer a question again; keep the previous answer as a version unless it is empty.
 
         Args:
-            message_id: id of the answer or the question; 0 for the last message.
+            message_id: id of the answer or of the question; 0 for the last message.
         """
         chat = self.current
         if not chat.is_empty and self._may_answer():
             self._writer.answer_again(chat, chat.tree[message_id or chat.messages[-1].id])
 
     def edit(self, message_id: int, text: str) -> bool:
-        """Send an edited question as a new branch; return False as `send` does."""
+        """Send an edited question as a new branch; return whether it was accepted."""
         old = self.current.tree[message_id]
         if not (text.strip() or old.has_files) or not self._may_answer():
             return False
@@ -239,13 +239,13 @@ class ChatSession(QObject):
         return True
 
     def go_on(self) -> None:
-        """Continue the last answer where it ended, or after the results of its calls."""
+        """Continue the last answer where it stopped, or after the results of its calls."""
         messages = self.current.messages
         if messages and messages[-1].is_answer and self._may_answer():
             self._writer.go_on(self.current)
 
     def resume(self) -> None:
-        """Continue `lost_answers` from their last tokens, and open one of their chats."""
+        """Continue all `lost_answers` from their last tokens, with one of their chats open."""
         if not (cuts := self.lost_answers) or not self._may_answer():
             return
         if all(cut.chat is not self.current for cut in cuts):
@@ -258,11 +258,11 @@ class ChatSession(QObject):
             self._writer.go_on(cut.chat)
 
     def stop(self) -> None:
-        """Stop the answer and the calls of the open chat."""
+        """Stop the answer and the calls in the open chat."""
         self.stop_answer(self.current.id)
 
     def stop_answer(self, chat_id: str) -> None:
-        """Stop the answer and the calls of a chat."""
+        """Stop the answer and the calls in a chat."""
         if (chat := self.library.opened(chat_id)) is not None:
             self._writer.stop(chat)
             self.calls.stop(chat)
@@ -273,26 +273,26 @@ class ChatSession(QObject):
             self._writer.stop(written.chat)
 
     def close(self) -> None:
-        """Save everything, before or after the engine ends."""
+        """Save everything; the engine may be running or stopped."""
         self.calls.close()
         self._writer.close()
         self.save_all()
         self.library.close()
 
     def flush(self) -> None:
-        """Wait until everything is saved."""
+        """Wait until everything has been saved."""
         self.library.flush()
 
     def find(self, chat_id: str) -> Conversation | None:
-        """Return the chat with an id, or None."""
+        """Return the chat with this id, or None."""
         return self.library.find(chat_id)
 
     def is_writing(self, message: Message) -> bool:
-        """Return whether this answer is running."""
+        """Return whether this message is a running answer."""
         return self._writer.at(message) is not None
 
     def end_answer(self, messages: Iterable[Message]) -> None:
-        """Stop the running answer and calls of these messages."""
+        """Stop the running answer and calls among these messages."""
         found = list(messages)
         self.calls.stop(self.current, found)
         for message in found:
@@ -300,7 +300,7 @@ class ChatSession(QObject):
                 self._writer.cut_off(written.chat)
 
     def keep(self, chat: Conversation) -> None:
-        """Save a chat after a change of its messages."""
+        """Save a chat whose messages have changed."""
         chat.updated = time.time()
         self.library.save(chat)
         self.chats_changed.emit()
@@ -315,13 +315,13 @@ class ChatSession(QObject):
         self._save_soon(self.current)
 
     def set_sampling(self, chosen: dict[str, Any] | None, chat: Conversation | None = None) -> None:
-        """Set a chat's own sampling values (default: the open chat); None for the global ones."""
+        """Set the sampling values of `chat` (default: the open one); None for the global ones."""
         chat = chat or self.current
         chat.sampling = chosen
         self._save_soon(chat)
 
     def set_draft_files(self, paths: tuple[str, ...]) -> None:
-        """Set the files of the open chat's draft."""
+        """Set the open chat's draft files."""
         if paths != self.current.draft_files:
             self.current.draft_files = paths
             self._save_soon(self.current)
@@ -329,18 +329,18 @@ class ChatSession(QObject):
     def set_draft_pictures(
         self, pictures: tuple[ChatImage, ...], chat: Conversation | None = None
     ) -> None:
-        """Set the images of a chat's draft (default: the open chat)."""
+        """Set the draft images of `chat` (default: the open one)."""
         chat = chat or self.current
         chat.draft_pictures = pictures
         self._save_soon(chat)
 
     def set_thinking(self, thinks: bool) -> None:
-        """Set whether models think before they answer in the open chat."""
+        """Set whether models think before answering in the open chat."""
         self.current.thinks = thinks
         self._save_soon(self.current)
 
     def set_effort(self, effort: str) -> None:
-        """Set the reasoning effort in the open chat; "" for the template's default."""
+        """Set the open chat's reasoning effort; "" for the template's default."""
         self.current.effort = effort
         self._save_soon(self.current)
 
@@ -351,7 +351,7 @@ class ChatSession(QObject):
         self._save_soon(self.current)
 
     def image_files(self, chat: Conversation) -> ImageFiles:
-        """Return the lookup of a chat's images; none for a model without vision."""
+        """Return a lookup for a chat's image files; it finds none if the model has no vision."""
         folder, can_see = self.library.store.images, reads_images(self._client.model)
 
         def file_of(picture: ChatImage) -> ImageFile | None:

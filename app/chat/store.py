@@ -1,7 +1,7 @@
-"""The store of the chats: reads and writes them, and imports those of older versions.
+"""The chat store: reads and writes chats, and imports those of older versions.
 
-Several windows may share the folder: unchanged chats are not written, and chats changed by another
-window are not overwritten. Unreadable old files are listed and left alone.
+Several windows may share the folder, so unchanged chats are not written, and chats that another
+window has changed are not overwritten. Unreadable old files are reported and left alone.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ FILE: Final = "chats.db"
 DAMAGED: Final = "chats-damaged-*.db"
 
 OLD_FOLDER: Final = "json"
-"""Folder for the files of older versions after import."""
+"""Folder to which the files of older versions are moved after import."""
 
 READ_AT_ONCE = 1 << 20
-"""Maximum bytes of old files read before the window shows, in some 10 ms."""
+"""Maximum bytes of old files read before the window appears; reading them takes about 10 ms."""
 
 UNREADABLE = OSError, ValueError, RecursionError
-"""Errors raised by an unreadable, missing or damaged chat."""
+"""Errors raised for an unreadable, missing or damaged chat."""
 
 DeletedRows = dict[str, list[tuple[Any, ...]]]
-"""Rows of a deleted chat, by table."""
+"""A deleted chat's rows, by table."""
 
 
 class ChatStoreError(Exception):
-    """A chat could not be saved or deleted; the message is shown to the user."""
+    """A chat could not be saved or deleted; the user sees the message."""
 
 
 class ChatConflict(ChatStoreError):
@@ -73,23 +73,23 @@ class Survey:
 
 
 class ChatStore:
-    """The chats of one folder: one thread writes; another may read chats not being written."""
+    """The chats in a folder. One thread may write while another reads other chats."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.database = ChatDatabase(folder / FILE)
         self._known: dict[str, _Known] = {}
-        self._n_set_aside = 0  # databases whose chats are not in `_known`
+        self._n_set_aside = 0  # databases set aside before `_known` was filled
 
     @cached_property
     def images(self) -> ImageFolder:
-        """Images of the chats, in folders next to the database."""
-        from app.chat.images.files import ImageFolder  # late: the window shows without it
+        """The chats' images, in folders next to the database."""
+        from app.chat.images.files import ImageFolder  # late: not needed to show the window
 
         return ImageFolder(self.folder)
 
     def survey(self) -> Survey:
-        """Return the contents; import the newest old chats, up to `READ_AT_ONCE`."""
+        """Return the contents, after importing the newest old chats, up to `READ_AT_ONCE`."""
         files = [(_stamps(path), path) for path in old_files(self.folder)]
         files.sort(key=lambda one: one[0][0] or (0,), reverse=True)
         sizes = accumulate(sum(s[2] for s in stamps if s is not None) for stamps, _ in files)
@@ -105,14 +105,14 @@ class ChatStore:
         return found
 
     def set_aside(self) -> list[DamagedChat]:
-        """Return the damaged databases that this or an earlier window has replaced."""
+        """Return the damaged databases that this or earlier windows have replaced."""
         paths = sorted(self.folder.glob(DAMAGED)) if self.folder.is_dir() else []
         return [DamagedChat(path, tr("it holds no intact chat")) for path in paths]
 
     def bring_in(self, chat_ids: Iterable[str]) -> Survey:
         """Import files of older versions into the database, and move them to `OLD_FOLDER`.
 
-        Unreadable files stay; if writing fails, the next start tries again.
+        Unreadable files stay; if writing fails, the next start retries.
         """
         found, read = Survey(), list[OldChat]()
         for chat_id in chat_ids:
@@ -131,7 +131,7 @@ class ChatStore:
             found.damaged += [DamagedChat(one.path, why_unreadable(error)) for one in read]
             return found
         for one in read:
-            if one.chat.origin:  # it got a new id
+            if one.chat.origin:  # it has a new id
                 self.images.complete(one.chat)
             with suppress(OSError):
                 (self.folder / OLD_FOLDER).mkdir(exist_ok=True)
@@ -147,7 +147,7 @@ class ChatStore:
         return [ChatSummary(*row) for row in rows]
 
     def load(self) -> list[Conversation]:
-        """Return all readable chats in the database, newest first."""
+        """Return all readable chats from the database, newest first."""
         chats = []
         for summary in self.summaries():
             with suppress(*UNREADABLE):
@@ -155,7 +155,7 @@ class ChatStore:
         return chats
 
     def read(self, chat_id: str) -> Conversation:
-        """Return a chat as stored on disk, imported or not.
+        """Return a chat as stored on disk, whether or not it has been imported.
 
         Raises:
             OSError, ValueError, RecursionError: it is missing or damaged.
@@ -167,10 +167,10 @@ class ChatStore:
         return found[0].copy()
 
     def save(self, chat: Conversation) -> None:
-        """Write the changes of a chat since it was last read or written.
+        """Write a chat's changes since it was last read or written.
 
         Raises:
-            ChatConflict: another window has since written or deleted it.
+            ChatConflict: another window has written or deleted it since.
             ChatStoreError: the disk is full or the folder is read-only.
         """
         if not SAFE_ID.fullmatch(chat.id):
@@ -202,7 +202,7 @@ class ChatStore:
         self._known[chat.id] = _Known(chat.copy(), version)
 
     def delete(self, chat_id: str) -> DeletedRows:
-        """Delete a chat, and return the argument of `restore` (raises ChatStoreError)."""
+        """Delete a chat; return its rows for `restore` (raises ChatStoreError)."""
         if not SAFE_ID.fullmatch(chat_id):
             raise ValueError(f"not a chat id: {chat_id!r}")
 
@@ -252,7 +252,7 @@ class ChatStore:
             raise ChatStoreError(text.format(why=reason_of(error))) from error
 
     def tidy(self) -> None:
-        """Delete leftovers of killed windows, and orphaned images."""
+        """Delete orphaned images, and leftovers from killed windows."""
         sweep_temporaries(self.folder)
         versions = self.database.read(
             lambda file: dict(file.execute("SELECT id, version FROM chats").fetchall())
@@ -266,19 +266,19 @@ COLUMNS: Final = {
     "chats": ("id", "id, version, title, updated, head"),
     "messages": ("chat", "chat, id, data"),
 }
-"""The column with the chat's id, and all columns to restore, by table."""
+"""By table: the column with the chat's id, and all columns to restore."""
 
 
 def why_unreadable(error: Exception) -> str:
-    """Return why a chat cannot be read, as the end of a sentence."""
+    """Return why a chat cannot be read, as words that complete a sentence."""
     if isinstance(error, OSError):
         return reason_of(error)
     return str(error) if isinstance(error, NewerChat) else tr("it holds no intact chat")
 
 
 def _import(file: sqlite3.Connection, read: Iterable[OldChat]) -> list[ChatSummary]:
-    # skips files that were imported before but could not be moved; a different chat with the same
-    # id is kept, and the imported one gets a new id
+    # files that were imported before but could not be moved are skipped; if there is a different
+    # chat with the same id, it is kept, and the imported one gets a new id
     found = []
     for one in read:
         stamps, chat = json.dumps(one.stamps), one.chat
@@ -302,5 +302,5 @@ def _import(file: sqlite3.Connection, read: Iterable[OldChat]) -> list[ChatSumma
 def _stamps(path: Path) -> Stamps:
     try:
         return stamps_of(path)
-    except OSError:  # reading the chat will report it
+    except OSError:  # reading the chat will report this
         return None, None

@@ -1,4 +1,4 @@
-"""Buttons of the composer: thinking, reasoning effort, and tools."""
+"""Composer buttons for thinking, reasoning effort, and tools."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ LEVELS = dict(
         strict=True,
     )
 )
-"""Display names by `reasoning_effort`."""
+"""Display names by value of `reasoning_effort`."""
 
 
 class ThinkingSwitch(QObject):
-    """The buttons for thinking and its effort, shown if the chat template supports them."""
+    """The buttons for thinking and reasoning effort, shown if the chat template supports these."""
 
     def __init__(
         self, composer: Composer, session: ChatSession, client: EngineClient, parent: QObject
@@ -54,7 +54,7 @@ class ThinkingSwitch(QObject):
 
     @Slot()
     def refresh(self) -> None:
-        """Show the options of the open chat; the default of templates is to think."""
+        """Show the open chat's options; templates think by default."""
         model = self._client.model
         self.button.setVisible(model is not None and model.info.can_think)
         self.button.setChecked(self._session.current.thinks is not False)
@@ -89,7 +89,7 @@ class ThinkingSwitch(QObject):
 
 
 class ToolSwitch(QObject):
-    """The button with the number of tools and a menu of servers, shown if one is enabled."""
+    """The button with the number of tools and a menu of servers, shown if a server is enabled."""
 
     def __init__(
         self, composer: Composer, session: ChatSession, source: ToolSession, parent: QObject

@@ -1,4 +1,4 @@
-"""Tool calls of chats, with their states and results."""
+"""Tool calls in chats, with their states and results."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from app.tools.server_store import ServerTool
 from engine import ChatMessage, ToolCall, ToolCallBegun, ToolCallText
 
 CallState = Literal["writing", "cut", "waiting", "running", "done", "failed", "refused", "stopped"]
-"""State of a call: "cut" if its answer ended before it was complete, "waiting" for approval."""
+"""State of a call: "cut" if the answer stopped inside it, "waiting" if it awaits approval."""
 
 STATES: Final = get_args(CallState)
 
 
 class CallStep(Enum):
-    """An action of the user on a call."""
+    """A user action on a call."""
 
     RUN = "run"
     REFUSE = "refuse"
@@ -29,15 +29,15 @@ class CallStep(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """A tool call of an answer.
+    """A tool call in an answer.
 
     Attributes:
-        id: id of the call, to which its result refers.
-        name: name of the tool as models call it, unique among all servers.
-        server: name of the tool's server; "" for an unknown tool.
+        id: id of the call, by which its result refers to it.
+        name: name by which models call the tool, unique among all servers.
+        server: name of the tool's server; "" if the tool is unknown.
         title: display name of the tool.
-        arguments: JSON object as text, as far as it is written.
-        result: result of the tool, or the reason why there is none.
+        arguments: text of a JSON object, as far as the model has written it.
+        result: result of the call, or why there is none.
         extra: unknown entries of a file, written back unchanged.
     """
 
@@ -52,7 +52,7 @@ class ToolUse:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ToolUse:
-        """Return the call of a chat's JSON; one stored while running counts as stopped.
+        """Return a call from a chat's JSON; if it was running when stored, it is now stopped.
 
         Raises:
             TypeError, KeyError, AttributeError: the data is invalid.
@@ -73,7 +73,7 @@ class ToolUse:
 
 
 def read_arguments(text: str) -> dict[str, Any] | None:
-    """Return the arguments of a call; None if the text is not a JSON object."""
+    """Return a call's arguments; None if the text is not a JSON object."""
     try:
         found = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -82,7 +82,7 @@ def read_arguments(text: str) -> dict[str, Any] | None:
 
 
 def with_stopped(calls: Iterable[ToolUse], *states: CallState) -> tuple[ToolUse, ...]:
-    """Return the calls, with those in some states stopped."""
+    """Return the calls, with those in any of the given states stopped."""
     return tuple(replace(call, state="stopped") if call.state in states else call for call in calls)
 
 
@@ -92,12 +92,12 @@ Calls = tuple[ToolUse, ...]
 def with_event(
     calls: Calls, event: ToolCallBegun | ToolCallText, offers: Sequence[ServerTool]
 ) -> Calls:
-    """Return the calls of an answer after an event.
+    """Return an answer's calls after an event.
 
-    A call with the index of an earlier one replaces that one and all that follow it.
+    A call with the index of an earlier call replaces that call and all that follow it.
 
     Args:
-        offers: the tools that the model may call.
+        offers: tools that the model may call.
     """
     if isinstance(event, ToolCallBegun):
         return (*calls[: event.index], _begun(event, calls[: event.index], offers))
@@ -109,13 +109,13 @@ def with_event(
 
 
 def ended(calls: Calls, reason: str, *, is_whole: bool) -> Calls:
-    """Return the calls of a finished answer.
+    """Return the calls of an answer that has finished.
 
     Args:
-        reason: why the answer ended.
-        is_whole: whether the model itself ended it; otherwise the last call is incomplete.
+        reason: why the answer stopped.
+        is_whole: whether the model itself finished it; otherwise, the last call is incomplete.
     """
-    if reason == "failed":  # the answer may be continued inside a call
+    if reason == "failed":  # the answer may be continued within a call
         return calls
     if reason == "cancelled":
         return tuple(replace(c, state="stopped") if c.state == "writing" else c for c in calls)
@@ -154,11 +154,11 @@ WITHOUT_RESULT: Final[dict[CallState, str]] = {
     "refused": "The user has refused this call.",
     "stopped": "The user has stopped this call before it had a result.",
 }
-"""Results for the model of calls without one."""
+"""Results that the model sees for calls that have none, by state."""
 
 
 def call_turns(text: str, thought: str, calls: Sequence[ToolUse]) -> list[ChatMessage]:
-    """Return the turns of an answer with calls: the answer, and the result of each call."""
+    """Return the turns for an answer with calls: the answer, then the result of each call."""
     tool_calls = tuple(ToolCall(call.name, _arguments(call), call.id) for call in calls)
     results = [
         ChatMessage("tool", _result_text(call), tool_call_id=call.id, name=call.name)

@@ -1,8 +1,8 @@
-"""The tree of a chat's messages: versions of questions and answers, and the path on screen.
+"""The tree of a chat's messages, with versions of questions and answers, and the path on screen.
 
-Messages with the same parent are *versions* of each other: answers to one question, or edits of a
-question. At each fork one version is chosen, by default the newest. The *path* leads from the first
-message along the chosen versions to a leaf.
+Messages with the same parent are *versions* of each other: answers to the same question, or edits
+of a question. At each fork, one version is chosen, by default the newest. The *path* leads from the
+first message along the chosen versions to a leaf.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from app.chat.message import Message
 
 ROOT = 0
-"""The parent of a first message."""
+"""Parent id of a first message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,10 @@ class Removed:
     """Removed nodes, and the data to restore them.
 
     Attributes:
-        nodes: nodes by ascending id; the others descend from the first one.
-        above: ids of the ancestors of the first node, from the root.
-        followers: ids of the remaining children of the first node.
-        chosen: chosen child of each node, by the node's id.
+        nodes: removed nodes by ascending id; all others descend from the first one.
+        above: ids of the first node's ancestors, from the root.
+        followers: ids of the first node's remaining children.
+        chosen: id of each node's chosen child, by the node's id.
         was_chosen: whether the first node was the chosen version.
     """
 
@@ -43,10 +43,10 @@ class MessageTree:
     """
 
     def __init__(self, nodes: Iterable[Message] = (), chosen: Iterable[int] = ()) -> None:
-        """Make a tree of nodes with their ids and parents.
+        """Build a tree from nodes that have ids and parents.
 
         Args:
-            chosen: ids of the chosen versions that are not the newest; unknown ids are ignored.
+            chosen: ids of chosen versions that are not the newest; unknown ids are ignored.
 
         Raises:
             ValueError: ids are not unique or not positive, or a parent is missing or not older.
@@ -74,7 +74,7 @@ class MessageTree:
         return len(self._nodes)
 
     def __iter__(self) -> Iterator[Message]:
-        """Yield all nodes by ascending id, so parents before their children."""
+        """Yield all nodes by ascending id, and hence parents before their children."""
         return iter([self._nodes[number] for number in sorted(self._nodes)])
 
     def __contains__(self, number: int) -> bool:
@@ -84,17 +84,17 @@ class MessageTree:
         return self._nodes[number]
 
     def get(self, number: int) -> Message | None:
-        """Return the node with an id, or None."""
+        """Return the node with this id, or None."""
         return self._nodes.get(number)
 
     @property
     def chosen(self) -> list[int]:
-        """Ids of the chosen versions that are not the newest, ascending."""
+        """Ids of chosen versions that are not the newest, in ascending order."""
         return sorted(self._chosen.values())
 
     @property
     def path(self) -> Sequence[Message]:
-        """The nodes on screen: from the first one along the chosen versions."""
+        """The nodes on screen, from the first one along the chosen versions."""
         if self._path is None:
             self._path = list(self._down(ROOT))
         return self._path
@@ -104,7 +104,7 @@ class MessageTree:
         return tuple(self._nodes[n] for n in self._children[self._nodes[number].parent])
 
     def above(self, number: int) -> tuple[Message, ...]:
-        """Return the ancestors of a node, from the first one to its parent."""
+        """Return a node's ancestors, from the first one to its parent."""
         found, parent = [], self._nodes[number].parent
         while parent != ROOT:
             found.append(self._nodes[parent])
@@ -120,7 +120,7 @@ class MessageTree:
         return tuple(self._nodes[n] for n in sorted(found))
 
     def add(self, node: Message, parent: int) -> Message:
-        """Add a node as the newest version after `parent`, give it an id, and choose it."""
+        """Add a node as the newest version after `parent`, with a new id, and choose it."""
         node.id, node.parent = self._last_id + 1, parent
         self._insert(node)
         return node
@@ -143,8 +143,8 @@ class MessageTree:
     def restore(self, removed: Removed) -> None:
         """Undo `remove` or `remove_branch`.
 
-        If its parent was removed, the first node follows the nearest remaining ancestor. Its former
-        children follow it again, unless they were removed or moved.
+        If the first node's parent has been removed, the node follows its nearest remaining
+        ancestor. Its former children follow it again, unless they have been removed or moved.
         """
         first = removed.nodes[0]
         parent = next((n for n in reversed(removed.above) if n in self._nodes), ROOT)
@@ -166,7 +166,7 @@ class MessageTree:
         self._set(parent, sorted([*stayed, first.id]), first.id if is_chosen else shown)
 
     def copy(self, copied: Callable[[Message], Message]) -> MessageTree:
-        """Return a tree of nodes copied by `copied`."""
+        """Return a copy of the tree with nodes copied by `copied`."""
         tree = MessageTree()
         tree._nodes = {number: copied(node) for number, node in self._nodes.items()}
         tree._children = {number: list(found) for number, found in self._children.items()}
@@ -210,7 +210,7 @@ class MessageTree:
         for number in followers:
             self._nodes[number].parent = parent
         stayed = [n for n in siblings if n != first.id]
-        if shown == first.id:  # choose its chosen child, else the version before or after it
+        if shown == first.id:  # choose its chosen child, or else the version next to it
             neighbour = stayed[max(0, place - 1)] if stayed else None
             after = heir if heir in followers else neighbour
         else:

@@ -1,4 +1,4 @@
-"""The main window: layout, panels, start, recovery, preferences and help.
+"""The main window: layout, panels, start-up, recovery, preferences and help.
 
 It may import all other rooms of the app; only `app.main` imports it.
 """

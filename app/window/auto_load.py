@@ -1,4 +1,4 @@
-"""Automatic loading and unloading: of idle models, and of models for waiting messages."""
+"""Automatic unloading of idle models, and loading of models for waiting messages."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MINUTE_MS = 60_000
 
 
 class IdleUnloader(QObject):
-    """Unloads the model if there was no answer, load or typing for some time.
+    """Unloads the model after some time without an answer, a load or typing.
 
     Args:
-        minutes: returns that time; 0 for never.
+        minutes: returns that time, or 0 to never unload.
     """
 
     noticed = Signal(object)  # Notice
@@ -47,7 +47,7 @@ class IdleUnloader(QObject):
 
     @Slot()
     def restart(self) -> None:
-        """Restart the timer, after activity or a change of the setting."""
+        """Restart the timer, after activity or a changed setting."""
         minutes = self._minutes()
         if minutes and self._client.state is EngineState.READY:
             self._timer.start(minutes * MINUTE_MS)
@@ -59,7 +59,7 @@ class IdleUnloader(QObject):
         self._timer.stop()
 
     def wake(self) -> None:
-        """Reload the unloaded model for a message that is about to be sent."""
+        """Reload the unloaded model, as a message is about to be sent."""
         if self._has_left and self._client.state is EngineState.EMPTY:
             self._models.load()
 
@@ -68,7 +68,7 @@ class IdleUnloader(QObject):
         model = self._client.model
         if model is None or self._client.state is not EngineState.READY:
             return
-        if is_remote(model.info.path):  # takes no memory here
+        if is_remote(model.info.path):  # takes no memory on this machine
             return
         if left_ms := self._shared_left_ms():
             self._timer.start(left_ms)
@@ -98,10 +98,10 @@ class IdleUnloader(QObject):
 
 
 class OpenOnSend(QObject):
-    """Queue of messages to send when the model is ready, at most one per chat.
+    """Queue of messages to send once the model is ready, at most one per chat.
 
-    A queued message is the draft of its chat, so it survives a failed load or a closed window.
-    Editing removes it from the queue. If no model is loading, a notice offers to load the selected
+    A queued message is its chat's draft, so it survives a failed load or a closed window. Editing
+    it removes it from the queue. If no model is loading, a notice offers to load the selected one
     or the last one.
     """
 
@@ -119,13 +119,13 @@ class OpenOnSend(QObject):
         super().__init__(parent)
         self._client, self._models, self._session = client, models, session
         self._composer, self._settings = composer, settings
-        self._queued: dict[str, str] = {}  # texts by the ids of their chats
+        self._queued: dict[str, str] = {}  # texts by chat id
         session.model_wanted.connect(self._on_wanted)
         session.opened.connect(self._show_queued)
         composer.wait_cancelled.connect(self._cancel)
         composer.edit.textChanged.connect(self._on_edited)
         client.load_failed.connect(self._give_up)
-        # queued: all other receivers must have handled the change first
+        # queued, so that all other receivers handle the change first
         for change in (client.state_changed, models.noticed, models.blocked):
             change.connect(self._go_on, Qt.ConnectionType.QueuedConnection)
 
@@ -165,7 +165,7 @@ class OpenOnSend(QObject):
             else:
                 self._models.open(path)
         self._composer.setFocus()
-        if is_there or self._is_loading:  # otherwise a notice says why it cannot be loaded
+        if is_there or self._is_loading:  # otherwise, a notice says why it cannot be loaded
             self._composer.submit()
 
     @Slot()
@@ -226,5 +226,5 @@ class OpenOnSend(QObject):
 
 
 def _is_there(path: str) -> bool:
-    # without contacting a server
+    # whether the model exists, without contacting a server
     return is_remote(path) or Path(path).is_file()

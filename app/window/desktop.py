@@ -32,14 +32,14 @@ from app.window.side_panels import SidePanels
 from engine import Finished
 
 Painter = Callable[[float | None], None]
-"""Function that shows a share of 0 to 1 in the taskbar, or hides it for None."""
+"""Function that shows a progress from 0 to 1 in the taskbar, or hides it for None."""
 
 STEPS: Final = 100
-"""Resolution of the progress."""
+"""Number of steps in the progress bar."""
 
 
 class TaskbarProgress(QObject):
-    """Progress of the load, or otherwise of the downloads, in the taskbar.
+    """Taskbar progress of the model load or, if nothing is loading, of the downloads.
 
     Args:
         make_painter: called on first use.
@@ -56,7 +56,7 @@ class TaskbarProgress(QObject):
 
     @Slot(object)
     def note_state(self, state: EngineState) -> None:
-        """Update the state of the engine."""
+        """Take note of the engine's state."""
         self._is_loading = state is EngineState.LOADING
         if not self._is_loading:
             self._load = None
@@ -70,7 +70,7 @@ class TaskbarProgress(QObject):
 
     @Slot(object)
     def note_downloads(self, share: float | None) -> None:
-        """Update the total progress of downloads; None if there are none."""
+        """Take note of the downloads' total progress; None if there are no downloads."""
         self._downloads = share
         self._show()
 
@@ -92,7 +92,7 @@ class TaskbarProgress(QObject):
 
 
 def painter_for(window: QWidget) -> Painter:
-    """Return the painter for this desktop, which may do nothing."""
+    """Return a painter for this desktop; it does nothing on unsupported ones."""
     if sys.platform == "win32":
         return windows_painter(int(window.winId()))
     if sys.platform == "darwin" or not _has_session_bus():
@@ -101,7 +101,7 @@ def painter_for(window: QWidget) -> Painter:
 
 
 def _has_session_bus() -> bool:
-    # checked without connecting, which would start a bus
+    # check the address, as connecting would start a bus
     if os.environ.get("DBUS_SESSION_BUS_ADDRESS"):
         return True
     folder = os.environ.get("XDG_RUNTIME_DIR")
@@ -113,7 +113,7 @@ PATH = "/com/canonical/unity/launcherentry/tandem"
 
 
 def unity_painter() -> Painter:
-    """Return a painter that sends Unity's D-Bus signal."""
+    """Return a painter that emits Unity's D-Bus signal."""
     bus = QDBusConnection.sessionBus()
     entry = f"application://{QGuiApplication.desktopFileName()}.desktop"
 
@@ -134,16 +134,16 @@ TASKBAR_LIST: Final = uuid.UUID("56fdf344-fd6d-11d0-958a-006097c9a090")
 TASKBAR_LIST_3: Final = uuid.UUID("ea1afb91-9e28-4b86-90e9-5e9f8a5eefaf")
 IN_THIS_PROCESS: Final = 1  # CLSCTX_INPROC_SERVER
 INIT, SET_VALUE, SET_STATE = 3, 9, 10
-"""Indices of the methods in the vtable, which starts with three of `IUnknown`."""
+"""Method indices in the vtable, which starts with the three methods of `IUnknown`."""
 
-NO_PROGRESS: Final = 0  # TBPF_NOPROGRESS; setting a value ends this state
+NO_PROGRESS: Final = 0  # TBPF_NOPROGRESS; setting a value leaves this state
 
 
 def windows_painter(window: int) -> Painter:
-    """Return a painter for the taskbar button of a window handle."""
+    """Return a painter for a window's taskbar button, given the window handle."""
     interface = ctypes.c_void_p()
     ole32 = ctypes.WinDLL("ole32")  # type: ignore[attr-defined,unused-ignore]
-    ole32.CoInitialize(None)  # Qt has done so on this thread; repeating it is harmless
+    ole32.CoInitialize(None)  # Qt did so on this thread; repeating it is harmless
     status = ole32.CoCreateInstance(
         TASKBAR_LIST.bytes_le, None, IN_THIS_PROCESS, TASKBAR_LIST_3.bytes_le,
         ctypes.byref(interface),
@@ -158,7 +158,7 @@ def interface_painter(interface: int, window: int, function_type: Callable[..., 
     """Return a painter that calls the `ITaskbarList3` at an address.
 
     Args:
-        function_type: factory of function types with its calling convention.
+        function_type: factory for function types with the interface's calling convention.
     """
     table = ctypes.cast(interface, ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p))).contents
 
@@ -180,11 +180,11 @@ def interface_painter(interface: int, window: int, function_type: Callable[..., 
 
 
 NAMES = ("tray", "notifications")
-"""Settings that need a tray."""
+"""Settings that require a tray."""
 
 
 class Tray(QObject):
-    """The tray icon and notifications, which need the icon."""
+    """The tray icon, and notifications, which need the icon."""
 
     new_chat_requested = Signal()
 
@@ -197,7 +197,7 @@ class Tray(QObject):
 
     @staticmethod
     def problems() -> dict[str, str]:
-        """Return the reasons why settings have no effect, by name."""
+        """Return why settings have no effect, by setting name."""
         if TrayIcon.isSystemTrayAvailable():
             return {}
         return dict.fromkeys(NAMES, tr("Has no effect: this desktop has no tray."))
@@ -218,12 +218,12 @@ class Tray(QObject):
 
     @Slot()
     def note_answer(self) -> None:
-        """Notify that an answer is finished, unless the window is active."""
+        """Notify the user of a finished answer, unless the window is active."""
         self._say(tr("The answer is finished."))
 
     @Slot(object)
     def note(self, notice: Notice) -> None:
-        """Notify of news, unless the window is active."""
+        """Notify the user of news, unless the window is active."""
         if notice.is_news:
             self._say(notice.text)
 
@@ -276,7 +276,7 @@ class Tray(QObject):
 
 
 class AnswerFigures(QObject):
-    """Passes the figures of answers to the monitor, the split, the plans and the library."""
+    """Passes figures about answers to the monitor, split, plans and library."""
 
     def __init__(
         self,
@@ -298,7 +298,7 @@ class AnswerFigures(QObject):
 
     @Slot(object, object)
     def _on_finished(self, finished: Finished, answer: RunningAnswer) -> None:
-        if not answer.was_alone:  # it shared the model, so its speed is not the model's
+        if not answer.was_alone:  # as it shared the model, its speed says little about the model
             return
         self._monitor.note_drafts(finished)
         rate, model = finished.timings.decode_per_s, self._client.model
@@ -309,5 +309,5 @@ class AnswerFigures(QObject):
             if (plain := finished.plain_per_s) > 0:
                 self._library.note_speed(model, plain)
         if rate > 0:
-            self._monitor.add_rate(rate)  # a short answer ends before its first measurement
+            self._monitor.add_rate(rate)  # a short answer finishes before its first measurement
             self._monitor.add_rate(0.0)

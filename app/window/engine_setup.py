@@ -1,4 +1,4 @@
-"""The engine of the window: start, installation and replacement."""
+"""The window's engine: start, installation and replacement."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLOSE_S = 5.0
 
 
 class EngineReplacement(QObject):
-    """Replacement of the engine, after the running answers have finished."""
+    """Replaces the engine, after the running answers have finished."""
 
     noticed = Signal(object)  # Notice
 
@@ -42,12 +42,12 @@ class EngineReplacement(QObject):
         super().__init__(parent)
         self._client, self._models = client, models
         self._chats, self._start_up = chats, start_up
-        self._then: Callable[[], None] | None = None  # called once the engine has ended
+        self._then: Callable[[], None] | None = None  # called once the engine has stopped
         self._is_unloading = self._is_starting = False
-        self._lost: ModelLoaded | None = None  # to be loaded again
+        self._lost: ModelLoaded | None = None  # model to reload
         self._closing = LatestJob("tandem-engine-end", self)
         self._closing.done.connect(self._on_closed)
-        # queued: all other receivers must have handled the change first
+        # queued, so that all other receivers handle the change first
         queued = Qt.ConnectionType.QueuedConnection
         client.state_changed.connect(self._go_on, queued)
         chats.answers_changed.connect(self._go_on, queued)
@@ -55,11 +55,11 @@ class EngineReplacement(QObject):
 
     @property
     def is_under_way(self) -> bool:
-        """Whether an engine is ending, or the next one waits for the devices."""
+        """Whether an engine is stopping, or the next one is waiting for the devices."""
         return self._then is not None or self._is_starting
 
     def end(self, then: Callable[[], None]) -> None:
-        """End the engine after the running answers; then call `then`."""
+        """Stop the engine after the running answers, and then call `then`."""
         self._then = then
         if n := len(self._chats.answers):
             text = tr_n(
@@ -77,7 +77,7 @@ class EngineReplacement(QObject):
         self._start_up.search_again("pack")
 
     def close(self) -> None:
-        """Wait for an engine that is ending."""
+        """Wait until an engine that is stopping has stopped."""
         self._then, self._is_starting = None, False
         self._closing.close()
 
@@ -121,14 +121,14 @@ class EngineReplacement(QObject):
 
 
 class EngineSetup(QObject):
-    """Starts the engine, and reacts to a missing, new or broken one.
+    """Starts the engine, and reacts if it is missing, new or broken.
 
     Args:
-        leave: shows the chat instead of the page.
+        leave: shows the chat instead of the installation page.
     """
 
     noticed = Signal(object)  # Notice
-    missing_changed = Signal(bool)  # whether there is no engine now
+    missing_changed = Signal(bool)  # whether the engine is now missing
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class EngineSetup(QObject):
 
     @property
     def is_missing(self) -> bool:
-        """Whether there is no engine."""
+        """Whether the engine is missing."""
         return self._origin == "none"
 
     def begin(self, origin: Origin) -> None:
@@ -186,7 +186,7 @@ class EngineSetup(QObject):
         self.missing_changed.emit(self.is_missing)
 
     def close(self) -> None:
-        """Stop an installation, which a later window can continue."""
+        """Stop an installation; a later window can continue it."""
         self._is_closed = True
         self.page.close()
         self._replacement.close()

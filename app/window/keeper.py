@@ -1,4 +1,4 @@
-"""Settings of the window: theme, zoom, language, docks; applied immediately, saved with a delay."""
+"""The window's settings: theme, zoom, language, docks; applied immediately, saved with a delay."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _QT_TEXTS = "qtbase_{code}"
 
 
 def chosen_language(setting: str) -> str:
-    """Return the language code for a setting; "system" is the first available of the desktop's."""
+    """Return the code for a language setting; "system" gives the desktop's first available one."""
     spoken = languages()
     wanted = QLocale.system().uiLanguages() if setting == "system" else [setting]
     codes = (name.partition("-")[0] for name in wanted)
@@ -39,11 +39,11 @@ def chosen_language(setting: str) -> str:
 
 
 def start_language(app: QCoreApplication, setting: str) -> None:
-    """Translate the window's texts and Qt's own; texts already shown keep their language."""
+    """Translate the app's texts and Qt's own; texts already on screen keep their language."""
     code = chosen_language(setting)
     use_language(code)
     desktop = QLocale.system()
-    # for numbers; keep the desktop's formats if it has the same language
+    # number formats: keep the desktop's if it has the same language
     QLocale.setDefault(desktop if desktop.name().startswith(code) else QLocale(code))
     for old in app.findChildren(QTranslator):
         app.removeTranslator(old)
@@ -55,11 +55,11 @@ def start_language(app: QCoreApplication, setting: str) -> None:
 
 
 STEPS: Final = (70, 80, 90, 100, 110, 125, 150, 175, 200)
-"""Zoom steps in percent of keys and wheel; the settings page allows others."""
+"""Zoom steps for keys and wheel, in percent; the settings page allows other values."""
 
 
 def next_zoom(percent: int, direction: int) -> int:
-    """Return the next zoom in a direction: 1 larger, -1 smaller, 0 back to 100 %."""
+    """Return the next zoom: larger for direction 1, smaller for -1, 100 % for 0."""
     if direction > 0:
         return next((step for step in STEPS if step > percent), STEPS[-1])
     if direction < 0:
@@ -68,21 +68,21 @@ def next_zoom(percent: int, direction: int) -> int:
 
 
 def room_on_screen(window: MainWindow) -> QSize:
-    """Return the available size of the window's screen."""
+    """Return the size available on the window's screen."""
     return window.screen().availableSize()
 
 
 class DockFit(QObject):
-    """Hides panels for which the window is too narrow: first on the right, then the list of chats.
+    """Hides panels if the window is too narrow: first those on the right, then the chat list.
 
-    They come back when there is room for them.
+    They return when there is room for them.
     """
 
     def __init__(self, window: MainWindow) -> None:
         super().__init__(window)
         self._window = window
         self._hidden: list[QDockWidget] = []
-        self._wanted = 0  # width from which some of these fit
+        self._wanted = 0  # window width at which some of these fit again
         self._resized = QTimer(self, singleShot=True, interval=0)
         self._resized.timeout.connect(self._on_resized)
         window.installEventFilter(self)
@@ -103,7 +103,7 @@ class DockFit(QObject):
 
     @Slot()
     def fit_screen(self) -> None:
-        """Hide the panels for which the screen is too small."""
+        """Hide panels for which the screen is too small."""
         window, room = self._window, room_on_screen(self._window)
         needed = window.minimumSizeHint().width()
         if needed > room.width():
@@ -113,7 +113,7 @@ class DockFit(QObject):
 
     @Slot(object)
     def make_way(self, opened: QDockWidget) -> None:
-        """Widen the window for an opened panel, or hide those on the other side."""
+        """Widen the window for an opened panel, or hide the panels on the other side."""
         window, room, size = self._window, room_on_screen(self._window), self._window.size()
         self._hidden = [dock for dock in self._hidden if dock is not opened]
         QApplication.sendPostedEvents()  # lay out the panel
@@ -130,7 +130,7 @@ class DockFit(QObject):
             window.resize(size.boundedTo(room))
 
     def fit(self, size: QSize) -> None:
-        """Reset the layout of the panels for a window of this size."""
+        """Reset the panel layout for a window of this size."""
         window = self._window
         self._hide_for(size.width())
         if not window.isMaximized():

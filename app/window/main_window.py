@@ -1,4 +1,4 @@
-"""The main window: the layout of its panels, its shortcuts, and files dropped on it."""
+"""The main window: panel layout, shortcuts, and dropped files."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ SUFFIX = ".gguf"
 
 
 def dropped_model(data: QMimeData) -> str:
-    """Return the first local .gguf among dropped files; "" if there is none."""
+    """Return the first local .gguf file among dropped files; "" if there is none."""
     paths = (url.toLocalFile() for url in data.urls() if url.isLocalFile())
     return next((path for path in paths if path.lower().endswith(SUFFIX)), "")
 
 
 def accept_copy(event: QDropEvent) -> None:
-    """Accept a drop as a copy: after a move, a file manager would delete the model's file."""
+    """Accept a drop as a copy; after a move, the file manager would delete the model file."""
     event.setDropAction(Qt.DropAction.CopyAction)
     event.accept()
 
 
 class DropHint(PlainLabel):
-    """Overlay of the window while a model file is dragged over it."""
+    """Overlay shown while a model file is dragged over the window."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent=parent)
@@ -95,7 +95,7 @@ MAX_TITLE = 100
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """The contents of the docks; `plans` and `monitor_head` go into title bars."""
+    """Contents of the docks; `plans` and `monitor_head` go into their title bars."""
 
     split: QWidget
     plans: QWidget
@@ -117,11 +117,11 @@ class MainWindow(QMainWindow):
     models_requested = Signal()
     settings_requested = Signal()
     shortcuts_requested = Signal()
-    zoom_requested = Signal(int)  # 1 larger, -1 smaller, 0 normal
-    page_left = Signal(str)  # name of a page of `show_page`
+    zoom_requested = Signal(int)  # 1: larger, -1: smaller, 0: normal
+    page_left = Signal(str)  # name of a page shown by `show_page`
     panel_opened = Signal(object)  # QDockWidget
     closing = Signal()
-    painted = Signal()  # for the first time
+    painted = Signal()  # on the first paint
 
     def __init__(self, panels: Panels) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class MainWindow(QMainWindow):
         self.composer = Composer(self)
         self.sampling = SamplingPanel(self)
         self._middle = QStackedWidget(self)
-        # less than its pages request: a long draft in a low window needs room for its buttons
+        # below the pages' own minimum, as a long draft in a low window needs room for its buttons
         scaled(self._middle, self._middle.setMinimumHeight, MIN_MIDDLE)
         self._middle.addWidget(self.start_view)
         self._middle.addWidget(self.chat_view)
@@ -161,11 +161,11 @@ class MainWindow(QMainWindow):
 
     @Slot(str)
     def show_name(self, model: str) -> None:
-        """Show the loaded model in the window's title."""
+        """Show the loaded model's name in the window title."""
         self.setWindowTitle(f"{one_line(model, MAX_TITLE)} – Tandem" if model else "Tandem")
 
     def come_to_front(self, activation: str) -> None:
-        """Raise the window; Wayland requires the activation token of the requesting program."""
+        """Raise the window; Wayland requires an activation token from the requesting program."""
         if activation:
             os.environ["XDG_ACTIVATION_TOKEN"] = activation  # Qt reads and removes it
         self.setWindowState(self.windowState() & ~Qt.WindowState.WindowMinimized)
@@ -179,7 +179,7 @@ class MainWindow(QMainWindow):
         self._show_middle(self.chat_view if has_messages else self.start_view, "")
 
     def show_page(self, name: str, page: QWidget) -> None:
-        """Show a page instead of the chat until `show_chat`; `name` is its button in the rail."""
+        """Show a page instead of the chat until `show_chat`; `name` identifies its rail button."""
         if self._middle.indexOf(page) < 0:
             self._middle.addWidget(page)
         self._show_middle(page, name)
@@ -187,7 +187,7 @@ class MainWindow(QMainWindow):
     def _show_middle(self, page: QWidget, name: str) -> None:
         self._middle.setCurrentWidget(page)
         self.composer.setVisible(not name)
-        self.banner.set_low(bool(name))  # the top of a page has what is needed after an error
+        self.banner.set_low(bool(name))  # keep the top of a page usable after an error
         left, self._page_name = self._page_name, name
         if left not in ("", name):
             self.page_left.emit(left)
@@ -210,7 +210,7 @@ class MainWindow(QMainWindow):
 
     @Slot()
     def pick_model(self) -> None:
-        """Ask for a model file."""
+        """Ask the user for a model file."""
         files = tr("GGUF models (*{suffix});;All files (*)")
         path, _ = QFileDialog.getOpenFileName(
             self, tr("Open model"), "", files.format(suffix=SUFFIX)
@@ -219,19 +219,19 @@ class MainWindow(QMainWindow):
             self.model_picked.emit(path)
 
     def layout_state(self) -> tuple[str, str]:
-        """Return the window's geometry and dock layout in base64."""
+        """Return the window's geometry and dock layout as base64."""
         return _as_text(self.saveGeometry()), _as_text(self.saveState(LAYOUT_VERSION))
 
     def restore_layout(self, geometry: str, state: str) -> None:
-        """Restore a layout of `layout_state`, as far as it fits."""
+        """Restore a layout saved by `layout_state`, as far as it fits."""
         docks = QByteArray.fromBase64(state.encode())
-        if state:  # first, as hidden panels allow a smaller window
+        if state:  # before the geometry, as hidden panels allow a smaller window
             self.restoreState(docks, LAYOUT_VERSION)
         if geometry:
             self.restoreGeometry(QByteArray.fromBase64(geometry.encode()))
         else:
             self.resize(SIZE.boundedTo(self.screen().availableSize() - FRAME))
-        if state:  # again, now that the window has its size
+        if state:  # again, at the window's final size
             self.restoreState(docks, LAYOUT_VERSION)
         for dock in self.findChildren(Dock):
             dock.keep_frame()
@@ -244,7 +244,7 @@ class MainWindow(QMainWindow):
         row.addWidget(self.composer, 1000)
         row.addStretch(1)
         centre = QWidget()
-        # fixed, or a long label would push the docks aside
+        # a fixed minimum, or a long label would push the docks aside
         scaled(centre, centre.setMinimumWidth, CENTRE_WIDTH)
         layout = QVBoxLayout(centre)
         layout.setContentsMargins(0, 0, 0, 0)
@@ -320,7 +320,7 @@ class MainWindow(QMainWindow):
 
     @Slot(object)
     def toggle_dock(self, dock: QDockWidget) -> None:
-        """Hide a panel in front; show one that is hidden or covered by another tab."""
+        """Hide a panel if it is in front; show it if it is hidden or behind another tab."""
         self.show_dock(dock, not is_in_front(dock))
 
     def show_dock(self, dock: QDockWidget, shown: bool) -> None:
@@ -336,7 +336,7 @@ class MainWindow(QMainWindow):
         QTimer.singleShot(0, self, self._hide_stray_tabs)  # after the layout
 
     def _hide_stray_tabs(self) -> None:
-        # Qt leaves tab bars of an earlier layout in a corner
+        # Qt leaves tab bars from an earlier layout in a corner
         docks = [dock.geometry() for dock in self.findChildren(QDockWidget) if not dock.isHidden()]
         places = {(area.left(), area.width()) for area in docks}
         bars = self.findChildren(QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly)
@@ -380,9 +380,9 @@ class MainWindow(QMainWindow):
             QTimer.singleShot(0, self, self.painted.emit)  # after painting its children
 
     def focusNextPrevChild(self, forward: bool) -> bool:  # noqa: N802 Qt
-        """Move the focus by position on screen, as messages and device rows come and go.
+        """Move the focus in screen order, as messages and device rows come and go.
 
-        Qt also calls this when the focused widget is hidden or disabled: then focus the message.
+        Qt also calls this when the focused widget is hidden or disabled; focus the message then.
         """
         now = QApplication.focusWidget()
         if now is not None and not (now.isVisible() and now.isEnabled()):

@@ -1,4 +1,4 @@
-"""Creation of the application's parts on demand, with their dependencies."""
+"""On-demand creation of the application's parts, along with their dependencies."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ Made = TypeVar("Made")
 
 
 class Part(Generic[Made]):
-    """Attribute that creates its value on first access, after the parts it needs.
+    """Attribute whose value is created on first access, after the parts it needs.
 
     Args:
-        make: method that creates it.
-        needs: names of the parts to create before.
-        is_late: whether it is created on first use instead of at the start.
+        make: method that creates the value.
+        needs: names of the parts to create first.
+        is_late: whether the part is created on first use instead of at start-up.
     """
 
     def __init__(self, make: Callable[[Any], Made], needs: tuple[str, ...], is_late: bool) -> None:
@@ -44,7 +44,7 @@ def part(
 
 
 def parts_of(kind: type) -> list[Part[Any]]:
-    """Return the parts of a class in declaration order."""
+    """Return a class's parts, in declaration order."""
     return [one for base in kind.__mro__ for one in vars(base).values() if isinstance(one, Part)]
 
 
@@ -56,5 +56,5 @@ def make_parts(shell: object) -> None:
 
 
 def if_made(shell: object, name: str) -> Any:
-    """Return a late part if it was created, else None."""
+    """Return a late part if it has been created, else None."""
     return shell.__dict__.get(name)

@@ -1,4 +1,4 @@
-"""The panels next to the split panel: tensor map, links, server, saved plans, split search."""
+"""The panels near the split panel: tensor map, links, server, saved plans, split search."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 
 class SidePanels(QObject):
-    """The panels next to the split panel, with their presenters.
+    """The panels near the split panel, with their presenters.
 
     Args:
         over: parent of the search dialog.
 
     Attributes:
-        map_place, links_place, server_place: contents of docks, created when first visible.
-        plans: menu for the title of the split panel.
-        find: button that opens the search, for the foot of the split panel.
+        map_place, links_place, server_place: dock contents, created when first visible.
+        plans: menu for the split panel's title bar.
+        find: button that opens the search, for the bottom of the split panel.
     """
 
     noticed = Signal(object)  # Notice
@@ -65,7 +65,7 @@ class SidePanels(QObject):
         self._shown_devices: tuple[Sequence[DeviceInfo], Rig | None, Wires | None] = (
             (), None, None,
         )  # fmt: skip
-        self._devices: list[DeviceInfo] | None = None  # of this machine, once known
+        self._devices: list[DeviceInfo] | None = None  # this machine's devices, once known
         self._plans = PlansPresenter(
             self.plans, split, command_for, self, devices=self._real_devices
         )
@@ -139,7 +139,7 @@ class SidePanels(QObject):
     def set_devices(
         self, devices: Sequence[DeviceInfo], rig: Rig | None = None, wires: Wires | None = None
     ) -> None:
-        """Show these devices and links to other machines; those of a `rig` are simulated."""
+        """Show devices and links to other machines; they are simulated if there is a `rig`."""
         self._shown_devices = devices, rig, wires
         if self._links is not None:
             self._links.set_devices(devices, rig, wires)
@@ -151,16 +151,16 @@ class SidePanels(QObject):
 
     @Slot(object)
     def set_model(self, info: ModelInfo) -> None:
-        """Show the plans of the selected model."""
+        """Show the plans for the selected model."""
         self._plans.set_model(info)
 
     def note_answer(self, finished: Finished, loaded: ModelLoaded | None) -> None:
-        """Save the speed of an answer with the loaded plan."""
+        """Save an answer's speed with the loaded plan."""
         self._plans.note_answer(finished, loaded)
 
     @Slot(bool)
     def set_engine_missing(self, is_missing: bool) -> None:
-        """Disable measurements while there is no engine."""
+        """Disable measurements while the engine is missing."""
         self._lacks_engine = is_missing
         if self._links is not None:
             self._links.lacks_engine = is_missing
@@ -171,7 +171,7 @@ class SidePanels(QObject):
         self.find.setEnabled(has_plan and not self._is_simulated and not self._lacks_engine)
 
     def close(self) -> None:
-        """End all threads."""
+        """Stop all threads."""
         for presenter in (
             self._placement, self._links, self._server, self._plans, self._search,
         ):  # fmt: skip

@@ -1,4 +1,4 @@
-"""Start-up after the window's first frame: imports, engine, devices; and recovery of a model."""
+"""Start-up after the first frame: imports, engine and devices; also recovery of a lost model."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from engine import Rig, Wires
 
 UNSEEN_MS = 300
-"""Milliseconds after which start-up continues for an unpainted window, such as a minimised one."""
+"""Milliseconds until start-up begins if the window stays unpainted, for example minimised."""
 
 Found = tuple[Sequence[DeviceInfo], MachineFacts]
 
 
 class StartUp(QObject):
-    """Start-up after the first frame: imports on a thread, then the devices.
+    """Start-up after the first frame: imports on a thread, followed by a device search.
 
     Args:
-        rig: simulated machine to plan for instead of this one.
+        rig: simulated machine to plan for instead of the real one.
 
     Attributes:
         is_ready: whether the devices are known, so that models can be opened.
-        others: returns devices of other machines, and the links to them.
+        others: returns the devices of other machines, and the links to them.
     """
 
     host_imported = Signal(str)  # Origin of the engine
@@ -58,37 +58,37 @@ class StartUp(QObject):
         self._search.done.connect(self._on_found)
 
     def arm(self) -> None:
-        """Begin soon, even if the window is not painted."""
+        """Begin soon, even if the window is never painted."""
         self._unseen_timer.start()
 
     @Slot()
     def begin(self) -> None:
-        """Begin, unless already done or closed."""
+        """Begin, unless start-up has begun already or is closed."""
         self._unseen_timer.stop()
         if not self._has_begun:
             self._has_begun = True
             self._imports.run(_import_first)
 
     def close(self) -> None:
-        """Wait for the threads, and prevent further ones."""
+        """Wait for the threads, and start no more."""
         self._has_begun = True
         self._unseen_timer.stop()
         self._imports.close()
         self._search.close()
 
     def search_again(self, origin: Origin) -> None:
-        """Find and report the devices again for another engine, even if they are the same."""
+        """Find the devices again for another engine, and report them even if they are the same."""
         self._origin, self._is_told_again = origin, True
         self._search.run(lambda: self._find(wait=True))
 
     @Slot()
     def look_again(self) -> None:
-        """Find and report the devices again after a change of other machines."""
+        """Find and report the devices again, after other machines have changed."""
         self._is_told_again = True
         self._search.run(lambda: self._find(wait=False))
 
     def machine(self, devices: Sequence[DeviceInfo]) -> MachineFacts:
-        """Return the facts about devices; reads files, so call it on a thread."""
+        """Return facts about a machine with these devices; reads files, so call it on a thread."""
         if self._rig is not None:
             return simulated_machine(self._rig)
         return this_machine(devices, self.others()[1])
@@ -122,7 +122,7 @@ class StartUp(QObject):
         is_first, self.is_ready = not self.is_ready, True
         self.devices = tuple(devices)
         self.devices_found.emit(devices, machine)
-        # torch may find GPUs that no driver has reported
+        # torch may find GPUs that no driver reports
         if is_first and self._rig is None and not any(d.kind == "cuda" for d in devices):
             self._search.run(lambda: self._find(wait=True))
 
@@ -130,18 +130,18 @@ class StartUp(QObject):
 def _import_first() -> Origin:
     from app.setup.engine_pack.activation import activate
 
-    origin = activate()  # first, as later child processes import from there
+    origin = activate()  # first, as child processes started later import from there
     import_host()
     return origin
 
 
 class Recovery(QObject):
-    """Offers to reload a lost model and to continue the answers that were cut off.
+    """Offers to reload a lost model and continue the answers that were cut off.
 
-    Nothing is loaded without a click. If the load fails, the offer stays.
+    Nothing loads without a click. If the load fails, the offer stays.
 
     Args:
-        flush: stores typed text before another chat is opened.
+        flush: stores typed text before another chat opens.
     """
 
     noticed = Signal(object)  # Notice
@@ -157,7 +157,7 @@ class Recovery(QObject):
         super().__init__(parent)
         self._client, self._models, self._chats, self._flush = client, models, chats, flush
         self._lost: ModelLoaded | None = None
-        self._is_wanted = False  # a click has started the load
+        self._is_wanted = False  # whether a click started the load
         client.lost.connect(self._on_lost)
         client.loaded.connect(self._on_loaded)
         client.unloaded.connect(self._forget)
@@ -220,7 +220,7 @@ class Recovery(QObject):
             return
         if is_wanted:
             self._go_on()
-        elif loaded.info.path == lost.info.path:  # loaded by another button
+        elif loaded.info.path == lost.info.path:  # loaded with another button
             what = tr("An answer in “{chat}” was cut off.").format(chat=cuts[0].chat.shown_title)
             if len(cuts) > 1:
                 what = tr_n("{n} answer was cut off.", "{n} answers were cut off.", len(cuts))

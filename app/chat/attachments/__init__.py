@@ -1,1 +1,1 @@
-"""Files attached to a message: read and tokenized in a child process, and shown as chips."""
+"""Files attached to messages: read and tokenized in a child process, shown as chips."""

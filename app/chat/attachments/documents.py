@@ -1,4 +1,4 @@
-"""Text of attached files: encodings, PDFs, refused formats; runs in a child process."""
+"""Text from attached files: encodings, PDFs, refused formats; runs in a child process."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ MAX_CHARACTERS: Final = 8_000_000
 MAX_PAGES: Final = 5000
 
 CHUNK: Final = 2000
-"""Approximate number of characters between two places where a text may be cut."""
+"""Approximate number of characters between places where a text may be cut."""
 
 PICTURES: Final = (
     b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\x00", b"MM\x00*", b"\x00\x00\x01\x00",
 )  # fmt: skip
-"""Magic numbers of images: PNG, JPEG, GIF, BMP, TIFF and icons."""
+"""Magic numbers of image formats: PNG, JPEG, GIF, BMP, TIFF and icons."""
 
 CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
-"""Characters that text files do not have; excludes tab, line and page break, and escape."""
+"""Characters that text files do not have, unlike tab, line and page breaks, and escape."""
 
 
 class NoText(Exception):
-    """A file without usable text; the argument is one of `Problem`."""
+    """A file has no usable text; the argument is a `Problem`."""
 
 
 class Problem(StrEnum):
@@ -49,7 +49,7 @@ class Problem(StrEnum):
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file, with line breaks as "\\n".
+    """Return a file's text, with line breaks as "\\n".
 
     Raises:
         NoText: it has no text, or is too large.
@@ -63,7 +63,7 @@ def read_text(path: Path) -> str:
         raise NoText(Problem.TOO_LARGE)
     try:
         data = read_file(path, MAX_BYTES)
-    except ValueError:  # it was replaced or has grown
+    except ValueError:  # it has been replaced or has grown
         raise NoText(Problem.TOO_LARGE) from None
     text = _pdf_text(data) if data.lstrip()[:5] == b"%PDF-" else _decoded(data)
     if not text.strip():
@@ -74,7 +74,7 @@ def read_text(path: Path) -> str:
 
 
 def cuts(text: str) -> list[int]:
-    """Return where a text may be cut, preferably at line ends; its end comes last."""
+    """Return offsets where a text may be cut, preferably at line ends; the last is its end."""
     found, start = list[int](), 0
     while start + CHUNK < len(text):
         end = text.rfind("\n", start + CHUNK // 2, start + CHUNK) + 1
@@ -116,7 +116,7 @@ def _pdf_text(data: bytes) -> str:
             page = document[number]
             text = page.get_textpage().get_text_bounded()
         except pypdfium2.PdfiumError:
-            continue  # a damaged page
+            continue  # the page is damaged
         pages.append(text.replace("\r\n", "\n").replace("\x02", "").replace("\ufffe", ""))
         n_characters += len(text)
         page.close()
@@ -128,21 +128,21 @@ def _pdf_text(data: bytes) -> str:
 
 
 MAX_MEMORY = 2 << 30
-"""Memory limit of the child in bytes: a vocabulary takes up to some 500 MB."""
+"""Memory limit for the child in bytes; a vocabulary takes up to about 500 MB."""
 
 MAX_SECONDS = 60.0
-"""Time limit for one file."""
+"""Time limit per file."""
 
 
 def answer(request: dict[str, Any]) -> dict[str, object]:
-    """Return the text of a file with its token counts, or the token counts of a text.
+    """Return a file's text with token counts, or the token counts for a text.
 
     Args:
-        request: "path" of a file, or "text"; and "model", the path of a model or "".
+        request: "path" of a file, or "text"; also "model", the path of a model or "".
 
     Returns:
-        "text" and "n_bytes" of a file; "marks", pairs of a place in the text and the number of
-        tokens before it, empty without a model; or "problem", with "why" for an OSError.
+        "text" and "n_bytes" for a file; "marks", pairs of an offset in the text and the number of
+        tokens before it, empty if there is no model; or "problem", with "why" for an OSError.
     """
     made: dict[str, object] = {}
     text = request.get("text")
@@ -160,10 +160,10 @@ def answer(request: dict[str, Any]) -> dict[str, object]:
 
 
 def _marks(text: str, model: str) -> list[tuple[int, int]]:
-    """Return places where a text may be cut, each with the number of tokens before it."""
+    """Return where a text may be cut: offsets, each with the number of tokens before it."""
     try:
         tokenizer = _tokenizer(model)
-    except engine.EngineError:  # a model without a vocabulary
+    except engine.EngineError:  # the model has no vocabulary
         return []
     marks, start, n_tokens = list[tuple[int, int]](), 0, 0
     for end in cuts(text):

@@ -1,4 +1,4 @@
-"""Presenter of the files attached to drafts."""
+"""Presenter for files attached to drafts."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 MAX_FILES: Final = 20
 
 FRAME_TOKENS: Final = 40
-"""Upper bound of the tokens around a file's text."""
+"""Upper bound for the number of tokens that frame a file's text."""
 
 MAX_NAME: Final = 60
 
 
 class AttachmentPresenter(QObject):
-    """The files of each chat's draft, shown as chips together with `pictures`, its images."""
+    """The files in each chat's draft, shown as chips along with `pictures`, its images."""
 
     noticed = Signal(object)  # Notice
     changed = Signal()
@@ -58,7 +58,7 @@ class AttachmentPresenter(QObject):
         self._pictures = pictures
         pictures.changed.connect(self.refresh)
         self._reader: AttachmentReader | None = None
-        self._files: dict[str, list[DraftFile]] = {}  # by id of the chat
+        self._files: dict[str, list[DraftFile]] = {}  # by chat id
         self._numbers = count()
         self.attach = IconButton("attach", tr("Attach files and images"), size=16)
         self.attach.clicked.connect(self.pick)
@@ -77,19 +77,19 @@ class AttachmentPresenter(QObject):
 
     @property
     def files(self) -> list[DraftFile]:
-        """The files of the open chat's draft."""
+        """The files in the open chat's draft."""
         return self._files.setdefault(self._session.current.id, [])
 
     @Slot()
     def pick(self) -> None:
-        """Ask for files to attach."""
+        """Ask the user for files to attach."""
         title = tr("Attach files and images")
         chosen, _ = QFileDialog.getOpenFileNames(self._composer, title)
         self.add(chosen)
 
     @Slot(list)
     def add(self, paths: Sequence[str]) -> None:
-        """Attach files; a notice names those that turn out to be unusable."""
+        """Attach files; a notice names any that turn out to be unusable."""
         if pictures := [path for path in paths if path.lower().endswith(SUFFIXES)]:
             self._pictures.add_files([Path(path) for path in pictures])
             paths = [path for path in paths if path not in pictures]
@@ -101,7 +101,7 @@ class AttachmentPresenter(QObject):
         self._keep()
 
     def ready_files(self) -> tuple[Attachment, ...] | None:
-        """Return the files to send; None, with a notice, if one of them is not ready."""
+        """Return the files to send; if one is not ready, show a notice and return None."""
         for file in self.files:
             name = one_line(file.path.name, MAX_NAME)
             if file.file is None:
@@ -114,24 +114,24 @@ class AttachmentPresenter(QObject):
         return tuple(file.attachment() for file in self.files)
 
     def draft_text(self) -> str:
-        """Return the text of the next message for the model, with the files read so far."""
+        """Return the next message as the model will see it, with the files read so far."""
         files = [f.attachment() for f in self.files if f.file and not self._is_too_large(f)]
         return framed(self._composer.text, files)
 
     def clear(self) -> None:
-        """Clear the files of the open chat's draft, after sending."""
+        """Clear the files in the open chat's draft after sending."""
         self.files.clear()
         self._keep()
 
     def close(self) -> None:
-        """End the child processes."""
+        """Stop the child processes."""
         self._pictures.close()
         if self._reader is not None:
             self._reader.close()
 
     @Slot()
     def refresh(self) -> None:
-        """Show the chips of the open chat's draft."""
+        """Show the open chat's draft as chips."""
         chips = [*self._pictures.chips(), *(self._chip(file) for file in self.files)]
         self.chips.set_widgets(chips)
         self._area.fit()
@@ -166,7 +166,7 @@ class AttachmentPresenter(QObject):
         return model.info.path if model is not None else ""
 
     def _chip(self, file: DraftFile) -> DraftChip:
-        from app.chat.views.chips import DraftChip  # late, as the reader
+        from app.chat.views.chips import DraftChip  # late, like the reader
 
         is_too_large = self._is_too_large(file)
         parts = self._parts(file) if is_too_large or file.part else ()
@@ -178,7 +178,7 @@ class AttachmentPresenter(QObject):
         return chip
 
     def _room(self, without: DraftFile) -> int:
-        # tokens left for a file after the chat, the earlier files, and an eighth for the answer
+        # tokens left for a file, after the chat, earlier files, and an eighth for the answer
         model = self._client.model
         if model is None or not model.n_ctx:  # a server that does not report its context
             return 1 << 40
@@ -211,7 +211,7 @@ class AttachmentPresenter(QObject):
     def _on_read(self, chat_id: str, file: DraftFile, found: ReadFile | EngineError) -> None:
         files = self._files.get(chat_id, [])
         if file not in files:
-            return  # it was removed
+            return  # it has been removed
         if isinstance(found, EngineError):
             files.remove(file)
             self._report(found, file.path)

@@ -1,4 +1,4 @@
-"""Files of drafts, read by a child process with limits of time and memory."""
+"""Files in drafts, read by a child process with time and memory limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from PySide6.QtCore import QObject
 
-import engine  # names used only here are resolved lazily
+import engine  # names used only in this module load on first access
 from app.chat.message import Attachment
 from app.core.background import KeptChild, KeyedJobs
 from app.core.translation import tr
@@ -22,12 +22,12 @@ COMMAND: Final = program_command("app.chat.attachments.documents")
 MAX_SHOWN_NAME: Final = 60
 
 Marks = tuple[tuple[int, int], ...]
-"""Pairs of a place in a text and the number of tokens before it; the last place is its end."""
+"""Pairs of an offset in a text and the number of tokens before it; the last is at its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadFile:
-    """The text of a file; `marks` are where it may be cut, empty if no model is loaded."""
+    """A file's text; `marks` are where it may be cut, and empty if no model is loaded."""
 
     text: str
     n_bytes: int
@@ -38,7 +38,7 @@ class NoTextThere(EngineError):
     """A file has no usable text.
 
     Attributes:
-        is_scanned: whether it is a PDF with images of pages.
+        is_scanned: whether it is a PDF whose pages are images.
     """
 
     def __init__(self, answer: Mapping[str, object], name: str) -> None:
@@ -48,7 +48,7 @@ class NoTextThere(EngineError):
 
 
 class AttachmentReader(QObject):
-    """Reader of files, one at a time on a thread."""
+    """Reader that reads files one at a time, on a thread."""
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
@@ -58,15 +58,15 @@ class AttachmentReader(QObject):
     def read(
         self, key: str, path: Path, model: str, then: Callable[[ReadFile | EngineError], None]
     ) -> None:
-        """Read a file, and call `then` with its content or an error.
+        """Read a file, and call `then` with its text or an error.
 
         Args:
-            model: path of the model that counts the tokens; "" for none.
+            model: path of the model that counts the tokens; "" if there is none.
         """
         self._run(key, path.name, {"path": str(path.absolute()), "model": model}, then)
 
     def count(self, key: str, file: ReadFile, model: str, then: Callable[[ReadFile], None]) -> None:
-        """Count the tokens of a file for another model; without marks if that fails."""
+        """Count a file's tokens with another model; the result has no marks if that fails."""
 
         def with_text(counted: ReadFile | EngineError) -> None:
             marks = counted.marks if isinstance(counted, ReadFile) else ()
@@ -75,7 +75,7 @@ class AttachmentReader(QObject):
         self._run(key, key, {"text": file.text, "model": model}, with_text)
 
     def close(self) -> None:
-        """End the child and the thread."""
+        """Stop the child and the thread."""
         self._child.kill()
         self._jobs.close()
         self._child.close()
@@ -98,7 +98,7 @@ class AttachmentReader(QObject):
         self._jobs.run(key, lambda: found.append(self._ask(name, request)), report)
 
     def _ask(self, name: str, request: dict[str, str]) -> ReadFile:
-        from app.chat.attachments.documents import (  # late: no file, no child
+        from app.chat.attachments.documents import (  # late: only for the child
             MAX_MEMORY,
             MAX_SECONDS,
         )
@@ -118,7 +118,7 @@ class AttachmentReader(QObject):
 
 
 def problem_text(answer: Mapping[str, object]) -> str:
-    """Return the sentence for a problem reported by the child, with `{name}` and `{why}`."""
+    """Return a sentence for a problem that the child reported, with `{name}` and `{why}`."""
     from app.chat.attachments.documents import Problem  # late, as above
 
     texts = {
@@ -158,7 +158,7 @@ class DraftFile:
     Attributes:
         file: its text; None while it is being read.
         part: part to send; None for the whole file.
-        number, n_parts: number of that part, from 1, and of all parts.
+        number, n_parts: number of that part, from 1, and how many parts there are.
     """
 
     key: str
@@ -170,7 +170,7 @@ class DraftFile:
 
     @property
     def is_pdf(self) -> bool:
-        """Whether the file has pages that can be attached as images."""
+        """Whether the file is a PDF, whose pages can be attached as images."""
         return self.path.suffix.lower() == ".pdf"
 
     @property
@@ -185,7 +185,7 @@ class DraftFile:
         self.part, self.number, self.n_parts = parts[number - 1], number, len(parts)
 
     def attachment(self) -> Attachment:
-        """Return the attachment of the message; the file must have been read."""
+        """Return the attachment for a message; the file must have been read."""
         assert self.file is not None
         text, part = self.file.text, self.part
         if part is not None:
@@ -196,9 +196,9 @@ class DraftFile:
 
 
 def parts_of(marks: Marks, room: int) -> tuple[FilePart, ...]:
-    """Split a text into parts of at most `room` tokens; empty if a single piece is too large."""
+    """Split a text into parts of at most `room` tokens; empty if the marks are too far apart."""
     parts: list[FilePart] = []
-    start = before = 0  # place and tokens where the part begins
+    start = before = 0  # offset and token count where the part starts
     last = (0, 0)
     for place, n_tokens in marks:
         if n_tokens - before > room:

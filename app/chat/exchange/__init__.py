@@ -1,1 +1,1 @@
-"""Export and import of chats: PDF, and the dialogs."""
+"""Export and import of chats: PDF and the dialogs."""

@@ -1,4 +1,4 @@
-"""Export and import of chats: the dialogs, and the work on a thread."""
+"""Export and import of chats: the dialogs, and the work, which runs on a thread."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from app.widgets.text import ask_where_to_save, plain_tip, reveal
 log = logging.getLogger(__name__)
 
 END_S: Final = 30.0
-"""Timeout in seconds for pending files when the window closes."""
+"""Seconds to wait for pending files when the window closes."""
 
 MAX_NAMED: Final = 3
-"""Maximum number of failed files named in a notice; the others are counted."""
+"""Maximum number of failed files that a notice names; any others are only counted."""
 
 
 class ChatExchange(QObject):
-    """Export and import of chats.
+    """Exports and imports chats.
 
     Args:
         over: parent of the dialogs.
@@ -47,7 +47,7 @@ class ChatExchange(QObject):
         self._n_jobs = 0
 
     def close(self) -> None:
-        """Wait until all files are written."""
+        """Wait until all files have been written."""
         self._jobs.close(END_S)
 
     @Slot(object, str)
@@ -55,7 +55,7 @@ class ChatExchange(QObject):
         """Ask where to export chats, and write them.
 
         Args:
-            suffix: one of `FORMATS`, to ask for a folder; "" to ask for the file of a single chat.
+            suffix: one of `FORMATS`, to ask for a folder; "" to ask for a single chat's file.
         """
         self._flush()
         if suffix:
@@ -72,7 +72,7 @@ class ChatExchange(QObject):
             self._write(chat.copy(), path)
 
     def _may_replace(self, path: Path) -> bool:
-        # the path differs from the one that the dialog has checked
+        # the path is not the one that the dialog has checked
         if not path.exists():
             return True
         text = tr("{name} already exists. Replace it?").format(name=path.name)
@@ -81,7 +81,7 @@ class ChatExchange(QObject):
 
     @Slot()
     def bring_in(self) -> None:
-        """Ask for exported chats, and import them."""
+        """Ask the user for exported chats, and import them."""
         chosen, _ = QFileDialog.getOpenFileNames(
             self._over, tr("Import chats"), "", FORMATS[".json"]
         )

@@ -1,4 +1,4 @@
-"""A chat as a document for printing, written with a cursor, so that nothing is parsed as HTML."""
+"""A chat as a printable document, written with a cursor, so that nothing is parsed as HTML."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ from app.widgets.theme import FONT_FAMILY
 from engine import EngineError, one_line, printable
 
 RATIO: Final = 600 / 96
-"""Pixels of an image per unit of a document: 600 per inch."""
+"""Image pixels per document unit, for 600 pixels per inch."""
 
 PIXELS: Final = 96 / 72
-"""Units of a document per point."""
+"""Document units per point."""
 
 MEASURED: Final = 1000
-"""Font size, in pixels, for exact font metrics."""
+"""Font size in pixels at which font metrics are measured precisely."""
 
 
 class PaperFormulas:
-    """Renderer and cache of the formulas of one document; used on one thread."""
+    """Renderer and cache for one document's formulas; used on one thread."""
 
     def __init__(self, document: QTextDocument) -> None:
         self._document = document
@@ -64,7 +64,7 @@ class PaperFormulas:
         self._n_made = 0
 
     def insert(self, cursor: QTextCursor, formula: Formula, style: QTextCharFormat) -> bool:
-        """Insert the image of a formula in text of a style; return whether it could be rendered."""
+        """Insert a formula's image into text with a style; return whether it could be rendered."""
         font = style.font()
         pixels = font.pointSizeF() * PIXELS * SCALE
         colour = style.foreground().color().name()
@@ -78,14 +78,14 @@ class PaperFormulas:
         return picture is not None
 
     def close(self) -> None:
-        """End the child process."""
+        """Stop the child process."""
         self._renderer.close()
 
     def _image(
         self, picture: FormulaImage, font: QFont, style: QTextCharFormat
     ) -> QTextImageFormat:
-        # Qt lets an inline object extend below the baseline as far as the descent of its format's
-        # font: choose the font size for that
+        # Qt lets an inline object extend below the baseline by the descent of its format's font,
+        # so choose a font size with that descent
         below = QFont(font)
         below.setPixelSize(MEASURED)
         units = picture.depth * MEASURED / QFontMetricsF(below).descent()
@@ -93,7 +93,7 @@ class PaperFormulas:
         name = f"formula:{self._n_made}"
         self._n_made += 1
         pixels = QImage(picture.image)
-        pixels.setDevicePixelRatio(1.0)  # documents for paper ignore it
+        pixels.setDevicePixelRatio(1.0)  # printed documents ignore it
         self._document.addResource(
             QTextDocument.ResourceType.ImageResource.value, QUrl(name), pixels
         )
@@ -108,14 +108,14 @@ class PaperFormulas:
 
 
 MAX_SIDE: Final = 1600
-"""Longest side of an image in the file, in pixels."""
+"""Longest side in pixels of an image in the file."""
 
 BOX: Final = QSizeF(420.0, 320.0)
-"""Largest size on paper, in units of a document (96 per inch)."""
+"""Maximum size on paper, in document units (96 per inch)."""
 
 
 class PaperImages:
-    """The images of messages in one document; used on one thread."""
+    """Inserts images of messages into one document; used on one thread."""
 
     def __init__(self, document: QTextDocument, path_of: PathOf) -> None:
         self._document, self._path_of = document, path_of
@@ -126,7 +126,7 @@ class PaperImages:
         path = self._path_of(picture)
         try:
             image = self._child.image(path, MAX_SIDE, picture.name)
-        except EngineError:  # it is missing
+        except EngineError:  # the image is missing
             return False
         name = QUrl(f"picture:{picture.file}")
         self._document.addResource(QTextDocument.ResourceType.ImageResource.value, name, image)
@@ -141,7 +141,7 @@ class PaperImages:
         return True
 
     def close(self) -> None:
-        """End the child process."""
+        """Stop the child process."""
         self._child.close()
 
 
@@ -149,7 +149,7 @@ TEXT_POINTS: Final = 10.5
 HEADING_POINTS: Final = (15.0, 13.5, 12.0, 11.0, 10.5, 10.5)
 TITLE_POINTS, SPEAKER_POINTS, CODE_POINTS, NOTE_POINTS = 17.0, 9.0, 9.0, 9.0
 GAP, TIGHT_GAP, SPEAKER_GAP, INDENT = 5.0, 1.5, 14.0, 14.0
-"""Distances in points."""
+"""Distances, in points."""
 
 INK, FAINT_INK, LINK_INK = "#16181d", "#6b7280", "#1d4ed8"
 CODE_PAPER, LINE_INK = "#f2f2f4", "#c9cdd4"
@@ -159,16 +159,16 @@ def paper_font(points: float) -> QFont:
     """Return the text font for paper."""
     font = QFont(FONT_FAMILY)
     font.setPointSizeF(points)
-    for feature in ("tnum", "calt"):  # alternate glyphs cannot be copied as text from a PDF
+    for feature in ("tnum", "calt"):  # alternate glyphs cannot be copied from a PDF as text
         font.setFeature(QFont.Tag(feature), 0)
     return font
 
 
 class PaperWriter:
-    """Writer of a chat into a document.
+    """Writes a chat into a document.
 
     Args:
-        scale: device pixels per unit of the document, for lengths that Qt does not scale.
+        scale: device pixels per document unit, for lengths that Qt does not scale.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class PaperWriter:
                 self._write_spans(spans, base)
         self._cursor = QTextCursor(self._cursor.document())
         self._cursor.movePosition(QTextCursor.MoveOperation.End)
-        self._is_fresh = True  # Qt keeps an empty block after a table
+        self._is_fresh = True  # Qt leaves an empty block after a table
 
     def _start(self, gap: float, indent: int = 0) -> QTextBlockFormat:
         block = QTextBlockFormat()

@@ -1,4 +1,4 @@
-"""Export of chats as PDF files, and of any format into files and folders."""
+"""Export of chats as PDF, and to files and folders in any format."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from engine import one_line
 
 MARGIN_MM: Final = 20.0
 FOOT_MM: Final = 9.0
-"""Height of the page number below the text."""
+"""Height of the space for the page number below the text."""
 
 DPI: Final = 1200
 """Resolution of the PDF; positions are rounded to it."""
@@ -59,12 +59,12 @@ MM_PER_INCH, USUAL_DPI = 25.4, 96
 
 
 def pdf_of(chat: Conversation, path_of: PathOf = nowhere) -> bytes:
-    """Return a chat as the content of a PDF file. Thread-safe.
+    """Return a chat as PDF data. Thread-safe.
 
     Args:
         path_of: returns the paths of the chat's images.
     """
-    loop = QEventLoop()  # layouts need this thread to support timers, though none fires
+    loop = QEventLoop()  # makes this thread support timers, which layouts need although none fires
     data = QByteArray()
     buffer = QBuffer(data)
     buffer.open(QIODevice.OpenModeFlag.WriteOnly)
@@ -128,21 +128,21 @@ def _paint_foot(painter: QPainter, writer: QPdfWriter, number: int, n_pages: int
 
 
 BESIDE: Final = tr_later("{name} images")
-"""Name of the image folder of a Markdown file."""
+"""Name of the image folder for a Markdown file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The files of an export, and the error that ended it early, or ""."""
+    """Files written by an export, and the error that stopped it early, or ""."""
 
     paths: tuple[Path, ...]
     failure: str = ""
 
 
 def write_chat_as(chat: Conversation, path: Path, images: ImageFolder) -> None:
-    """Write a chat atomically in the format of the file's suffix (raises OSError).
+    """Write a chat atomically, in the format given by the file's suffix (raises OSError).
 
-    Images of a Markdown file go into a folder next to it; other formats embed them.
+    Images in a Markdown file go into a folder next to it; other formats embed images.
     """
     suffix, path_of, beside = path.suffix.lower(), partial(images.path, chat), ""
     if suffix == PDF:
@@ -162,7 +162,7 @@ def write_all(
     folder: Path,
     suffix: str,
 ) -> Written:
-    """Write chats into new files named by their titles.
+    """Write chats to new files, named after the chats' titles.
 
     Args:
         chats: chats, or ids of chats for `read`.

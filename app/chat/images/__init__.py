@@ -1,1 +1,1 @@
-"""Images of messages: stored next to the chat, decoded in a child process, shown in the window."""
+"""Images in messages: stored next to the chat, decoded in a child process, shown in the window."""

@@ -1,4 +1,4 @@
-"""Images for the views of messages, their captions, and their export with a chat."""
+"""Images for message views: their captions, and their export along with a chat."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from PySide6.QtCore import QObject, Signal
 from PySide6.QtGui import QImage
 from PySide6.QtWidgets import QApplication
 
-import engine  # names used only here are resolved lazily
+import engine  # names used only in this module load on first access
 from app.chat.images.files import reads_images
 from app.chat.message import ChatImage
 from app.chat.session import ChatSession
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from app.chat.images.files import ImageFolder
 
 MAX_SIDE: Final = 4096
-"""Longest side of an image in the viewer or on the clipboard, in pixels."""
+"""Longest side in pixels of an image in the viewer or on the clipboard."""
 
 
 class ImageAlbum(QObject):
-    """The images of the open chat, with captions for the loaded model."""
+    """The open chat's images, with captions for the loaded model."""
 
     noticed = Signal(object)  # Notice
-    changed = Signal()  # the model, and so the captions
-    enlarged = Signal(object, int)  # images for the viewer, index of the first one
+    changed = Signal()  # the model, and thus the captions
+    enlarged = Signal(object, int)  # images for the viewer, index of the one to show first
 
     def __init__(self, session: ChatSession, client: EngineClient, parent: QObject) -> None:
         super().__init__(parent)
@@ -57,23 +57,23 @@ class ImageAlbum(QObject):
         return self._reader
 
     def close(self) -> None:
-        """End the reader."""
+        """Stop the reader."""
         if self._reader is not None:
             self._reader.close()
 
     @property
     def reads_images(self) -> bool:
-        """Whether the loaded model may read images."""
+        """Whether the loaded model may be able to read images."""
         return reads_images(self._client.model)
 
     def path(self, picture: ChatImage) -> Path:
-        """Return the path of an image of the open chat."""
+        """Return the path of an image in the open chat."""
         return self._session.library.store.images.path(self._session.current, picture)
 
     def show(
         self, picture: ChatImage, side: int, then: Callable[[QImage | EngineError], None]
     ) -> None:
-        """Call `then` with an image of the open chat, scaled down to `side` pixels."""
+        """Call `then` with an image in the open chat, scaled down to `side` pixels."""
         self.reader.show(self.path(picture), side, picture.title, then)
 
     def copy(self, picture: ChatImage) -> None:
@@ -88,7 +88,7 @@ class ImageAlbum(QObject):
         self.show(picture, MAX_SIDE, take)
 
     def n_tokens(self, picture: ChatImage) -> int | None:
-        """Return the number of tokens of an image for the loaded model; None if unknown."""
+        """Return how many tokens an image takes in the loaded model; None if unknown."""
         model = self._client.model
         if model is None or model.vision is None:
             return None
@@ -98,7 +98,7 @@ class ImageAlbum(QObject):
             return None
 
     def caption(self, picture: ChatImage) -> str:
-        """Return the caption of an image, such as "1024 x 768, 391 tokens"."""
+        """Return an image's caption, such as "1024 x 768, 391 tokens"."""
         if (n := self.n_tokens(picture)) is not None:
             return f"{picture.size}, {tr_n('{n} token', '{n} tokens', n)}"
         if self._client.model is not None and not reads_images(self._client.model):
@@ -110,7 +110,7 @@ class ImageAlbum(QObject):
         self.enlarged.emit(pictures, at)
 
     def save_as(self, picture: ChatImage, target: Path) -> None:
-        """Copy an image's file to `target`; a notice reports failure."""
+        """Copy an image file to `target`; a notice reports failure."""
         self.reader.run(partial(_copy, self.path(picture), target), self._report)
 
     def _report(self, error: EngineError | None) -> None:
@@ -124,10 +124,10 @@ def _copy(source: Path, target: Path) -> None:
 
 
 PathOf = Callable[[ChatImage], Path]
-"""Function that returns the path of an image, which may be missing."""
+"""Function that returns the path of an image, whether or not the file exists."""
 
 NAME: Final = "picture_files"
-"""JSON key of an exported chat's images: base64 by file name."""
+"""JSON key for an exported chat's images, which are stored as base64 by file name."""
 
 TYPES: Final = {
     ".png": "image/png", ".jpg": "image/jpeg", ".webp": "image/webp", ".gif": "image/gif",
@@ -136,12 +136,12 @@ TYPES: Final = {
 
 
 def nowhere(_: ChatImage) -> Path:
-    """Return a path without an image."""
+    """Return a path where no image exists."""
     return Path()
 
 
 def image_files(chat: Conversation, path_of: PathOf) -> dict[str, str]:
-    """Return the existing image files of a chat as base64 by name (raises OSError)."""
+    """Return a chat's existing image files as base64 by name (raises OSError)."""
     files = {picture.file: path_of(picture) for picture in chat.all_images()}
     return {
         name: b64encode(path.read_bytes()).decode("ascii")
@@ -151,10 +151,10 @@ def image_files(chat: Conversation, path_of: PathOf) -> dict[str, str]:
 
 
 def take_files(chat: Conversation, files: object, folder: ImageFolder) -> None:
-    """Store the images of an imported chat (raises OSError).
+    """Store an imported chat's images (raises OSError).
 
     Args:
-        files: result of `picture_files`, unvalidated.
+        files: result of `image_files`, not yet validated.
     """
     wanted = {picture.file for picture in chat.all_images()}
     for name, text in files.items() if isinstance(files, Mapping) else ():
@@ -178,13 +178,13 @@ def in_html(picture: ChatImage, path_of: PathOf) -> str:
 
 
 def in_markdown(picture: ChatImage, beside: str) -> str:
-    """Return an image in folder `beside` as Markdown; its title if that is ""."""
+    """Return Markdown for an image in folder `beside`, or only its title if `beside` is ""."""
     title = "".join(c for c in picture.title if c not in "[]\\")
     return f"![{title}]({quote(beside)}/{picture.file})" if beside else f"[{title}]"
 
 
 def write_beside(chat: Conversation, path_of: PathOf, folder: Path) -> None:
-    """Write the images on a chat's path into a folder (raises OSError)."""
+    """Write the images of the messages on screen into a folder (raises OSError)."""
     shown = {picture.file: picture for message in chat.messages for picture in message.pictures}
     for name, picture in shown.items():
         if (path := path_of(picture)).is_file():
@@ -193,7 +193,7 @@ def write_beside(chat: Conversation, path_of: PathOf, folder: Path) -> None:
 
 
 def write_for_others(path: Path, data: bytes) -> None:
-    """Write a file atomically with default permissions, as it is meant for sharing."""
+    """Write a file atomically, with default permissions because it is meant for sharing."""
     is_new = not path.exists()
     if is_new:
         path.touch()

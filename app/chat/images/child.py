@@ -1,4 +1,4 @@
-"""The child process that decodes images, and the reader that uses it on a thread."""
+"""The image decoder's child process, and the reader that uses it on a thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from PySide6.QtCore import QBuffer, QObject
 from PySide6.QtGui import QImage
 
-import engine  # names used only here are resolved lazily
+import engine  # names used only in this module load on first access
 from app.chat.images.program import MAX_MEMORY, MAX_SECONDS
 from app.chat.message import MAX_IMAGE_NAME, ChatImage
 from app.core.background import KeptChild, KeyedJobs
@@ -29,16 +29,16 @@ COMMAND: Final = program_command("app.chat.images.program")
 
 
 class ImageChild:
-    """A child process that decodes images, started on demand; used by one thread at a time."""
+    """An image decoder in a child process that starts on demand; used by one thread at a time."""
 
     def __init__(self) -> None:
         self._child = KeptChild(COMMAND)
 
     def size(self, path: Path, name: str) -> tuple[int, int]:
-        """Return the width and height of an image after decoding all of it.
+        """Return an image's width and height, after decoding all of it.
 
         Raises:
-            EngineError: it is unusable; the message calls it `name`.
+            EngineError: it is unusable; the error message calls it `name`.
         """
         width, height = self._ask({"picture": str(path.absolute()), "side": 0}, name)["size"]
         return width, height
@@ -51,16 +51,16 @@ class ImageChild:
         return QImage(pixels, width, height, 3 * width, QImage.Format.Format_RGB888).copy()
 
     def page(self, path: Path, number: int) -> tuple[bytes, int]:
-        """Return a page of a PDF as a PNG file, and the number of pages (raises EngineError)."""
+        """Return a PDF page as a PNG file, and the number of pages (raises EngineError)."""
         answer = self._ask({"pdf": str(path.absolute()), "page": number}, path.name)
         return b64decode(answer["png"]), int(answer["n_pages"])
 
     def kill(self) -> None:
-        """Kill the child; it is not restarted. Thread-safe."""
+        """Kill the child and do not restart it. Thread-safe."""
         self._child.kill()
 
     def close(self) -> None:
-        """End the child, and close its pipes."""
+        """Stop the child and close its pipes."""
         self._child.close()
 
     def _ask(self, request: Mapping[str, object], name: str) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class ImageChild:
 
 
 def refusal(answer: Mapping[str, Any], name: str) -> EngineError:
-    """Return the error for a problem reported by the child."""
+    """Return the error for a problem that the child reported."""
     million, hint = 1_000_000, ""
     kind = answer["problem"]
     texts = {
@@ -100,7 +100,7 @@ def refusal(answer: Mapping[str, Any], name: str) -> EngineError:
 
 
 MAX_KEPT: Final = 64 << 20
-"""Maximum bytes of decoded images in the cache."""
+"""Maximum size in bytes of the cache for decoded images."""
 
 T = TypeVar("T")
 
@@ -108,7 +108,7 @@ Then = Callable[[T | EngineError], None]
 
 
 class ChatImageReader(QObject):
-    """Reader and cache of the images of chats, with a thread and a child process."""
+    """Reader and cache for the images in chats, with a thread and a child process."""
 
     def __init__(self, folder: ImageFolder, parent: QObject) -> None:
         super().__init__(parent)
@@ -121,17 +121,17 @@ class ChatImageReader(QObject):
     def add(
         self, chat_id: str, source: Path | bytes | QImage, name: str, then: Then[ChatImage]
     ) -> None:
-        """Store an image for a chat: a file, its bytes, or an image of the clipboard."""
+        """Store an image for a chat: a file, a file's bytes, or an image from the clipboard."""
         self.run(lambda: self._add(chat_id, source, name), then)
 
     def add_page(
         self, chat_id: str, path: Path, number: int, then: Then[tuple[ChatImage, int]]
     ) -> None:
-        """Store a page of a PDF as an image; `then` also gets the number of pages."""
+        """Store a PDF page as an image; `then` also gets the number of pages."""
         self.run(lambda: self._add_page(chat_id, path, number), then)
 
     def show(self, path: Path, side: int, name: str, then: Then[QImage]) -> None:
-        """Call `then` with an image scaled down to `side` pixels; errors call it `name`."""
+        """Call `then` with an image scaled down to `side` pixels; errors call the image `name`."""
         if (known := self._kept.get((str(path), side))) is not None:
             self._kept.move_to_end((str(path), side))
             then(known)
@@ -145,7 +145,7 @@ class ChatImageReader(QObject):
         self.run(lambda: self._child.image(path, side, name), keep)
 
     def run(self, work: Callable[[], T], then: Then[T]) -> None:
-        """Run `work` on the thread."""
+        """Call `work` on the thread, and `then` with its result."""
         found: list[T] = []
 
         def report(error: Exception | None) -> None:
@@ -162,7 +162,7 @@ class ChatImageReader(QObject):
         self._jobs.run(str(next(self._numbers)), lambda: found.append(work()), report)
 
     def close(self) -> None:
-        """Kill the child and end the thread."""
+        """Kill the child and stop the thread."""
         self._child.kill()
         self._jobs.close()
         self._child.close()
@@ -193,7 +193,7 @@ class ChatImageReader(QObject):
         try:
             width, height = self._child.size(self._folder.own_path(chat_id, file), name)
         except EngineError:
-            if not had:  # otherwise a message may refer to it
+            if not had:  # else a message may refer to it
                 self._folder.remove(chat_id, file)
             raise
         return ChatImage(name, file, width, height, page)

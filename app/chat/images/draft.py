@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtWidgets import QApplication, QInputDialog, QWidget
 
-import engine  # names used only here are resolved lazily
+import engine  # names used only in this module load on first access
 from app.chat.conversation import Conversation
 from app.chat.images.album import ImageAlbum
 from app.chat.images.files import reads_images
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from PySide6.QtGui import QImage
 
 PASTED: Final = "pasted.png"
-"""Name of an image from the clipboard."""
+"""Name given to an image from the clipboard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class _Waiting:
 
 
 class DraftImages(QObject):
-    """The images of each chat's draft; loaded ones are stored in the chats."""
+    """The images in each chat's draft; once loaded, they are stored in the chat."""
 
     noticed = Signal(object)  # Notice
     changed = Signal()
@@ -57,12 +57,12 @@ class DraftImages(QObject):
 
     @property
     def pictures(self) -> tuple[ChatImage, ...]:
-        """The loaded images of the open chat's draft."""
+        """The loaded images in the open chat's draft."""
         return self._session.current.draft_pictures
 
     @property
     def n_tokens(self) -> int:
-        """Number of tokens of `pictures`, without those unknown."""
+        """Number of tokens in `pictures`, not counting images whose number is unknown."""
         return sum(self._album.n_tokens(picture) or 0 for picture in self.pictures)
 
     def add_files(self, paths: Sequence[Path]) -> None:
@@ -81,7 +81,7 @@ class DraftImages(QObject):
             self._add_page(self._session.current, path, 1)
 
     def ready(self) -> tuple[ChatImage, ...] | None:
-        """Return the images to send; None, with a notice, if that is not possible."""
+        """Return the images to send; if they cannot be sent, show a notice and return None."""
         if waiting := self._waiting_here():
             name = one_line(waiting[0].name, MAX_IMAGE_NAME)
             text = tr("{name} is still being read.").format(name=name)
@@ -93,12 +93,12 @@ class DraftImages(QObject):
         return self.pictures
 
     def clear(self) -> None:
-        """Clear the images of the open chat's draft, after sending."""
+        """Clear the images in the open chat's draft after sending."""
         if self.pictures:
             self._session.set_draft_pictures(())
 
     def chips(self) -> list[QWidget]:
-        """Create the chips of the open chat's draft."""
+        """Create chips for the open chat's draft."""
         if not self.pictures and not self._waiting_here():
             return []
         from app.chat.views.chips import ImageChip, WaitingChip  # late: rarely needed
@@ -157,7 +157,7 @@ class DraftImages(QObject):
 
     def _take(self, key: str, found: ChatImage | EngineError) -> None:
         if (waiting := self._waiting.pop(key, None)) is None:
-            return  # it was removed
+            return  # it has been removed
         if isinstance(found, EngineError):
             self.noticed.emit(Notice.of(found))
         else:
@@ -220,7 +220,7 @@ class DraftImages(QObject):
             self.keep_pages(pictures, pages_in(text))
 
     def keep_pages(self, pictures: Sequence[ChatImage], pages: Container[int]) -> None:
-        """Remove the images of other pages of a document, unless none would be left."""
+        """Remove a document's images except those of `pages`, unless none would be left."""
         others = [picture for picture in pictures if picture.page not in pages]
         if len(others) < len(pictures):
             self._remove(others)
@@ -240,7 +240,7 @@ class DraftImages(QObject):
 
 
 def pages_in(text: str) -> set[int]:
-    """Return the numbers in a text such as "1-3, 7"."""
+    """Return the page numbers given by a text such as "1-3, 7"."""
     found = set[int]()
     for first, last in re.findall(r"(\d{1,5})(?:\s*[-–]\s*(\d{1,5}))?", text):
         found.update(range(int(first), int(last or first) + 1))

@@ -1,7 +1,7 @@
-"""The image files: one folder per chat next to the database, deduplicated.
+"""Image files, deduplicated, in one folder per chat next to the database.
 
-Files are named by their hash and never change. Copied chats get hard links. The folder of a deleted
-chat is hidden, and deleted when the deletion can no longer be undone.
+Files are named after their hash and never change. Copied chats get hard links. A deleted chat's
+folder is first hidden, and then deleted when the chat's deletion can no longer be undone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
 
 
 def suffix_of(data: bytes) -> str:
-    """Return the suffix of an image by its first bytes; "" for an unsupported format."""
+    """Return the suffix for an image, given its first bytes; "" if the format is unsupported."""
     beginnings = {b"\x89PNG\r\n": ".png", b"\xff\xd8\xff": ".jpg", b"GIF8": ".gif", b"BM": ".bmp"}
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return ".webp"
@@ -36,39 +36,39 @@ def suffix_of(data: bytes) -> str:
 
 
 def reads_images(model: ModelLoaded | None) -> bool:
-    """Return whether a model may read images; remote models may, as servers do not report it."""
+    """Return whether a model may read images; True for remote ones, as servers do not report it."""
     return model is not None and (model.vision is not None or is_remote(model.info.path))
 
 
 log = logging.getLogger(__name__)
 
 SUFFIX, HIDDEN = ".pictures", ".deleted-pictures"
-"""Suffixes of the image folders of a chat and of a deleted one."""
+"""Suffixes of image folders, for chats and for deleted chats."""
 
 OWNER: Final = "owner"
-"""File in a hidden folder with the mark of the process that has hidden it."""
+"""File in a hidden folder, with the mark of the process that hid it."""
 
 UNUSED_S: Final = 3600.0
-"""Age in seconds at which an unused file is deleted; a newer one may be another window's."""
+"""Age in seconds at which an unused file is deleted; another window may use a newer one."""
 
 
 class ImageFolder:
-    """The images of all chats in a folder."""
+    """The images for all chats in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def path(self, chat: Conversation, image: ChatImage) -> Path:
-        """Return the path of an image of a chat, which may be missing."""
+        """Return the path of a chat's image, whether or not the file exists."""
         found = (place / image.file for place in self._places(chat))
         return next((path for path in found if path.is_file()), self._of(chat.id) / image.file)
 
     def own_path(self, chat_id: str, name: str) -> Path:
-        """Return the path of a file in the folder of a chat."""
+        """Return the path of a file in a chat's own folder."""
         return self._of(chat_id) / name
 
     def put(self, chat_id: str, data: bytes) -> tuple[str, bool]:
-        """Store an image; return the name of its file, and whether it existed.
+        """Store an image; return the name of its file, and whether the file already existed.
 
         Raises:
             OSError: the disk is full or the folder is read-only.
@@ -91,7 +91,7 @@ class ImageFolder:
             (self._of(chat_id) / name).unlink(missing_ok=True)
 
     def complete(self, chat: Conversation) -> None:
-        """Link the images of a copied chat into its own folder, as far as possible."""
+        """Link a copied chat's images into its own folder, as far as possible."""
         try:
             self._complete(chat)
         except OSError as error:
@@ -113,7 +113,7 @@ class ImageFolder:
                 _link(source, own / name)
 
     def hide(self, chat_id: str) -> None:
-        """Hide the images of a deleted chat; if that fails, `tidy` deletes them."""
+        """Hide a deleted chat's images; if that fails, `tidy` deletes them later."""
         own, hidden = self._of(chat_id), self._hidden(chat_id)
         with suppress(OSError):
             if own.is_dir():
@@ -122,7 +122,7 @@ class ImageFolder:
                 own.rename(hidden)
 
     def bring_back(self, chat_id: str) -> None:
-        """Unhide the images of a restored chat; `path` also finds hidden ones."""
+        """Unhide a restored chat's images; if that fails, `path` still finds them."""
         own, hidden = self._of(chat_id), self._hidden(chat_id)
         with suppress(OSError):
             if hidden.is_dir() and not own.exists():
@@ -130,7 +130,7 @@ class ImageFolder:
                 (own / OWNER).unlink(missing_ok=True)
 
     def tidy(self, chats: Iterable[Conversation], chat_ids: Collection[str]) -> None:
-        """Delete images of deleted chats, and unused images of `chats` as stored on disk."""
+        """Delete images of deleted chats, and unused images of `chats`, as loaded from disk."""
         with suppress(OSError):
             for hidden in self._folder.glob(f"*{HIDDEN}"):
                 owner = _text(hidden / OWNER)
@@ -155,7 +155,7 @@ class ImageFolder:
             if path.name not in used and time.time() - path.stat().st_mtime > UNUSED_S:
                 path.unlink()
         if not used:
-            with suppress(OSError):  # not empty
+            with suppress(OSError):  # the folder may not be empty
                 own.rmdir()
 
     def _places(self, chat: Conversation) -> Iterator[Path]:

@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_MEMORY: Final = 1536 << 20  # bytes, as in the engine's own image reader
-MAX_SECONDS: Final = 30.0  # for one image or page
+MAX_SECONDS: Final = 30.0  # per image or page
 PAGE_SIDE: Final = 1600  # longer side of a rendered page, in pixels
 MAX_PDF: Final = 256 << 20  # bytes
 
 LOCKED, NO_PDF = "locked", "no-pdf"
-"""Problems of a PDF."""
+"""Problems with a PDF."""
 
 
 def answer(request: dict[str, Any]) -> dict[str, object]:
     """Handle a request.
 
     Args:
-        request: "picture", path of an image, with "side", the longest side of the decoded pixels (0
-            for none); or "pdf", path of a PDF, with "page", from 1.
+        request: "picture", path of an image, with "side", the maximum width and height of the
+            decoded pixels (0 to return none); or "pdf", path of a PDF, with "page", from 1.
 
     Returns:
-        "size" of an image, and RGB "pixels" of size "shown"; or "n_pages" of a PDF, and the page as
-        "png"; or a "problem": of a PDF, of `UnusableImage`, "unreadable" with "why", or "bytes" for
-        a file that is too large.
+        "size" of an image, and RGB "pixels" with size "shown"; or "n_pages" of a PDF, and the page
+        as "png"; or a "problem": with a PDF, from `UnusableImage`, "unreadable" with "why", or
+        "bytes" for a file that is too large.
     """
     try:
         if "pdf" in request:

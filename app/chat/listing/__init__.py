@@ -1,1 +1,1 @@
-"""The list of all chats, with folders, pins and automatic titles."""
+"""The chat list, with folders, pins and automatic titles."""

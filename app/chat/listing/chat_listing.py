@@ -1,4 +1,4 @@
-"""Presenter of the list of chats: connects it with the session, the folders and the search."""
+"""Presenter for the chat list: connects the list with the session, folders and search."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ListPresenter(QObject):
-    """Presenter of the rows, the folders and the search field."""
+    """Presenter for the rows, folders and search field."""
 
     noticed = Signal(object)  # Notice
 
@@ -49,7 +49,7 @@ class ListPresenter(QObject):
         view.hit_chosen.connect(self.open_hit)
 
     def set_finder(self, finder: ChatFinder) -> None:
-        """Use this finder from now on; repeats the search for text already typed."""
+        """Use this finder from now on, and search for any text already typed."""
         self._finder = finder
         finder.found.connect(self._show_hits)
         library = self._session.library
@@ -75,7 +75,7 @@ class ListPresenter(QObject):
 
     @Slot(object)
     def open_hit(self, hit: Hit) -> None:
-        """Open a chat at the message found."""
+        """Open a hit's chat at the message that was found."""
         self._chats.flush()
         if hit.is_title:
             self._session.open_chat(hit.chat_id)
@@ -135,7 +135,7 @@ class ListPresenter(QObject):
         if self._finder is not None and typed.strip():
             self._finder.find(typed)
             library = self._session.library
-            if not library.is_written:  # search again, to find new messages too
+            if not library.is_written:  # search again, to find new messages as well
                 self._n_awaited += 1
                 library.when_written(self._search_again)
         elif self._finder is not None:
@@ -189,10 +189,10 @@ def free_name(shelf: Shelf) -> str:
 
 
 class ChatListing(QObject):
-    """All parts of the list of chats.
+    """All parts of the chat list.
 
     Args:
-        shelf: file of the folders.
+        shelf: file with the folders.
         old_index: search index of earlier versions, to be deleted.
         is_titling: returns whether the model generates titles.
     """
@@ -233,7 +233,7 @@ class ChatListing(QObject):
         return self._exchange
 
     def go_on(self) -> None:
-        """Start titles, imports of old chats and the search, after the window is visible."""
+        """Start titling, importing old chats and indexing, now that the window is visible."""
         from app.chat.listing.titles import ChatTitler  # late: not needed for the first frame
         from app.chat.search import ChatFinder
 
@@ -254,7 +254,7 @@ class ChatListing(QObject):
                 Path(f"{self._old_index}{suffix}").unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Write all changes, and end the threads."""
+        """Write all changes, and stop the threads."""
         if self._titler is not None:
             self._titler.close()
         if self.finder is not None:

@@ -1,4 +1,4 @@
-"""The folders of the list of chats, and its rows: pinned chats, folders, other chats by day."""
+"""Folders and rows of the chat list: pinned chats, folders, then other chats by day."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FLUSH_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ChatFolder:
-    """A folder, open or collapsed, with the ids of its chats (possibly deleted ones)."""
+    """A folder, expanded or collapsed, with the ids of its chats, which may have been deleted."""
 
     name: str
     chats: frozenset[str] = frozenset()
@@ -39,7 +39,7 @@ class ChatFolder:
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """The ordered folders, the ids of pinned chats, and `unknown` keys of other versions."""
+    """The ordered folders, ids of pinned chats, and keys `unknown` to this version of Tandem."""
 
     folders: tuple[ChatFolder, ...] = ()
     pinned: frozenset[str] = frozenset()
@@ -50,28 +50,28 @@ class Shelf:
         return tuple(folder.name for folder in self.folders)
 
     def folder_of(self, chat_id: str) -> str:
-        """Return the name of a chat's folder; "" for none."""
+        """Return the name of a chat's folder; "" if it is in none."""
         return next((folder.name for folder in self.folders if chat_id in folder.chats), "")
 
     def with_folder(self, name: str) -> Shelf:
-        """Return a shelf with a folder of that name."""
+        """Return a shelf that has a folder with that name."""
         name = valid_name(name)
         if not name or name in self.names:
             return self
         return replace(self, folders=(*self.folders, ChatFolder(name)))
 
     def without_folder(self, name: str) -> Shelf:
-        """Return a shelf without a folder."""
+        """Return a shelf with a folder removed."""
         return replace(self, folders=tuple(f for f in self.folders if f.name != name))
 
     def with_back(self, folder: ChatFolder) -> Shelf:
-        """Return a shelf with a restored folder, without the chats moved since its deletion."""
+        """Return a shelf with a deleted folder restored, except chats that have moved since."""
         moved = {chat for other in self.folders for chat in other.chats}
         shelf = self.moved(folder.chats - moved, folder.name)
         return shelf.opened(folder.name, is_open=folder.is_open)
 
     def renamed(self, name: str, new: str) -> Shelf:
-        """Return a shelf with a renamed folder, unless the name is taken."""
+        """Return a shelf with a folder renamed, unless the new name is taken."""
         new = valid_name(new)
         if not new or new in self.names:
             return self
@@ -82,7 +82,7 @@ class Shelf:
         return self._with(name, lambda folder: replace(folder, is_open=is_open))
 
     def moved(self, chat_ids: Collection[str], name: str) -> Shelf:
-        """Return a shelf with chats moved to a folder; to none for the name ""."""
+        """Return a shelf with chats moved to a folder, or out of all folders for ""."""
         shelf = self.with_folder(name)
         folders = tuple(
             replace(
@@ -112,7 +112,7 @@ class Shelf:
 
     @classmethod
     def from_json(cls, data: object) -> Shelf:
-        """Return the shelf stored by `to_json`, without invalid entries (raises ValueError)."""
+        """Return a shelf stored by `to_json`, without invalid entries (raises ValueError)."""
         if not isinstance(data, dict):
             raise ValueError("not a JSON object")
         folders: dict[str, ChatFolder] = {}
@@ -126,7 +126,7 @@ class Shelf:
 
 
 class ShelfStore(QObject):
-    """The current shelf and its file, which a thread writes."""
+    """The current shelf, and its file, which a thread writes."""
 
     changed = Signal()
     noticed = Signal(object)  # Notice
@@ -155,7 +155,7 @@ class ShelfStore(QObject):
         self.changed.emit()
 
     def close(self) -> None:
-        """Wait until everything is written."""
+        """Wait until everything has been written."""
         self._jobs.close(FLUSH_S)
 
     def _write(self) -> None:
@@ -169,7 +169,7 @@ class ShelfStore(QObject):
 
     def _on_written(self, error: Exception | None) -> None:
         if error is None:
-            if not self._changes and self._stored != self.current:  # another window's changes
+            if not self._changes and self._stored != self.current:  # changed by another window
                 self.current = self._stored
                 self.changed.emit()
         elif not self._is_loss_known:
@@ -181,7 +181,7 @@ class ShelfStore(QObject):
 
 
 def valid_name(name: object) -> str:
-    """Return the name of a folder in one line; "" if invalid."""
+    """Return a folder's name as a single line; "" if it is invalid."""
     return one_line(name)[:MAX_NAME].strip() if isinstance(name, str) else ""
 
 
@@ -205,7 +205,7 @@ def _texts(value: object) -> Iterable[str]:
 
 
 class RowKind(Enum):
-    """Kind of a row."""
+    """Kind of row."""
 
     HEADING = "heading"
     FOLDER = "folder"
@@ -215,11 +215,11 @@ class RowKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ListRow:
-    """A row of the list.
+    """A row in the chat list.
 
     Attributes:
         key: id of a chat, name of a folder, or name of a damaged file.
-        when: time of a chat's last change, in seconds since the epoch.
+        when: when a chat last changed, in seconds since the epoch.
         n_inside: number of chats in a folder.
         is_open: whether a folder is expanded.
         is_inside: whether a chat is shown below its folder.
@@ -239,7 +239,7 @@ class ListRow:
 
 @dataclass(frozen=True, slots=True)
 class ListContents:
-    """The contents of the list of chats.
+    """Contents of the chat list.
 
     Attributes:
         current: id of the open chat.
@@ -256,7 +256,7 @@ class ListContents:
 
 
 def rows_of(contents: ListContents, today: date) -> list[ListRow]:
-    """Return the rows of the list from the top."""
+    """Return the rows of the list, from top to bottom."""
     shelf = contents.shelf
     newest = sorted(contents.chats, key=lambda chat: chat.updated, reverse=True)
     place = {chat: folder.name for folder in shelf.folders for chat in folder.chats}
@@ -283,7 +283,7 @@ def rows_of(contents: ListContents, today: date) -> list[ListRow]:
 
 
 def day_group(when: float, today: date) -> str:
-    """Return the heading for a chat last changed at `when` (seconds since the epoch)."""
+    """Return the heading for a chat that last changed at `when` (in seconds since the epoch)."""
     day = date.fromtimestamp(when) if when >= 0 else date.min
     if day >= today:
         return tr("TODAY")

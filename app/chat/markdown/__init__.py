@@ -1,8 +1,8 @@
-"""A Markdown parser for views that render pieces of text without HTML.
+"""A Markdown parser for views, which render pieces of text without HTML.
 
 The dialect is CommonMark with tables, strikethrough, task lists, footnotes, bare URLs and formulas.
-HTML and link reference definitions stay text, images become description and URL, and footnotes stay
-in place. Top-level blocks are therefore independent, which makes streaming exact: see
+HTML and link reference definitions are shown as text, images as their description and URL, and
+footnotes in place. Top-level blocks are therefore independent, which makes streaming exact; see
 `MarkdownStream`.
 """
 

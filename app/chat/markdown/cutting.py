@@ -1,7 +1,7 @@
-"""Splits a long text into portions that are parsed and shown one by one, from either end.
+"""Splitting of long texts into portions that are parsed and shown one by one, from either end.
 
-Top-level blocks are independent, so the end of a text can be shown before the rest is parsed.
-Finding the blocks takes a tenth of the time of parsing them.
+As top-level blocks are independent, the end of a text can be shown before the rest is parsed.
+Finding the blocks takes a tenth as long as parsing them.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from app.chat.markdown.parsing import TopBlock, normal, parse, top_blocks
 from app.chat.markdown.pieces import CodeBlock, Piece, Table
 
 MAX_SCANNED: Final = 10_000
-"""Characters scanned for blocks in one step; more if a block is longer."""
+"""Characters scanned for blocks in one step, unless a block is longer."""
 
 MAX_PARSED: Final = 1_500
-"""Characters of prose parsed in one step; more if a block is longer."""
+"""Characters of prose parsed in one step, unless a block is longer."""
 
 MAX_PROSE: Final = 12_000
-"""Characters of prose in one portion."""
+"""Maximum characters of prose in one portion."""
 
 MAX_LINES, MAX_ROWS = 250, 20
-"""Lines of code, and rows of a table, in one step."""
+"""Maximum numbers of code lines and table rows in one step."""
 
 MAX_PIECES: Final = 40
-"""Pieces shown in one step."""
+"""Maximum number of pieces shown in one step."""
 
 CODE, TABLE = ("fence", "code_block"), "table_open"
 
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """A part of a text whose views belong together: some prose, a code block or a table.
+    """A part of a text whose views belong together: prose, a code block or a table.
 
     Attributes:
-        sources: text to parse in each step; each part of a table includes the table's head.
-        start: offset of the first one in the text.
-        is_one: whether there is a single piece that grows with each step.
+        sources: source to parse in each step; each part of a table includes the table's header.
+        start: offset of the first source in the text.
+        is_one: whether the portion is a single piece that grows with each step.
     """
 
     sources: tuple[str, ...]
@@ -46,7 +46,7 @@ class Portion:
     is_one: bool = False
 
     def steps(self) -> Iterator[Sequence[Piece]]:
-        """Return the pieces of each step."""
+        """Return the pieces to show in each step."""
         first, *rest = self.sources
         pieces = parse(first)
         one = pieces[0] if self.is_one and len(pieces) == 1 else None
@@ -64,12 +64,12 @@ class Portion:
 
 
 def batched(pieces: list[Piece]) -> Iterator[list[Piece]]:
-    """Return pieces a few at a time, as a long list or quotation is parsed in one step."""
+    """Return pieces in small batches, as a long list or quotation is parsed in one step."""
     return (pieces[n : n + MAX_PIECES] for n in range(0, max(1, len(pieces)), MAX_PIECES))
 
 
 def portions(text: str) -> Generator[None, None, list[Portion]]:
-    """Return the portions of a text; yield after each step, to let other events run."""
+    """Return a text's portions; yield after each step to let other events run."""
     text = normal(text)
     blocks: list[TopBlock] = []
     at, size = 0, MAX_SCANNED
@@ -81,7 +81,7 @@ def portions(text: str) -> Generator[None, None, list[Portion]]:
                 size *= 2
                 yield
                 continue
-            end = at + found.pop().start  # it may continue
+            end = at + found.pop().start  # the last block may continue
         blocks += [replace(b, start=at + b.start, end=at + b.end) for b in found]
         at, size = end, MAX_SCANNED
         yield

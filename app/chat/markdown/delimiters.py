@@ -1,9 +1,9 @@
-r"""Formulas in Markdown: markdown-it rules that find their delimiters.
+r"""Formulas in Markdown: markdown-it rules that find formula delimiters.
 
-`\(…\)`, `\[…\]` and `$$…$$` always delimit a formula. A single `$` is more often a price or a
-shell variable: see `_after_dollar`. Formulas contain no empty lines and no backticks, so that
-blocks stay independent and code stays code. An unterminated formula is shown as source. Limits
-keep the time linear in the length of the text.
+`\(…\)`, `\[…\]` and `$$…$$` always delimit a formula. A single `$` is more often part of a price or
+a shell variable; see `_after_dollar`. Formulas contain no empty lines and no backticks, so blocks
+stay independent and code stays code. An unterminated formula is shown as source. Limits keep the
+time linear in the text's length.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from markdown_it.rules_inline import StateInline
 
 CLOSING: Final = {"\\(": "\\)", "\\[": "\\]", "$$": "$$"}
-"""Delimiters of formulas, except `$`."""
+"""Closing delimiters by opening delimiter, except `$`."""
 
 DISPLAY: Final = ("\\[", "$$")
-"""Delimiters of display formulas."""
+"""Opening delimiters of display formulas."""
 
 MAX_LATEX: Final = 4000  # characters
 MAX_LINES: Final = 200
@@ -36,7 +36,7 @@ SIGNS: Final = re.compile(r"[\\^_{}=<>+*]")
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A formula: its LaTeX without and with delimiters, and whether it is in display style."""
+    """A formula: its LaTeX with and without delimiters, and whether it is in display style."""
 
     latex: str
     source: str
@@ -44,7 +44,7 @@ class Formula:
 
 
 def formula_rules(parser: MarkdownIt) -> None:
-    """Add rules to a parser for tokens "formula" and "formula_block" with a `Formula` in meta."""
+    """Add rules to a parser for "formula" and "formula_block" tokens with a `Formula` in meta."""
     parser.inline.ruler.before("escape", "formula", _inline_rule)
     parser.block.ruler.before(
         "fence", "formula_block", _block_rule, {"alt": ["paragraph", "reference", "blockquote"]}
@@ -52,7 +52,7 @@ def formula_rules(parser: MarkdownIt) -> None:
 
 
 def formula_at(text: str, start: int, end: int) -> tuple[Formula, int] | None:
-    """Return the formula that starts at a position, and its end; None without one."""
+    """Return the formula that starts at a position, and its end; None if there is no formula."""
     opening = text[start : start + 2]
     if opening in CLOSING:
         close = text.find(CLOSING[opening], start + 2, min(end, start + MAX_LATEX))
@@ -70,10 +70,10 @@ def formula_at(text: str, start: int, end: int) -> tuple[Formula, int] | None:
 
 
 def _after_dollar(text: str, start: int, end: int) -> int:
-    # The position of the closing `$`, or -1. As in pandoc, no space may follow the opening or
-    # precede the closing delimiter, and no digit may follow the closing one. In addition, no word
-    # character may touch them from outside, and the next `$` in the line must be the closing one.
-    # Text that starts like a price ("$5 or 6$") is not a formula, unless it has a math symbol.
+    # The position of the closing `$`, or -1. As in pandoc, no space may follow the opening `$` or
+    # precede the closing one, and no digit may follow the closing one. In addition, no word
+    # character may touch either from outside, and the next `$` in the line must be the closing one.
+    # Text that starts like a price ("$5 or 6$") is a formula only if it has a math symbol.
     before = text[start - 1] if start else ""
     if before.isalnum() or before == "$" or start + 1 >= end or text[start + 1].isspace():
         return -1
@@ -120,7 +120,7 @@ def _is_unfinished(text: str, start: int, end: int) -> bool:
 
 
 def _block_rule(state: StateBlock, first: int, end: int, silent: bool) -> bool:
-    # whether a line starts a formula depends only on that line, even if the formula has no end
+    # whether a line starts a formula depends on that line only, even if the formula is unterminated
     start = state.bMarks[first] + state.tShift[first]
     line = state.src[start : state.eMarks[first]]
     if state.is_code_block(first) or not _begins_block(line):
@@ -172,7 +172,7 @@ def _lines_of_formula(state: StateBlock, first: int, end: int) -> list[str]:
 
 
 def _add_paragraph(state: StateBlock, text: str, lines: list[int] | None) -> None:
-    # without lines, it belongs to the preceding block
+    # without `lines`, the paragraph belongs to the preceding block
     state.push("paragraph_open", "p", 1).map = lines
     inline = state.push("inline", "", 0)
     inline.content, inline.map, inline.children = text, lines, []

@@ -1,4 +1,4 @@
-"""Parsers of complete and of growing texts.
+"""Parsers for complete and growing texts.
 
 `MarkdownStream` returns each top-level block once it is final, and reparses only the rest.
 """
@@ -32,12 +32,12 @@ TASK = re.compile(r"\[([ xX])\]\s+")
 """Checkbox at the start of a list item."""
 
 MAX_OPEN_ROWS = 32
-"""Rows of a growing table that are reparsed."""
+"""Maximum number of rows that are reparsed when a table grows."""
 
 
 @cache
 def _parser(*, is_inline: bool) -> MarkdownIt:
-    from markdown_it import MarkdownIt  # late: an empty window starts faster
+    from markdown_it import MarkdownIt  # late: speeds up the start of an empty window
     from mdit_py_plugins.footnote import footnote_plugin
 
     parser = MarkdownIt("commonmark", {"html": False, "linkify": False})
@@ -57,11 +57,11 @@ def parse(text: str) -> list[Piece]:
 
 @dataclass(frozen=True, slots=True)
 class TopBlock:
-    """A top-level block of a text.
+    """A top-level block in a text.
 
     Attributes:
         kind: token type, such as "fence" or "table_open".
-        start, end: offsets of its first line and after its last one.
+        start, end: offset of its first line, and offset after its last line.
     """
 
     kind: str
@@ -70,7 +70,7 @@ class TopBlock:
 
 
 def top_blocks(text: str) -> list[TopBlock]:
-    """Return the top-level blocks of a normalized text, ten times as fast as `parse`."""
+    """Return a normalized text's top-level blocks, ten times as fast as `parse`."""
     starts = [0, *accumulate(len(line) + 1 for line in text.split("\n"))]
     tokens = _parser(is_inline=False).parse(text)
     return [
@@ -81,11 +81,11 @@ def top_blocks(text: str) -> list[TopBlock]:
 
 
 class MarkdownStream:
-    """Parser of a growing text; even the rows of a long table are parsed only once."""
+    """Parser for a growing text; even rows of a long table are parsed only once."""
 
     def __init__(self) -> None:
         self._tail = ""
-        self._rows: Rows = ()  # final rows of the table at the start of the tail
+        self._rows: Rows = ()  # final rows, removed from the table in the tail
 
     def feed(self, text: str) -> list[Piece]:
         """Append text and return the pieces that are now final."""
@@ -102,7 +102,7 @@ class MarkdownStream:
         return pieces
 
     def tail(self) -> list[Piece]:
-        """Return the pieces that more text may change."""
+        """Return the pieces that further text may change."""
         return self._with_rows(parse(self._tail))
 
     def _tail_start(self) -> int:
@@ -110,14 +110,14 @@ class MarkdownStream:
         return blocks[-1].start if len(blocks) > 1 else 0
 
     def _keep_rows(self) -> None:
-        # all rows of a table except the last one are final
+        # all rows of a table but the last are final
         lines = self._tail.split("\n")
         if len(lines) < 2 + MAX_OPEN_ROWS or not lines[0].count("|"):
             return
         pieces = parse("\n".join(lines[:-1]))
         if len(pieces) != 1 or not isinstance(table := pieces[0], Table):
             return
-        if len(table.rows) == len(lines) - 2:  # a head of two lines, and an incomplete line
+        if len(table.rows) == len(lines) - 2:  # a two-line header, an incomplete line
             self._rows += table.rows[1:-1]
             self._tail = "\n".join((*lines[:2], *lines[-2:]))
 
@@ -130,13 +130,13 @@ class MarkdownStream:
 
 
 def normal(text: str) -> str:
-    """Return a text without carriage returns, and with NULs replaced as CommonMark requires."""
+    """Return a text with carriage returns removed, and NULs replaced as CommonMark requires."""
     return text.replace("\r", "").replace("\0", "\ufffd")
 
 
 @dataclass(slots=True)
 class _List:
-    number: int | None  # the next one; None for bullets
+    number: int | None  # of the next item; None for bullets
 
     def next_marker(self) -> str:
         if self.number is None:
@@ -156,7 +156,7 @@ class _Builder:
     rows: list[list[tuple[TextSpan, ...]]] = field(default_factory=list)
     aligns: list[str] = field(default_factory=list)
     in_table: bool = False
-    opens_list: bool = False  # the next line is the first of an outermost list
+    opens_list: bool = False  # whether the next line starts an outermost list
     note: str = ""
 
     def take(self, token: Token) -> None:
@@ -189,7 +189,7 @@ class _Builder:
     def _open_list(self, number: int | None) -> None:
         self.opens_list = not self.lists
         if self.opens_list:
-            self.hidden = True  # an item without text must not look like the block before the list
+            self.hidden = True  # an empty item must not inherit this from the block before
         self.lists.append(_List(number))
 
     def _on_bullet_list_close(self, token: Token) -> None:
@@ -201,7 +201,7 @@ class _Builder:
         self.marker = self.lists[-1].next_marker()
 
     def _on_list_item_close(self, token: Token) -> None:
-        if self.marker:  # an item without text
+        if self.marker:  # an empty item
             self._add_line(())
 
     def _on_inline(self, token: Token) -> None:

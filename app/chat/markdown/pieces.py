@@ -18,8 +18,8 @@ class TextSpan:
     """A run of text in one style.
 
     Attributes:
-        href: http(s) URL or "".
-        note: label of the footnote that the text refers to, or "".
+        href: http(s) URL, or "".
+        note: label of the footnote to which the text refers, or "".
         formula: formula whose source is the text.
     """
 
@@ -34,7 +34,7 @@ class TextSpan:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the run has no style."""
+        """Whether the run has no styling."""
         return not (
             self.bold or self.italic or self.code or self.strike or self.href or self.note
             or self.formula
@@ -46,11 +46,11 @@ class TextLine:
     """A paragraph, heading or list item.
 
     Attributes:
-        heading: level of a heading, 1 to 6; 0 for other lines.
-        marker: bullet or number of a list item, such as "•" or "3."; "" for other lines.
-        indent: depth of lists around the line.
-        quote: depth of block quotes around the line.
-        tight: whether there is no gap before the line.
+        heading: level of the heading, 1 to 6; 0 for other lines.
+        marker: bullet or number of the list item, such as "•" or "3."; "" for other lines.
+        indent: number of lists around the line.
+        quote: number of block quotes around the line.
+        tight: whether the line has no gap before it.
         note: label of the footnote that contains the line; "" for other lines.
     """
 
@@ -65,7 +65,7 @@ class TextLine:
 
 @dataclass(frozen=True, slots=True)
 class CodeBlock:
-    """A code block; `language` is the word after the fence, may be ""."""
+    """A code block; `language` is the word after the fence, if any."""
 
     text: str
     language: str = ""
@@ -76,7 +76,7 @@ Rows = tuple[tuple[tuple[TextSpan, ...], ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: rows of cells, header first; `aligns` has "left", "center" or "right" per column."""
+    """A table: rows of cells, header first; `aligns` is "left", "center" or "right" per column."""
 
     rows: Rows
     aligns: tuple[str, ...]
@@ -89,7 +89,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class DisplayFormula:
-    """A display formula; `indent` and `quote` are those of a `TextLine`."""
+    """A display formula; `indent` and `quote` are as in `TextLine`."""
 
     formula: Formula
     indent: int = 0
@@ -102,14 +102,14 @@ Piece = TextLine | CodeBlock | Table | Rule | DisplayFormula
 OPENED_SCHEMES = ("http", "https")
 ADDRESS = re.compile(r"(?<![\w/.@-])(?:https?://|www\.)[^\s<>\"]+", re.IGNORECASE)
 NOTE_LABEL = re.compile(r"\d{1,4}|[A-Za-z]\w{3,30}")
-"""Labels of footnotes; others, such as `[^a-z]`, are more often regular expressions."""
+"""Pattern for footnote labels; others, such as `[^a-z]`, are more likely regular expressions."""
 
 
 _BREAKS = {"softbreak", "hardbreak"}
 
 
 def spans_of(tokens: list[Token]) -> tuple[TextSpan, ...]:
-    """Return the styled runs of one paragraph, with its line breaks kept."""
+    """Return the styled runs of a paragraph, keeping its line breaks."""
     spans: list[TextSpan] = []
     style = TextSpan("")
     for token in tokens:

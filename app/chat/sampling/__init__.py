@@ -1,1 +1,1 @@
-"""The sampling panel: system prompt, sampling of one chat or of all, and presets."""
+"""The sampling panel: system prompt, sampling values for one chat or all chats, and presets."""

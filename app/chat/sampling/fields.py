@@ -1,4 +1,4 @@
-"""Editors of the sampling fields, one for each kind of value."""
+"""Editors for sampling fields, one for each kind of value."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from app.widgets.theme import icon, set_role, theme, theme_signals
 INT_MAX = 2**31 - 1
 
 LINES = 3
-"""Visible lines of an editor for several texts."""
+"""Visible lines in an editor for several texts."""
 
 Setter = Callable[[Any], None]
 OnChange = Callable[[object], None]
 
 
 def make_editor(meta: Mapping[str, Any], on_change: OnChange) -> tuple[QWidget, Setter]:
-    """Return the editor of a field, and a function that shows a value in it."""
+    """Return an editor for a field, and a function that shows a value in it."""
     if meta.get("choices"):
         return _choice_editor(meta, on_change)
     if meta["kind"] is bool:
@@ -67,7 +67,7 @@ def make_editor(meta: Mapping[str, Any], on_change: OnChange) -> tuple[QWidget, 
 
 
 def is_wide(meta: Mapping[str, Any]) -> bool:
-    """Return whether an editor needs its own line."""
+    """Return whether a field's editor needs its own line."""
     return meta["kind"] in (tuple, dict) or (meta["kind"] is str and not meta.get("choices"))
 
 
@@ -98,7 +98,7 @@ def _plain_editor(
     edit.setFixedHeight((n_lines + 1) * edit.fontMetrics().lineSpacing() + 8)
 
     def show(value: Any) -> None:
-        if read(edit.toPlainText()) != value:  # otherwise the cursor would jump
+        if read(edit.toPlainText()) != value:  # else the cursor would jump
             edit.setPlainText(write(value))
 
     edit.textChanged.connect(lambda: on_change(read(edit.toPlainText())))
@@ -131,7 +131,7 @@ def _biases_editor(on_change: OnChange) -> tuple[QWidget, Setter]:
         try:
             on_change(tuple((int(token), float(bias)) for token, bias in pairs))
         except ValueError:
-            return  # still being typed
+            return  # not fully typed yet
 
     line.textEdited.connect(report)
     return line, lambda value: line.setText("; ".join(f"{token}={bias:g}" for token, bias in value))
@@ -167,20 +167,20 @@ def _number_editor(meta: Mapping[str, Any], on_change: OnChange) -> tuple[QWidge
 
 
 EDITOR_WIDTH = 124
-"""Width of an editor next to its label, in pixels."""
+"""Width in pixels of an editor next to its label."""
 
 
 class FieldRow:
-    """Label, editor and reset button of a field.
+    """Label, editor and reset button for a field.
 
     Args:
-        spec: field of `SamplingParams`.
+        spec: a field of `SamplingParams`.
         on_change: called with the field's name and the new value.
         on_reset: called with the field's name.
 
     Attributes:
-        note: warning that this field requires sampling on the CPU.
-        problem: error of an invalid value.
+        note: warning that the field requires sampling on the CPU.
+        problem: error message for an invalid value.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class FieldRow:
         self._build(tr(str(meta["help"])))
 
     def add_to(self, grid: QGridLayout) -> None:
-        """Append the widgets to a grid."""
+        """Append the row's widgets to a grid."""
         row, side = grid.rowCount(), Qt.AlignmentFlag.AlignVCenter
         grid.addWidget(self.label, row, 0, side)
         grid.addWidget(self.reset, row, 2, side)
@@ -210,19 +210,19 @@ class FieldRow:
         grid.addWidget(self.problem, row + 3, 0, 1, 3)
 
     def show_value(self, value: object) -> None:
-        """Show a value without a signal."""
+        """Show a value without calling `on_change`."""
         with QSignalBlocker(self.editor):
             self._set(value)
 
     def mark(self, *, is_changed: bool, is_on_host: bool) -> None:
-        """Mark a changed value with a dot, and show or hide the note."""
+        """Show a dot if the value is changed, and the note if `is_on_host`."""
         self.label.setText(f"● {self._title}" if is_changed else self._title)
         set_role(self.label, "" if is_changed else "muted")
         self.reset.setVisible(is_changed)
         self.note.setVisible(is_on_host)
 
     def show_problem(self, problem: str) -> None:
-        """Show an error, or hide it for ""."""
+        """Show an error; "" hides it."""
         self.problem.setText(problem)
         self.problem.setVisible(bool(problem))
 
@@ -252,7 +252,7 @@ def _order_editor(on_change: OnChange) -> tuple[QWidget, Setter]:
 
 
 class FieldGroup(QWidget):
-    """A collapsible group of fields, with rows by field name."""
+    """A collapsible group of fields; it has their rows by field name."""
 
     def __init__(self, title: str, rows: Mapping[str, FieldRow], *, is_open: bool) -> None:
         super().__init__()
@@ -280,7 +280,7 @@ class FieldGroup(QWidget):
         self._on_toggled(is_open)
 
     def set_changed(self, n_changed: int) -> None:
-        """Show the number of changed fields in the heading."""
+        """Show in the heading how many fields are changed."""
         self._n_changed = n_changed
         self._refresh()
 

@@ -1,4 +1,4 @@
-"""The sampling panel: system prompt, presets, and fields from the metadata of `SamplingParams`."""
+"""The sampling panel: system prompt, presets, and fields built from `SamplingParams` metadata."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     tr_later("Sampler order and logit bias"): ("samplers", "logit_bias"),
 }  # fmt: skip
-"""Titles of the groups, and the fields of each; the last group also gets all other fields."""
+"""Group titles and the fields in each group; the last group also gets all remaining fields."""
 
 
 class SamplingPanel(QScrollArea):
-    """Editor of the system prompt, and of the sampling of one chat or of all.
+    """Editor for the system prompt, and for the sampling values of one chat or all chats.
 
     Attributes:
         own: checkbox that gives the open chat its own values.
-        host_note: warning that tokens are sampled on the CPU, and why.
+        host_note: note on why tokens are sampled on the CPU.
     """
 
-    chosen_changed = Signal(object)  # dict of the fields set by the user
+    chosen_changed = Signal(object)  # dict of values by field, as set by the user
     own_toggled = Signal(bool)
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -92,27 +92,27 @@ class SamplingPanel(QScrollArea):
         return dict(self._chosen)
 
     def show_values(self, chosen: Chosen, recommended: SamplingParams) -> None:
-        """Show values without a signal.
+        """Show values without emitting a signal.
 
         Args:
             chosen: values set by the user.
-            recommended: values of all other fields.
+            recommended: values for all other fields.
         """
         self._chosen, self._recommended = dict(chosen), recommended
         self._refresh()
 
     def set_params(self, params: SamplingParams) -> None:
-        """Set all values, as if edited by the user."""
+        """Set all values as if the user had edited them."""
         self._choose(changed_sampling(params, self._recommended))
         self._refresh()
 
     @Slot()
     def reset(self) -> None:
-        """Reset all fields to the model's recommendations."""
+        """Reset all fields to the values that the model recommends."""
         self.set_params(self._recommended)
 
     def set_scope(self, *, is_own: bool) -> None:
-        """Show whether the values are this chat's own or shared by all chats."""
+        """Show whether the values are the chat's own or shared by all chats."""
         shown = tr("Sampling of this chat") if is_own else tr("Sampling of all chats")
         self._heading.setText(shown)
         with QSignalBlocker(self.own):
@@ -122,8 +122,8 @@ class SamplingPanel(QScrollArea):
         """Show why tokens are sampled on the CPU.
 
         Args:
-            why: a sentence; "" if the GPUs sample, or there are none.
-            names: fields that are each a reason.
+            why: a sentence; "" if the GPUs sample or there are no GPUs.
+            names: the fields that require it.
         """
         self.host_note.setText(why)
         self.host_note.setVisible(bool(why))
@@ -132,13 +132,13 @@ class SamplingPanel(QScrollArea):
 
     @Slot(str)
     def set_form_problem(self, problem: str) -> None:
-        """Show the error of the structured output, or hide it for ""."""
+        """Show an error in the structured output options; "" hides it."""
         self._form_problem = problem
         self._mark()
 
     @property
     def rows(self) -> Mapping[str, FieldRow]:
-        """Rows of the fields by name, created on first use."""
+        """Rows by field name, created on first use."""
         if not self._rows:
             self._make_rows()
             self._refresh()
@@ -150,7 +150,7 @@ class SamplingPanel(QScrollArea):
 
     def _make_rows(self) -> None:
         from app.chat.sampling.fields import (
-            FieldGroup,  # late: the panel is hidden
+            FieldGroup,  # late: the panel starts hidden
             FieldRow,
         )
 
@@ -185,7 +185,7 @@ class SamplingPanel(QScrollArea):
         try:
             accepted = getattr(SamplingParams(**{name: value}), name)  # type: ignore[arg-type]
         except EngineError:
-            return  # not a value yet, such as a half-typed seed
+            return  # not a value yet, for example a half-typed seed
         chosen = {**self._chosen, name: accepted}
         if accepted == getattr(self._recommended, name):
             del chosen[name]

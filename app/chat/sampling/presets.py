@@ -1,7 +1,7 @@
-"""Sampling presets, built-in and the user's own.
+"""Sampling presets: built-in ones and the user's own.
 
-A preset has *chosen* values for some fields of `SamplingParams`; the others have the values
-recommended by the model's file, or the engine's defaults.
+A preset has *chosen* values for some fields of `SamplingParams`. Other fields have the values that
+the model's file recommends, or else the engine's defaults.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ BUILT_IN: Final[Mapping[str, Chosen]] = {
     tr_later("Balanced"): {"temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
     tr_later("Creative"): {"temperature": 1.2, "top_k": 0, "top_p": 1.0, "min_p": 0.1},
 }
-"""Built-in presets; all of them can be sampled on GPUs."""
+"""Built-in presets; all of them allow sampling on GPUs."""
 
 MAX_NAME: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Named sampling values, built-in or the user's own."""
+    """Sampling values with a name, built-in or the user's own."""
 
     name: str
     chosen: Chosen
@@ -46,10 +46,10 @@ class Preset:
 
 
 def all_presets(own: Mapping[str, Any]) -> list[Preset]:
-    """Return the built-in presets, then the user's own, sorted by name.
+    """Return the built-in presets, followed by the user's own, sorted by name.
 
     Args:
-        own: values by name from the settings; invalid entries are skipped.
+        own: values by preset name, from the settings; invalid entries are skipped.
     """
     found = [Preset(tr(name), chosen, is_own=False) for name, chosen in BUILT_IN.items()]
     names = sorted((name for name in own if isinstance(own[name], dict)), key=str.casefold)
@@ -57,7 +57,7 @@ def all_presets(own: Mapping[str, Any]) -> list[Preset]:
 
 
 def params_of(chosen: Chosen, recommended: SamplingParams) -> SamplingParams:
-    """Return the recommended values, overridden by the chosen ones."""
+    """Return the recommended values with the chosen ones applied."""
     values = {name: getattr(recommended, name) for name in SamplingParams.__dataclass_fields__}
     return SamplingParams(**values | accepted_sampling(chosen))
 
@@ -65,14 +65,14 @@ def params_of(chosen: Chosen, recommended: SamplingParams) -> SamplingParams:
 def matching(
     presets: Sequence[Preset], chosen: Chosen, recommended: SamplingParams
 ) -> Preset | None:
-    """Return the preset with these values, preferably one of the user's own, or None."""
+    """Return the preset with these values, preferably the user's own; None if there is none."""
     params = params_of(chosen, recommended)
     equal = [preset for preset in presets if params_of(preset.chosen, recommended) == params]
     return next((preset for preset in equal if preset.is_own), equal[0] if equal else None)
 
 
 def name_problem(name: str, own: Mapping[str, Any], renamed: str = "") -> str:
-    """Return why a new or renamed preset cannot have a name, as a sentence, or ""."""
+    """Return a sentence saying why a new or renamed preset cannot have this name, or ""."""
     if name in map(tr, BUILT_IN):
         return tr("“{name}” is a built-in preset.").format(name=name)
     if renamed and name != renamed and name in own:
@@ -86,21 +86,21 @@ def with_preset(own: Mapping[str, Any], name: str, chosen: Chosen) -> dict[str, 
 
 
 def without_preset(own: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the user's presets without one of them."""
+    """Return the user's presets with one removed."""
     return {other: chosen for other, chosen in own.items() if other != name}
 
 
 def with_new_name(own: Mapping[str, Any], name: str, new: str) -> dict[str, Any]:
-    """Return the user's presets with one of them renamed."""
+    """Return the user's presets with one renamed."""
     return {new[:MAX_NAME] if other == name else other: own[other] for other in own}
 
 
 PAUSE_MS = 400
-"""Milliseconds without a change before the structured output is checked."""
+"""Milliseconds without a change after which the structured output options are checked."""
 
 
 class FormCheck(QObject):
-    """Validator of the structured output options, run when the user stops typing."""
+    """Validator for the structured output options; it runs when the user stops typing."""
 
     checked = Signal(str)  # the error, or ""
 
@@ -146,11 +146,11 @@ def _check(json_schema: str, grammar: str, regex: str) -> None:
         engine.check_grammar(form)
 
 
-MAX_SHOWN = 18  # characters of a name on the button
+MAX_SHOWN = 18  # characters of the name on the button
 
 
 class PresetMenu(QPushButton):
-    """Button and menu to choose, save, rename and delete presets."""
+    """Button with a menu to choose, save, rename and delete presets."""
 
     chosen = Signal(str)  # name
     save_requested = Signal(str)  # name
@@ -171,11 +171,11 @@ class PresetMenu(QPushButton):
         self.set_presets((), "", is_own=False)
 
     def set_presets(self, presets: Sequence[Preset], current: str, *, is_own: bool) -> None:
-        """Set the presets of the menu.
+        """Set the presets in the menu.
 
         Args:
             current: name of the active preset, or "".
-            is_own: whether the values in use are a chat's own.
+            is_own: whether the active values are a chat's own.
         """
         self._presets, self._current, self._is_own = tuple(presets), current, is_own
         shown = current or tr("Own values")

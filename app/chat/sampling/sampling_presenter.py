@@ -1,4 +1,4 @@
-"""Presenter of the sampling panel: values of a chat or of all, presets, and notes."""
+"""Presenter for the sampling panel: values for one chat or all chats, presets, and notes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TITLES = {spec.name: str(spec.metadata["title"]) for spec in fields(SamplingPara
 class SamplingPresenter(QObject):
     """Connects the sampling panel with the open chat, the settings and the loaded model.
 
-    A chat without its own values uses those of the settings.
+    A chat that has no values of its own uses those in the settings.
 
     Args:
         keep: stores and saves settings.
@@ -59,20 +59,20 @@ class SamplingPresenter(QObject):
         client.unloaded.connect(self._show_facts)
 
     def params_for(self, chat: Conversation) -> SamplingParams:
-        """Return the sampling of a chat's next answer."""
+        """Return the sampling parameters for a chat's next answer."""
         return params_of(self._chosen_of(chat), self._recommended)
 
     def close(self) -> None:
-        """Wait for the check of the structured output."""
+        """Wait for the check of the structured output options."""
         self._form_check.close()
 
     def flush(self) -> None:
-        """Store a typed system prompt now, before a chat is left or a message sent."""
+        """Store a typed system prompt now, before another chat opens or a message is sent."""
         self._panel.prompt.flush()
 
     @Slot(bool)
     def set_own(self, is_own: bool) -> None:
-        """Give the open chat a copy of the shared values, or remove its own."""
+        """Give the open chat its own copy of the shared values, or remove its own values."""
         chat = self._session.current
         before = chat.sampling
         if is_own == (before is not None):
@@ -85,7 +85,7 @@ class SamplingPresenter(QObject):
 
     @Slot(str)
     def use_preset(self, name: str) -> None:
-        """Apply a preset; a notice offers to undo that."""
+        """Apply a preset; a notice offers to undo the change."""
         found = next((preset for preset in self._presets() if preset.name == name), None)
         if found is None:
             return
@@ -100,7 +100,7 @@ class SamplingPresenter(QObject):
 
     @Slot(str)
     def save_preset(self, name: str) -> None:
-        """Save the present values as a preset."""
+        """Save the current values as a preset."""
         own = self._settings.current.presets
         if problem := presets.name_problem(name, own):
             self.noticed.emit(Notice(problem, tr("Choose another name."), "warning"))
@@ -118,7 +118,7 @@ class SamplingPresenter(QObject):
 
     @Slot(str)
     def delete_preset(self, name: str) -> None:
-        """Delete a preset; a notice offers to undo that."""
+        """Delete a preset; a notice offers to undo the deletion."""
         before = self._settings.current.presets
         self._keep_presets(presets.without_preset(before, name))
         text = tr("The preset “{name}” was deleted.").format(name=name)
@@ -126,7 +126,7 @@ class SamplingPresenter(QObject):
 
     @Slot()
     def use_for_all(self) -> None:
-        """Use the open chat's values for all chats without their own."""
+        """Use the open chat's values for all chats that have none of their own."""
         before = dict(self._settings.current.sampling)
         self._set_all(dict(self._chosen_of(self._session.current)))
         text = tr("All chats without their own values now use these.")

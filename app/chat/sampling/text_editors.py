@@ -1,4 +1,4 @@
-"""Editors of the sampler order and of the system prompt."""
+"""Editors for the sampler order and the system prompt."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ STEP: Final = Qt.ItemDataRole.UserRole
 
 
 class OrderEditor(QWidget):
-    """List of all samplers with checkboxes, reordered by dragging, buttons or keys."""
+    """List of all samplers, with checkboxes; reordered by dragging, buttons or keys."""
 
-    changed = Signal(object)  # tuple: names of the enabled samplers, in order
+    changed = Signal(object)  # tuple with the names of the enabled samplers, in order
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class OrderEditor(QWidget):
         self._list.setAccessibleName(name)
 
     def show_steps(self, steps: Sequence[str]) -> None:
-        """Show these samplers as enabled, the others below them."""
+        """Show these samplers as enabled, and the others below them."""
         if self._list.count() and tuple(steps) == self.steps:
             return
         self._is_filling = True
@@ -130,11 +130,11 @@ class OrderEditor(QWidget):
 
 
 PROMPT_MS = 250
-"""Delay in milliseconds before typed text is reported."""
+"""Milliseconds before typed text is reported."""
 
 
 class PromptEditor(QWidget):
-    """Text field for a system prompt, with a button that makes it the default of new chats."""
+    """Text field for a system prompt, with a button that makes it the default for new chats."""
 
     changed = Signal(str)
     default_requested = Signal(str)
@@ -162,21 +162,21 @@ class PromptEditor(QWidget):
         layout.addLayout(row)
 
     def set_text(self, text: str) -> None:
-        """Show a prompt without a signal."""
+        """Show a prompt without emitting a signal."""
         self._timer.stop()
         if text != self.edit.toPlainText():
             with QSignalBlocker(self.edit):
                 self.edit.setPlainText(text)
 
     def flush(self) -> None:
-        """Report typed text now, before a chat is opened or a message sent."""
+        """Report typed text now, before another chat opens or a message is sent."""
         if self._timer.isActive():
             self._timer.stop()
             self._report()
 
     @Slot()
     def _on_typed(self) -> None:
-        if not self._timer.isActive():  # do not restart it: continuous typing would delay it
+        if not self._timer.isActive():  # a restart on every key would postpone the report
             self._timer.start()
 
     @Slot()

@@ -1,1 +1,1 @@
-"""Widgets of the chats, independent of each other."""
+"""Widgets for chats, independent of each other."""

@@ -1,4 +1,4 @@
-"""The view of an answer: thought, text, calls, figures and buttons."""
+"""The view of an answer: thought, text, tool calls, figures and buttons."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ThoughtView(QFrame):
-    """View of the model's thought, initially collapsed."""
+    """View of a model's thought, initially collapsed."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
@@ -56,7 +56,7 @@ class ThoughtView(QFrame):
             self._text.setPlainText(printable(thought))
 
     def close_thought(self, seconds: float | None, n_tokens: int | None = None) -> None:
-        """Show the duration and the tokens of the complete thought."""
+        """Show the duration and token count of the finished thought."""
         parts = []
         if seconds:
             parts.append(tr("Thought for {seconds} s").format(seconds=decimal(f"{seconds:.1f}")))
@@ -93,14 +93,14 @@ INTERRUPTED = tr_later("This answer was interrupted.")
 
 
 class FooterPart(NamedTuple):
-    """A figure of a footer; those with the highest `place` are dropped first if space is short."""
+    """A footer figure; if space is short, the one with the highest `place` is dropped first."""
 
     text: str
     place: int
 
 
 def footer_of(message: Message) -> list[FooterPart]:
-    """Return the footer of a finished answer."""
+    """Return the footer parts for a finished answer."""
     parts = footer_parts(message.stats) if message.stats else []
     return [*parts, FooterPart(tr("edited"), 2)] if message.edited else parts
 
@@ -128,7 +128,7 @@ def joined(parts: Sequence[FooterPart]) -> str:
 
 
 def fitting_text(parts: Sequence[FooterPart], fits: Callable[[str], bool]) -> str:
-    """Return the parts that fit, at least the most important one, with "…" if any are dropped."""
+    """Return the parts that fit, at least the most important one; "…" marks dropped ones."""
     kept = list(parts)
     text = joined(kept)
     while len(kept) > 1 and not fits(text):
@@ -138,19 +138,19 @@ def fitting_text(parts: Sequence[FooterPart], fits: Callable[[str], bool]) -> st
 
 
 def problem_of(message: Message) -> str:
-    """Return the error of a finished answer as a sentence, or ""."""
+    """Return a finished answer's error as a sentence, or ""."""
     return translated(message.problem) or (tr(INTERRUPTED) if message.stats is None else "")
 
 
 def can_continue(message: Message) -> bool:
-    """Return whether an answer can be continued, or the chat after the results of its calls."""
+    """Return whether the model can continue an answer, or follow up on its call results."""
     reason = message.stats.reason if message.stats else "failed"
     has_begun = bool(message.content or message.calls) and not message.waits_for_calls
     return message.has_results or (has_begun and reason in CAN_GO_ON)
 
 
 class FiguresLabel(ElidedLabel):
-    """Label that drops the less important figures if space is short; the tooltip has all."""
+    """Label that drops less important figures if space is short; its tooltip has them all."""
 
     def __init__(self, parent: QWidget) -> None:
         self._parts: Sequence[FooterPart] = ()
@@ -158,7 +158,7 @@ class FiguresLabel(ElidedLabel):
 
     @property
     def least_width(self) -> int:
-        """Width of the most important figure, in pixels."""
+        """Width in pixels of the most important figure."""
         return self.fontMetrics().horizontalAdvance(fitting_text(self._parts, lambda _: False))
 
     def set_parts(self, parts: Sequence[FooterPart]) -> None:
@@ -179,12 +179,12 @@ class FiguresLabel(ElidedLabel):
 
 
 class AnswerFooter(QWidget):
-    """The footer of an answer: figures or status, and buttons once it is finished."""
+    """Footer of an answer: figures or a status, and buttons once the answer is finished."""
 
     copy_requested = Signal()
     again_requested = Signal()
     continue_requested = Signal()
-    menu_requested = Signal(QWidget)  # the button below which to open it
+    menu_requested = Signal(QWidget)  # button below which to open the menu
 
     def __init__(self, versions: VersionSwitch, parent: QWidget) -> None:
         super().__init__(parent)
@@ -207,7 +207,7 @@ class AnswerFooter(QWidget):
         actions.setSpacing(0)
         for each in (self.copy, self.go_on, self.again, more):
             actions.addWidget(each)
-        self.buttons.setMinimumWidth(1)  # wraps instead of widening the window
+        self.buttons.setMinimumWidth(1)  # makes the buttons wrap instead of widening the window
         self.buttons.hide()
         rest = QHBoxLayout()
         rest.addWidget(versions)
@@ -215,7 +215,7 @@ class AnswerFooter(QWidget):
         self._layout = QBoxLayout(QBoxLayout.Direction.LeftToRight, self)
         self._layout.setContentsMargins(0, 0, 0, 0)
         self._layout.addLayout(rest, 1)
-        versions.stackUnder(self.figures)  # read first
+        versions.stackUnder(self.figures)  # screen readers read it first
         self._layout.addWidget(self.buttons, 0, Qt.AlignmentFlag.AlignRight)
 
     def show_end(self, message: Message) -> None:
@@ -225,7 +225,7 @@ class AnswerFooter(QWidget):
         self.buttons.show()
 
     def show_actions(self, message: Message, *, is_last: bool, is_followed: bool) -> None:
-        """Show the buttons of the last answer; no footer if the next message continues it."""
+        """Show the last answer's buttons; hide the footer if the next message continues it."""
         self.again.setVisible(is_last)
         self.go_on.setVisible(is_last and can_continue(message))
         for part in (self.figures, self.copy):
@@ -293,7 +293,7 @@ class AnswerView(MessageView):
         return split_thought(self.message.content).answer
 
     def grow(self) -> None:
-        """Show new text of the message."""
+        """Show the message's new text."""
         self._show()
 
     def set_status(self, text: str) -> None:
@@ -301,7 +301,7 @@ class AnswerView(MessageView):
         self.footer.figures.set_line(text)
 
     def close_answer(self) -> None:
-        """Show the finished answer with its footer."""
+        """Show the answer as finished, with its footer."""
         self._show()
         self.body.flush()
         self._is_growing = False
@@ -322,7 +322,7 @@ class AnswerView(MessageView):
         self._show_actions()
 
     def show_calls(self) -> None:
-        """Show the current calls of the message."""
+        """Show the message's current calls."""
         if self._calls is None and self.message.calls:
             from app.chat.views.call_view import CallList  # late: most answers have no calls
 

@@ -1,4 +1,4 @@
-"""The card of a tool call: tool, arguments, buttons, and the collapsed result."""
+"""The card for a tool call: tool, arguments, buttons, and the collapsed result."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from app.widgets.text import label
 from engine import one_line, printable
 
 MAX_NAMED: Final = 24
-"""Maximum number of arguments shown one by one; more are shown as JSON."""
+"""Maximum number of arguments shown individually; if there are more, they are shown as JSON."""
 
 MAX_WHOLE: Final = 4000
-"""Maximum number of characters shown at full height; longer texts scroll."""
+"""Maximum length of a text shown at full height, in characters; longer texts scroll."""
 
 MAX_HEIGHT: Final = 240
-"""Height of a scrolling text, in pixels."""
+"""Height in pixels of a scrolling text."""
 
 
 class CallDetails(QWidget):
-    """The arguments and the result of a call.
+    """The arguments and result of a call.
 
-    Each value has its own view, so that no text in it can imitate another argument.
+    Each value has its own view, so that its text cannot imitate another argument.
     """
 
     def __init__(self, call: ToolUse, parent: QWidget) -> None:
@@ -99,17 +99,17 @@ STATES: Final[dict[CallState, str]] = {
     "refused": tr_later("refused"),
     "stopped": tr_later("stopped"),
 }
-"""Display names of the states after the answer has ended."""
+"""Display names of call states, once the answer has finished."""
 
 OFFERED: Final[dict[CallState, tuple[CallStep, ...]]] = {
     "waiting": (CallStep.RUN, CallStep.REFUSE),
     "running": (CallStep.STOP,),
 }
-"""Buttons of a card by the state of its call."""
+"""Buttons on a card, by the state of its call."""
 
 
 class CallCard(QFrame):
-    """View of a call, which only runs after approval."""
+    """View of a call, which runs only after approval."""
 
     chosen = Signal(object)  # CallStep
 
@@ -142,18 +142,18 @@ class CallCard(QFrame):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the call waits for approval."""
+        """Whether the call is awaiting approval."""
         return self.call.state == "waiting"
 
     def take_focus(self) -> None:
-        """Give the focus to the button that runs the call."""
+        """Focus the button that runs the call."""
         self._steps[CallStep.RUN].setFocus()
 
     def show_call(self, call: ToolUse, *, is_growing: bool) -> None:
-        """Show the current state of a call: expanded while it waits or runs, else collapsed.
+        """Show a call's current state, expanded while it is waiting or running, else collapsed.
 
         Args:
-            is_growing: whether its answer is running.
+            is_growing: whether the call's answer is running.
         """
         is_other = call.state != self.call.state
         self.call, self._is_growing = call, is_growing
@@ -213,7 +213,7 @@ class CallCard(QFrame):
 
 
 class CallList(QWidget):
-    """The cards of the calls of an answer."""
+    """The cards for an answer's calls."""
 
     chosen = Signal(object, str)  # CallStep, id of a call
 
@@ -225,7 +225,7 @@ class CallList(QWidget):
         self._column.setSpacing(6)
 
     def show_calls(self, calls: Sequence[ToolUse], *, is_growing: bool) -> None:
-        """Show the current calls; if the focused button disappears, focus the next waiting call."""
+        """Show the current calls; if the focused button vanishes, focus the next waiting call."""
         focused = QApplication.focusWidget()
         had_focus = focused is not None and self.isAncestorOf(focused)
         kept = {card.call.id: card for card in self.cards}

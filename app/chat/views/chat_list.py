@@ -1,4 +1,4 @@
-"""The list of chats with a search field, and the hits of a search."""
+"""The chat list with a search field, and the list of search hits."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _TOP: Final = QModelIndex()
 
 
 class HitModel(QAbstractListModel):
-    """Hits of a search."""
+    """Model of search hits."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -91,7 +91,7 @@ class HitModel(QAbstractListModel):
 
 
 class HitList(QListView):
-    """List of hits."""
+    """List of search hits."""
 
     chosen = Signal(object)  # Hit
 
@@ -187,7 +187,7 @@ class _HitDelegate(QStyledItemDelegate):
 
 
 def shown_day(when: float, today: date) -> str:
-    """Return the day of a time (seconds since the epoch), such as "Yesterday"."""
+    """Return the day of a time (in seconds since the epoch) as text, such as "Yesterday"."""
     day = date.fromtimestamp(when) if when >= 0 else date.min
     if day >= today:
         return tr("Today")
@@ -246,11 +246,11 @@ def _font(pixels: int) -> QFont:
 SEARCH_MS = 120
 MIN_WIDTH = 144
 STEPS = {"previous-hit": -1, "next-hit": 1, "hits-back": -5, "hits-on": 5}
-"""Rows by which shortcuts in the search field move the selection."""
+"""Number of rows by which each shortcut in the search field moves the selection."""
 
 
 class ChatList(QWidget):
-    """List of the chats with a search field; it only emits requests for changes."""
+    """List of chats with a search field; it only emits change requests."""
 
     new_requested = Signal()
     search_requested = Signal(str)  # query; "" when the search ends
@@ -264,7 +264,7 @@ class ChatList(QWidget):
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self._contents = ListContents()
         self._is_chosen_when_found, self._is_final = False, True
-        self._searched = ""  # query of the hits on screen
+        self._searched = ""  # query for the hits on screen
         self.search = _Search(self)
         self._set_up_search()
         new = button(tr("New chat"))
@@ -302,10 +302,10 @@ class ChatList(QWidget):
         self._show_status()
 
     def show_hits(self, typed: str, hits: Sequence[Hit], *, is_final: bool = True) -> None:
-        """Show the hits of a search, unless the query has changed.
+        """Show the hits for a query, unless the query has changed since.
 
         Args:
-            is_final: whether all chats were searched.
+            is_final: whether all chats have been searched.
         """
         if typed != self.search.text() or not typed.strip():
             return
@@ -320,7 +320,7 @@ class ChatList(QWidget):
             self.hits.choose_current()
 
     def shown_titles(self) -> list[str]:
-        """Return the texts of all rows from the top."""
+        """Return the texts of all rows, from top to bottom."""
         return [row.text for row in self.list.row_model.rows]
 
     @Slot()

@@ -1,4 +1,4 @@
-"""Model, delegate and view of the list of chats."""
+"""Model, delegate and view for the chat list."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _HERE: Final = {
 
 
 class ChatRowModel(QAbstractListModel):
-    """Rows of `ListContents`; edits only emit requests for changes."""
+    """Rows of `ListContents`; editing a row only emits a change request."""
 
     renamed = Signal(object, str)  # ListRow, new text
     moved = Signal(object, str)  # ids of chats, name of a folder or ""
@@ -77,11 +77,11 @@ class ChatRowModel(QAbstractListModel):
             self.endResetModel()
 
     def row_at(self, index: Index) -> ListRow | None:
-        """Return the row of an index, or None."""
+        """Return the row at an index, or None."""
         return self.rows[index.row()] if index.isValid() else None
 
     def index_of(self, kind: RowKind, key: str) -> QModelIndex:
-        """Return the index of a row; an invalid one if it is missing."""
+        """Return the index of a row, or an invalid index if the row is missing."""
         for number, row in enumerate(self.rows):
             if row.kind is kind and row.key == key:
                 return self.index(number)
@@ -120,7 +120,7 @@ class ChatRowModel(QAbstractListModel):
 
     def flags(self, index: Index) -> Qt.ItemFlag:
         row = self.row_at(index)
-        if row is None or row.kind is RowKind.HEADING:  # same as a drop between chats
+        if row is None or row.kind is RowKind.HEADING:  # like a drop between chats
             return Qt.ItemFlag.ItemIsDropEnabled
         usual = Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable
         return usual | Qt.ItemFlag.ItemIsDropEnabled | _HERE[row.kind]
@@ -153,7 +153,7 @@ class ChatRowModel(QAbstractListModel):
         return True
 
     def folder_at(self, number: int) -> str:
-        """Return the name of the folder of a row, which may be the row itself; "" for none."""
+        """Return the name of the folder that a row is or belongs to; "" if there is none."""
         for row in reversed(self.rows[: number + 1] if number >= 0 else []):
             if row.kind is RowKind.FOLDER:
                 return row.key
@@ -171,7 +171,7 @@ class RowDelegate(QStyledItemDelegate):
     def updateEditorGeometry(
         self, editor: QWidget, option: QStyleOptionViewItem, index: Index
     ) -> None:
-        """Make the editor as high as the row: the text's height leaves no space for the frame."""
+        """Make the editor as high as the row, as its frame does not fit in the text's height."""
         row = _indented(option, index)
         super().updateEditorGeometry(editor, row, index)
         has_sign = index.data(Qt.ItemDataRole.DecorationRole) is not None
@@ -180,7 +180,7 @@ class RowDelegate(QStyledItemDelegate):
 
 
 def keys_of(rows: Collection[ListRow], kind: RowKind) -> list[str]:
-    """Return the keys of the rows of a kind."""
+    """Return the keys of all rows with this kind."""
     return [row.key for row in rows if row.kind is kind]
 
 
@@ -240,26 +240,26 @@ ICON_PIXELS = 14
 
 
 class ChatRowsView(QListView):
-    """List of chats, folders and damaged files; it only emits requests for changes."""
+    """List of chats, folders and damaged files; it only emits change requests."""
 
     chosen = Signal(str)
     renamed = Signal(str, str)  # id of a chat, title
     delete_requested = Signal(object)  # ids of chats
-    export_requested = Signal(object, str)  # ids of chats, suffix of several files or ""
+    export_requested = Signal(object, str)  # ids of chats; suffix of several files, or ""
     import_requested = Signal()
     pin_requested = Signal(object, bool)  # ids of chats, whether to pin them
     moved = Signal(object, str)  # ids of chats, name of a folder or ""
-    folder_requested = Signal(object)  # ids of chats for a new folder
+    folder_requested = Signal(object)  # ids of the chats to put into a new folder
     folder_renamed = Signal(str, str)
     folder_deleted = Signal(str)
-    folder_toggled = Signal(str, bool)  # name, whether to show its chats
+    folder_toggled = Signal(str, bool)  # folder name, whether to expand it
     damaged_chosen = Signal(object)  # DamagedChat
     reveal_requested = Signal(object)  # DamagedChat
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._contents = ListContents()
-        self._waiting: ListContents | None = None  # until no title is being edited
+        self._waiting: ListContents | None = None  # contents to show after editing
         self.row_model = ChatRowModel(self)
         self.row_model.renamed.connect(self._on_renamed)
         self.row_model.moved.connect(self.moved)
@@ -282,12 +282,12 @@ class ChatRowsView(QListView):
 
     @property
     def selected_rows(self) -> list[ListRow]:
-        """The selected rows from the top."""
+        """The selected rows, from top to bottom."""
         numbers = sorted(index.row() for index in self.selectedIndexes())
         return [self.row_model.rows[number] for number in numbers]
 
     def show_contents(self, contents: ListContents) -> None:
-        """Show these chats; keep a multiple selection, otherwise select the open chat."""
+        """Show these chats; keep a multiple selection, or else select the open chat."""
         if self.state() == QAbstractItemView.State.EditingState:
             self._waiting = contents
             return
@@ -308,7 +308,7 @@ class ChatRowsView(QListView):
             self.edit(index)
 
     def menu_for(self, row: ListRow | None) -> QMenu:
-        """Return the menu of a row, of all selected chats, or of the list."""
+        """Return the context menu for a row, for all selected chats, or for the list itself."""
         menu = QMenu(self)
         if row is not None and row.kind is RowKind.CHAT:
             self._add_chat_actions(menu, row)
@@ -404,7 +404,7 @@ class ChatRowsView(QListView):
 
     @Slot(QModelIndex)
     def _on_clicked(self, index: QModelIndex) -> None:
-        if len(self.selectedIndexes()) <= 1:  # otherwise the user is selecting chats
+        if len(self.selectedIndexes()) <= 1:  # else the user is selecting chats
             self._open(self.row_model.row_at(index))
 
     @Slot(object, str)
@@ -442,7 +442,7 @@ class ChatRowsView(QListView):
             super().keyPressEvent(event)
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
-        """Handle the second click as a click, so that it toggles a folder too."""
+        """Treat the second click like the first, so that it toggles a folder again."""
         self.mousePressEvent(event)
 
     def _delete_selected(self) -> None:

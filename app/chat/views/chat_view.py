@@ -1,9 +1,9 @@
-"""The messages of the open chat, in a scrolling column that follows a growing answer.
+"""The open chat's messages, in a scrolling column that follows a growing answer.
 
-The column holds a part of the path, so that opening and streaming cost the same for every chat: at
-first the last messages, others after scrolling or searching. The visible part is created
-immediately, the rest in small steps between events, as a message with code and tables takes some
-30 ms. The visible part keeps its position while messages are added and removed above and below.
+The column contains only a part of the path, so opening and streaming cost the same for every chat.
+It starts with the last messages; scrolling or searching loads others. The visible part is created
+immediately, the rest in small steps between events, as a message with code and tables takes about
+30 ms. The visible part stays in place while messages are added and removed above and below it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from app.chat.views.message_view import MessageView
 
 N_AT_ONCE, AT_ONCE_S, MAX_AT_ONCE_S = 4, 0.015, 0.04
-"""Messages created immediately: as many as `N_AT_ONCE` or fewer that fill the view, then more until
-`AT_ONCE_S` of CPU time; never beyond `MAX_AT_ONCE_S`."""
+"""Limits for messages created immediately: `N_AT_ONCE`, or fewer if they fill the view; then more
+until `AT_ONCE_S` of CPU time is used. Creation always stops after `MAX_AT_ONCE_S`."""
 
 N_LAYOUTS = 4
-"""Layout passes until positions settle: the height of a text depends on its width."""
+"""Layout passes until positions settle, as the height of a text depends on its width."""
 
 NEAR, FAR = 1, 4
-"""Distances in heights of the view: messages are added within `NEAR` of an end, and removed beyond
+"""Distances from an end, in view heights: messages are added within `NEAR` and removed beyond
 `FAR`."""
 
 MARGIN = 34
@@ -50,9 +50,9 @@ STICKY_PIXELS = 48
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    # an edge of a message that keeps its position while others are added and removed
+    # a message edge that stays in place while other messages are added and removed
     view: MessageView
-    is_lower: bool  # the lower edge, for a view that grows at its top
+    is_lower: bool  # the lower edge, if the view grows at its top
     pixels: int  # below the top of the viewport
 
     @property
@@ -61,16 +61,16 @@ class _Held:
 
 
 class ChatView(QScrollArea):
-    """View of the messages of a conversation."""
+    """View of a conversation's messages."""
 
     resend_requested = Signal(int, str)  # id of a question, text
     answer_edited = Signal(int, str)  # id of an answer, text
-    step_chosen = Signal(object, int)  # MessageStep, id
-    version_chosen = Signal(int)  # id
+    step_chosen = Signal(object, int)  # MessageStep, id of a message
+    version_chosen = Signal(int)  # id of a message
     continue_requested = Signal()
     call_chosen = Signal(object, int, str)  # CallStep, id of an answer, id of a call
-    zoomed = Signal(int)  # 1 larger, -1 smaller
-    screen_changed = Signal()  # to one with another device pixel ratio
+    zoomed = Signal(int)  # 1: larger, -1: smaller
+    screen_changed = Signal()  # the new screen has another device pixel ratio
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -105,7 +105,7 @@ class ChatView(QScrollArea):
 
     @property
     def shown(self) -> list[MessageView]:
-        """The views in the column, from the top."""
+        """The views in the column, from top to bottom."""
         return self._column.views
 
     def set_album(self, album: ImageAlbum) -> None:
@@ -113,13 +113,13 @@ class ChatView(QScrollArea):
         self._column.album = album
 
     def show_chat(self, chat: Conversation, growing: Message | None = None) -> None:
-        """Show the end of another chat, with its running answer `growing`, if any."""
+        """Show the end of another chat; `growing` is its running answer, if any."""
         self._column.growing = growing
         self._column.chat = chat
         self._show_from(len(self._column.path))
 
     def show_path(self, growing: Message | None = None) -> None:
-        """Show the current messages of the chat; unchanged ones keep their position."""
+        """Show the chat's current messages; unchanged ones stay in place."""
         column, path = self._column, self._column.path
         column.growing = growing
         kept = {view.message.id for view in column.views}
@@ -142,13 +142,13 @@ class ChatView(QScrollArea):
             self._make_some(new[0] - column.first)
         self._is_following = is_new or (self._is_following and column.is_at_end)
         self._settle()
-        self._more.start()  # even if the column is complete, to check whether an end is near
+        self._more.start()  # even for a complete column, to check whether an end is near
         for view in column.views:
             if view.message.parent in steps:
                 view.versions.take_focus(steps[view.message.parent])
 
     def show_message(self, message_id: int) -> None:
-        """Scroll a message of the path to the top of the view."""
+        """Scroll a message on the path to the top of the view."""
         column = self._column
         places = (n for n, message in enumerate(column.path) if message.id == message_id)
         if (place := next(places, None)) is None:
@@ -159,7 +159,7 @@ class ChatView(QScrollArea):
         view = column.views[place - column.first]
         self._held = _Held(view, is_lower=False, pixels=TOP_PIXELS)
         self._settle()
-        QTimer.singleShot(0, self, self._settle)  # once a new chat has its width
+        QTimer.singleShot(0, self, self._settle)  # once a new chat has been laid out
 
     def rebuild(self, message_id: int, growing: Message | None = None) -> None:
         """Recreate the view of a changed message."""
@@ -171,7 +171,7 @@ class ChatView(QScrollArea):
         self._more.start()
 
     def grow(self) -> None:
-        """Show new text of the running answer."""
+        """Show the new text of the running answer."""
         if (view := self._growing_view) is not None:
             view.grow()
 
@@ -187,7 +187,7 @@ class ChatView(QScrollArea):
             view.close_answer()
 
     def show_calls(self, message_id: int) -> None:
-        """Show the current calls of an answer, if it is in the column."""
+        """Show an answer's current calls, if the answer is in the column."""
         for view in self._answer_views(message_id):
             view.show_calls()
 
@@ -277,7 +277,7 @@ class ChatView(QScrollArea):
 
     @contextmanager
     def _making(self) -> Iterator[None]:
-        """Change the column without triggering the scroll handler."""
+        """Suspend the scroll handler while the column changes."""
         self._is_settling = True
         with self._column.making():
             yield

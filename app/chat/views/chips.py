@@ -1,4 +1,4 @@
-"""Chips of files and images in drafts and messages, and the images in a bubble."""
+"""Chips for files and images in drafts and messages, and the images in a bubble."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from app.widgets.theme import px, set_role, theme
 from engine import EngineError, one_line
 
 MAX_NAME: Final = 36
-MAX_LISTED: Final = 30  # parts in the menu of a file that is too large
+MAX_LISTED: Final = 30  # parts listed in the menu of a file that is too large
 MAX_TIP: Final = 600
 
 
 def details(n_bytes: int, n_tokens: int | None, part: int = 1, n_parts: int = 1) -> str:
-    """Return the details of a file, such as "part 2 of 3 · 12.3 kB · 3,100 tokens"."""
+    """Return a file's details, such as "part 2 of 3 · 12.3 kB · 3,100 tokens"."""
     parts = [tr("part {n} of {total}").format(n=part, total=n_parts)] if n_parts > 1 else []
     parts.append(decimal_size(n_bytes))
     if n_tokens:
@@ -46,7 +46,7 @@ def details(n_bytes: int, n_tokens: int | None, part: int = 1, n_parts: int = 1)
 
 
 class FileChip(QFrame):
-    """Chip of a file in a message."""
+    """Chip for a file in a message."""
 
     def __init__(self, name: str, more: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -62,7 +62,7 @@ class FileChip(QFrame):
         self.row.addWidget(self.more)
 
     def add_button(self, text: str, name: str, on_click: Callable[[], object]) -> QPushButton:
-        """Add a button; `name` is its accessible name with `{name}` for the file's."""
+        """Add a button with accessible `name`, in which `{name}` stands for the file's name."""
         made = button(text, "chip", name.format(name=self.name.text()))
         made.clicked.connect(lambda: on_click())
         self.row.addWidget(made)
@@ -76,10 +76,10 @@ class FileChip(QFrame):
 
 
 class DraftChip(FileChip):
-    """Chip of a file in a draft."""
+    """Chip for a file in a draft."""
 
     removed = Signal(object)  # DraftFile
-    part_chosen = Signal(object, object, int)  # DraftFile, all parts, number from 1
+    part_chosen = Signal(object, object, int)  # DraftFile, all parts, number of a part, from 1
     pages_wanted = Signal(object)  # DraftFile whose pages to attach as images
 
     def __init__(
@@ -103,7 +103,7 @@ class DraftChip(FileChip):
         self.add_remove(lambda: self.removed.emit(file))
 
     def menu(self) -> QMenu:
-        """Return the menu of the parts."""
+        """Return the menu to choose a part."""
         menu = QMenu(self)
         text = self.file.file.text if self.file.file else ""
         for number, part in enumerate(self._parts[:MAX_LISTED], 1):
@@ -122,7 +122,7 @@ class DraftChip(FileChip):
 
 
 def message_chips(files: Sequence[Attachment], parent: QWidget) -> FlowBox:
-    """Return the chips of a sent message."""
+    """Return the chips for the files of a sent message."""
     box = FlowBox(parent)
     chips = []
     for file in files:
@@ -139,10 +139,10 @@ CHIP_BOX: Final = QSize(64, 44)
 
 
 class ImageChip(FileChip):
-    """Chip of an image, or of all pages of a document."""
+    """Chip for an image, or for all pages of a document."""
 
     removed = Signal(object)  # the images
-    pages_wanted = Signal(object)  # the images of all pages, to choose from
+    pages_wanted = Signal(object)  # the images of all pages, to choose some
 
     def __init__(
         self, pictures: Sequence[ChatImage], album: ImageAlbum, *, is_refused: bool
@@ -172,7 +172,7 @@ class ImageChip(FileChip):
 
 
 class WaitingChip(FileChip):
-    """Chip of an image that is being read."""
+    """Chip for an image that is being read."""
 
     removed = Signal(str)
 
@@ -198,10 +198,10 @@ TILE_BOX: Final = QSize(220, 165)
 """Maximum size of an image in a bubble."""
 
 MAX_TOKENS: Final = 9999
-"""Number of tokens that fits into each caption, whatever model is loaded."""
+"""Number of tokens for which each caption has room, whatever model is loaded."""
 
 FRAME: Final = 3
-"""Width of the focus frame, in pixels."""
+"""Width of the focus frame in pixels."""
 
 
 class ImageTile(QAbstractButton):
@@ -230,7 +230,7 @@ class ImageTile(QAbstractButton):
         )
 
     def _take(self, found: QImage | EngineError) -> None:
-        if not isValid(self):  # the view was deleted
+        if not isValid(self):  # the view has been deleted
             return
         if isinstance(found, QImage):
             self.image = found
@@ -294,7 +294,7 @@ class ImageTiles(FlowBox):
 
     @property
     def ideal_width(self) -> int:
-        """Width in pixels of all images in one row."""
+        """Width in pixels of a single row with all images."""
         return sum(tile.sizeHint().width() for tile in self.tiles) + GAP * (len(self.tiles) - 1)
 
     @Slot()

@@ -1,4 +1,4 @@
-"""The view of a code block: language, buttons, and highlighted text that may grow."""
+"""The view of a code block: language, buttons, and highlighted text, which may grow."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
 
 class Lexers(QObject):
-    """Cache of lexers, which are created on threads."""
+    """Cache of lexers, which threads create."""
 
-    ready = Signal(str)  # language whose lexer was created, or does not exist
+    ready = Signal(str)  # language whose lexer is now cached, or does not exist
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Lexers(QObject):
         self._threads: dict[str, threading.Thread] = {}
 
     def find(self, language: str) -> Lexer | None:
-        """Return the cached lexer of a language."""
+        """Return the cached lexer for a language, if any."""
         return self._made.get(language)
 
     def want(self, language: str) -> bool:
@@ -71,7 +71,7 @@ class Lexers(QObject):
         return True
 
     def finish(self) -> None:
-        """Wait for all lexers being created."""
+        """Wait until all requested lexers have been created."""
         for thread in self._threads.values():
             thread.join()
 
@@ -82,13 +82,13 @@ class Lexers(QObject):
 
 @cache
 def lexers() -> Lexers:
-    """Return the lexer cache of this process."""
+    """Return this process's lexer cache."""
     return Lexers()
 
 
 @cache
 def make_lexer(language: str) -> Lexer | None:
-    """Return the lexer of a language in lower case; None if Pygments has none."""
+    """Return a lexer for a language (in lower case); None if Pygments has none."""
     from pygments.lexers import get_lexer_by_name
     from pygments.util import ClassNotFound
 
@@ -99,13 +99,13 @@ def make_lexer(language: str) -> Lexer | None:
 
 
 SUFFIX = re.compile(r"\*\.\w+")
-MAX_CHARACTERS = 20_000  # a growing text is highlighted again and again
+MAX_CHARACTERS = 20_000  # a growing text is highlighted repeatedly
 
 Ranges = list[QTextLayout.FormatRange]
 
 
 def highlight(code: str, language: str, colours: Theme) -> Iterator[Ranges]:
-    """Yield the formats of each line; empty for a long text or a language without cached lexer."""
+    """Yield each line's formats; none if the text is long or the language's lexer is not cached."""
     lexer = lexers().find(language.lower()) if len(code) <= MAX_CHARACTERS else None
     if lexer is None:
         yield from ([] for _ in range(code.count("\n") + 1))
@@ -126,7 +126,7 @@ def highlight(code: str, language: str, colours: Theme) -> Iterator[Ranges]:
 
 
 def suffix_of(language: str) -> str:
-    """Return the file suffix of a language, such as ".py"; ".txt" if unknown."""
+    """Return the file suffix for a language, such as ".py"; ".txt" if unknown."""
     lexer = make_lexer(language.lower())
     names = lexer.filenames if lexer is not None else []
     return next((name[1:] for name in names if SUFFIX.fullmatch(name)), ".txt")
@@ -181,17 +181,17 @@ CODE_PIXELS = 13
 COPIED_MS = 1500
 
 COLOURED_AT_ONCE_S = 0.004
-"""CPU time for highlighting before a growing text is painted without the rest."""
+"""Maximum CPU time for highlighting before a growing text is painted; the rest follows later."""
 
 MAX_TITLE = 40  # characters
 MAX_PROBLEM = 80  # characters
 
 MIN_WIDTH, SAVE_WIDTH, WRAP_WIDTH = 100, 260, 330
-"""Minimum widths of a block, and of one with the Save and Wrap buttons, in pixels."""
+"""Minimum widths in pixels: of a block, and of blocks that show the Save or Wrap button."""
 
 
 class CodeView(QFrame):
-    """View of a `CodeBlock`; `set_code` with a longer version updates only the new lines."""
+    """View of a `CodeBlock`; given a longer version, `set_code` updates only the new lines."""
 
     def __init__(self, code: CodeBlock, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -212,7 +212,7 @@ class CodeView(QFrame):
         self._text.setAccessibleName(_spoken(code))
         self._shown = CodeBlock("")
         self._formats: list[Ranges] = []
-        self._waits = False  # for a lexer
+        self._waits = False  # whether it waits for a lexer
         self._is_colouring = False
 
         header = QHBoxLayout()
@@ -226,7 +226,7 @@ class CodeView(QFrame):
         layout.setSpacing(0)
         layout.addLayout(header)
         layout.addWidget(self._text)
-        self._text.raise_()  # screen readers read it after the header
+        self._text.raise_()  # makes screen readers read it after the header
         self.set_code(code)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -240,7 +240,7 @@ class CodeView(QFrame):
         return self._shown.text
 
     def take(self, piece: Piece) -> bool:
-        """Show another version of the code; return False if that needs another view."""
+        """Show another version of the code; return False if it needs another view."""
         if not isinstance(piece, CodeBlock):
             return False
         self.set_code(piece)
@@ -256,7 +256,7 @@ class CodeView(QFrame):
         self._shown = code
         language = code.language.lower()
         if not self._waits:
-            lexers().ready.connect(self._on_lexer)  # before `want`, or it may be missed
+            lexers().ready.connect(self._on_lexer)  # before `want`, or the signal may be missed
             self._waits = True
         if not lexers().want(language):
             lexers().ready.disconnect(self._on_lexer)
@@ -289,7 +289,7 @@ class CodeView(QFrame):
 
     @Slot(bool)
     def wrap(self, wrapped: bool) -> None:
-        """Wrap long lines, or scroll."""
+        """Set whether long lines are wrapped rather than scrolled."""
         self._text.set_wrapped(wrapped)
 
     @Slot()
@@ -380,7 +380,7 @@ class _CodeText(QPlainTextEdit):
         self.horizontalScrollBar().rangeChanged.connect(self._fit)
 
     def measure(self, first: int) -> None:
-        # the lines from `first` on have changed; fallback fonts make some lines higher
+        # the lines from `first` on have changed; fallback fonts make some lines taller
         document = self.document()
         layout = document.documentLayout()
         del self._ends[first:]

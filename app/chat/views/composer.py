@@ -1,4 +1,4 @@
-"""The message field, with the context gauge and a button to send or stop."""
+"""The message field with the context gauge and a button that sends or stops."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ WARN_SHARE, DANGER_SHARE = 0.8, 0.95
 
 @dataclass(frozen=True, slots=True)
 class ContextUsage:
-    """Token counts of the open chat and its draft.
+    """Token counts for the open chat and its draft.
 
     Attributes:
         size: context length; 0 while no model is loaded.
-        n_before: tokens of system prompt, messages and chat template.
-        n_draft: tokens of the draft.
-        n_answer: tokens of the running answer.
-        n_kept: tokens of `n_before` that remain if all older messages are dropped.
-        is_counted: whether the tokenizer has counted them; otherwise they are from the last answer.
+        n_before: tokens in the system prompt, messages and chat template.
+        n_draft: tokens in the draft.
+        n_answer: tokens in the running answer.
+        n_kept: part of `n_before` that remains if all older messages are dropped.
+        is_counted: whether the counts are from the tokenizer rather than from the last answer.
     """
 
     size: int = 0
@@ -56,12 +56,12 @@ class ContextUsage:
 
     @property
     def share(self) -> float:
-        """Used share of the context; above 1 if it does not fit."""
+        """Used share of the context; above 1 if the tokens do not fit."""
         return self.used / self.size if self.size else 0.0
 
     @property
     def fits(self) -> bool:
-        """Whether the prompt with the draft leaves room for a token of the answer."""
+        """Whether the prompt and the draft leave room for at least one answer token."""
         return not self.size or not self.n_draft or self.used < self.size
 
     @property
@@ -70,7 +70,7 @@ class ContextUsage:
         return self.n_kept + self.n_draft < self.size
 
     def tip(self) -> str:
-        """Return the counts as lines of text."""
+        """Return the counts as text, one per line."""
         lines = [
             tr("{used} of {size} tokens").format(used=_spaced(self.used), size=_spaced(self.size))
         ]
@@ -91,7 +91,7 @@ class ContextUsage:
 
 
 class ContextGauge(QWidget):
-    """Percentage and ring of a `ContextUsage`; the tooltip has the details."""
+    """Gauge that shows a `ContextUsage` as a percentage and a ring, with details in a tooltip."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
@@ -106,11 +106,11 @@ class ContextGauge(QWidget):
 
     @property
     def text(self) -> str:
-        """The text of the percentage."""
+        """The percentage as shown."""
         return self._label.text()
 
     def show_usage(self, usage: ContextUsage) -> None:
-        """Show the usage; hide the gauge without a context."""
+        """Show the usage; hide the gauge if there is no context."""
         share = min(usage.share, 1.0)
         percent = tr("context {share} %").format(share=f"{100 * share:.0f}")
         text = percent if usage.fits else tr("too long")
@@ -123,7 +123,7 @@ class ContextGauge(QWidget):
         self.setVisible(usage.size > 0)
 
     def set_compact(self, compact: bool) -> None:
-        """Show only the ring, or the text too."""
+        """Set whether to show only the ring, without the text."""
         self._label.setHidden(compact)
 
 
@@ -159,7 +159,7 @@ class _Ring(QWidget):
 MAX_LINES = 12
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp")
-"""MIME types of images that are passed on undecoded."""
+"""MIME types of images that are passed on without decoding."""
 
 
 class GrowingEdit(QPlainTextEdit):
@@ -214,7 +214,7 @@ class GrowingEdit(QPlainTextEdit):
             super().keyPressEvent(event)
 
     def canInsertFromMimeData(self, source: QMimeData) -> bool:  # noqa: N802 Qt
-        """Refuse files; the window opens them instead."""
+        """Refuse files, which the window opens instead."""
         if self.takes_files and has_image(source) and not source.hasUrls():
             return True
         return not source.hasUrls() and super().canInsertFromMimeData(source)
@@ -244,12 +244,12 @@ class GrowingEdit(QPlainTextEdit):
 
 
 def local_files(data: QMimeData) -> list[str]:
-    """Return the paths of pasted or dropped files."""
+    """Return the paths of pasted or dropped local files."""
     return [url.toLocalFile() for url in data.urls() if url.isLocalFile()]
 
 
 def has_image(data: QMimeData) -> bool:
-    """Return whether the data is an image without text."""
+    """Return whether the data has an image but no text."""
     is_picture = data.hasImage() or any(map(data.hasFormat, IMAGE_TYPES))
     return is_picture and not data.hasFormat("text/plain")
 
@@ -271,7 +271,7 @@ MIN_SAMPLING = 40  # minimum width of the sampling button
 
 
 class Composer(QFrame):
-    """Field for a message: Enter sends it, Shift+Enter inserts a line break."""
+    """Message field: Enter sends the message, Shift+Enter inserts a line break."""
 
     sent = Signal(str)
     stop_requested = Signal()
@@ -339,7 +339,7 @@ class Composer(QFrame):
         return self._wait
 
     def show_wait(self, text: str, *, can_cancel: bool) -> None:
-        """Show a status below the message, such as what it waits for, or hide it for ""."""
+        """Show a status below the message, for example what it waits for; "" hides it."""
         self._wait_text.setText(text)
         self._cancel_wait.setVisible(can_cancel)
         self._is_waiting = can_cancel
@@ -351,7 +351,7 @@ class Composer(QFrame):
         self._column.insertWidget(0, widget)
 
     def set_has_files(self, has_files: bool) -> None:
-        """Set whether files are attached: they can be sent without text."""
+        """Set whether files are attached, which can be sent without text."""
         self._has_files = has_files
         self._update_button()
 
@@ -373,7 +373,7 @@ class Composer(QFrame):
         self._update_button()
 
     def set_busy(self, busy: bool) -> None:
-        """Set whether an answer is running: the button then stops it."""
+        """Set whether an answer is running, so that the button stops it."""
         self._is_busy = busy
         self._update_button()
 
@@ -395,7 +395,7 @@ class Composer(QFrame):
             self.submit()
 
     def invite(self, *, pictures: bool) -> None:
-        """Show in the empty field what can be dropped: images if the model reads them."""
+        """Show in the empty field what can be dropped: images only if the model reads them."""
         self.edit.setPlaceholderText(
             tr("Message, or drop images and files anywhere")
             if pictures
@@ -406,7 +406,7 @@ class Composer(QFrame):
     @Slot()
     def _on_typed(self) -> None:
         self._update_button()
-        if not self._draft_timer.isActive():  # do not restart it: continuous typing would delay it
+        if not self._draft_timer.isActive():  # a restart on every key would postpone the report
             self._draft_timer.start()
 
     @Slot()
@@ -457,7 +457,7 @@ class Composer(QFrame):
 
 
 def attachable(data: QMimeData) -> list[str]:
-    """Return the dropped files to attach; none if one of them is a model."""
+    """Return the dropped files to attach; none if a model is among them."""
     paths = local_files(data)
     return [] if any(path.lower().endswith(".gguf") for path in paths) else paths
 

@@ -1,4 +1,4 @@
-"""The view of a display formula: centred, with a scroll bar if it is wide."""
+"""The view of a display formula: centred, with a scroll bar if the formula is wide."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_NAME: Final = 200  # characters of the accessible name
 
 
 class FormulaView(QScrollArea):
-    """View of a `DisplayFormula`, shown as source until or unless it is rendered."""
+    """View of a `DisplayFormula`, which is shown as source until it is rendered."""
 
     def __init__(self, shown: DisplayFormula, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -52,7 +52,7 @@ class FormulaView(QScrollArea):
             colour=theme().muted if shown.quote else theme().text,
             ratio=self.devicePixelRatioF(),
         )
-        self._pictures.ready.connect(self._on_ready)  # before `want`, or it may be missed
+        self._pictures.ready.connect(self._on_ready)  # before `want`, or the signal may be missed
         is_coming = self._pictures.want(self._look)
         picture = self._pictures.find(self._look)
         if picture is None:
@@ -65,16 +65,16 @@ class FormulaView(QScrollArea):
 
     @property
     def plain_text(self) -> str:
-        """The source of the formula."""
+        """The formula's source."""
         return self._shown.formula.source
 
     def take(self, piece: Piece) -> bool:
-        """Return whether this view shows the piece: a formula cannot be updated."""
+        """Return whether this view already shows the piece, as a formula cannot be updated."""
         return piece == self._shown
 
     @Slot()
     def copy(self) -> None:
-        """Copy the source of the formula."""
+        """Copy the formula's source."""
         QApplication.clipboard().setText(self.plain_text)
 
     @Slot(object)

@@ -1,4 +1,4 @@
-"""The image viewer: fitted or actual size, with buttons to copy and save."""
+"""The image viewer, with fitted or actual size and buttons to copy and save."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MIN_SIZE: Final = (320, 280)
 
 
 class ImageViewer(QDialog):
-    """Viewer of the images of a message, starting with image `at`; Escape closes it."""
+    """Viewer for a message's images, starting with image `at`; Escape closes it."""
 
     def __init__(
         self, pictures: Sequence[ChatImage], at: int, album: ImageAlbum, over: QWidget
@@ -35,7 +35,7 @@ class ImageViewer(QDialog):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self._pictures, self._at, self._album = pictures, at, album
         self.image: QImage | None = None
-        self._note = ""  # text instead of the image
+        self._note = ""  # text shown instead of the image
         self._is_fitted = True
         self._label = label()
         self._label.setAlignment(Qt.AlignmentFlag.AlignCenter)
@@ -174,7 +174,7 @@ def paint_image(painter: QPainter, area: QRectF, image: QImage | None, note: str
 
 
 def fitting(width: int, height: int, box: QSize) -> QSize:
-    """Return the size of an image scaled down into a box, with a minimum of some pixels."""
+    """Return an image's size when scaled down to fit a box; no side is less than a few pixels."""
     size = QSize(max(1, width), max(1, height))
     if size.width() > box.width() or size.height() > box.height():
         size = size.scaled(box, Qt.AspectRatioMode.KeepAspectRatio)
@@ -183,7 +183,7 @@ def fitting(width: int, height: int, box: QSize) -> QSize:
 
 
 class ImageCanvas(QWidget):
-    """A small image of a fixed size."""
+    """A small image with a fixed size."""
 
     def __init__(self, size: QSize, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -1,7 +1,7 @@
-"""The text of an answer: a column of prose, code, tables and formulas.
+"""The text of an answer, as a column of prose, code, tables and formulas.
 
-An existing text is shown in small steps, from its beginning or its end, and can grow afterwards.
-Portions are hidden until they are complete.
+An existing text is shown in small steps, starting from its beginning or end, and can then grow.
+Portions stay hidden until they are complete.
 """
 
 from __future__ import annotations
@@ -42,35 +42,35 @@ if TYPE_CHECKING:
     from app.chat.views.formula_view import FormulaView
     from app.chat.views.table_view import TableView
 
-    SingleView = CodeView | TableView | FormulaView  # of one piece; a ProseView has many
+    SingleView = CodeView | TableView | FormulaView  # each shows one piece, a ProseView many
     BodyView = ProseView | SingleView
 
 
 @dataclass(slots=True)
 class _Shown:
-    # a piece on screen that may still change, and the state before it was written
+    # a piece on screen that may still change, and how to return to the state before it
     piece: Piece
     n_views: int
-    mark: TextMark | None  # end of the last view, if that is prose
+    mark: TextMark | None  # end of the preceding text, if that is in a prose view
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    # a portion of the text on screen
-    start: int  # offset of its source
+    # a portion of text on screen
+    start: int  # offset of the portion's source
     n_views: int
     n_lines: int  # estimated
 
 
 def rough_lines(text: str) -> int:
-    """Estimate the number of lines of a text on screen."""
+    """Estimate how many lines a text takes on screen."""
     return text.count("\n") + len(text) // LINE_LENGTH + 2
 
 
 class MessageBody(QWidget):
-    """View of Markdown: final pieces are written once, others are updated incrementally."""
+    """Markdown view; final pieces are written once, others are updated incrementally."""
 
-    place_wanted = Signal(QPoint)  # target of a link inside the message, in global coordinates
+    place_wanted = Signal(QPoint)  # target of a link within the message, in global coordinates
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -80,23 +80,23 @@ class MessageBody(QWidget):
         self._stream = MarkdownStream()
         self._pending = ""
         self._views: list[BodyView] = []
-        self._open: list[_Shown] = []  # pieces at the end that are not final
-        self._text = ""  # text shown in steps
+        self._open: list[_Shown] = []  # pieces at the end that are not yet final
+        self._text = ""  # the text to show in steps
         self._steps: Iterator[None] | None = None
-        self._made: list[_Made] = []  # portions of `_text`, from the top
+        self._made: list[_Made] = []  # portions of `_text`, from top to bottom
         self._due_at = 0.0
-        self._cost_s = 0.0  # CPU time of one update, painting included
+        self._cost_s = 0.0  # CPU time per update, including painting
         self._cpu_s = time.thread_time()
         self._timer = QTimer(self, singleShot=True)
         self._timer.timeout.connect(self.flush)
 
     def begin(self, text: str, *, from_end: bool = False) -> None:
-        """Set a text to be shown in steps, see `make_next`."""
+        """Set a text to show in steps; see `make_next`."""
         self._text = normal(text)
         self._steps = self._make(from_end=from_end) if text else None
 
     def make_next(self) -> bool:
-        """Show the next part of the text; return whether there was one."""
+        """Show the next part of the text; return False if there is none."""
         if self._steps is None:
             return False
         if not take_step(self._steps):
@@ -106,11 +106,11 @@ class MessageBody(QWidget):
 
     @property
     def n_lines(self) -> int:
-        """Estimated number of lines of the portions on screen."""
+        """Estimated number of lines in the portions on screen."""
         return sum(made.n_lines for made in self._made)
 
     def append(self, text: str) -> None:
-        """Append text; updates are throttled in proportion to their cost."""
+        """Append text; updates are delayed in proportion to their cost."""
         self._pending += text
         if self._steps is not None:
             return
@@ -181,8 +181,8 @@ class MessageBody(QWidget):
             view.hide()
 
     def _open_end(self) -> None:
-        # rewrite the last block of a text shown in steps, so that it can grow; an incomplete line
-        # may still become part of the preceding block
+        # rewrite the last block of a text shown in steps, so that it can grow; if the last line is
+        # incomplete, also the block before, as the line may become part of it
         n_open = 1 if self._text.endswith("\n") else 2
         start = self._made[-n_open:][0].start
         n_views = sum(made.n_views for made in self._made[-n_open:])
@@ -193,10 +193,10 @@ class MessageBody(QWidget):
         self._stream, self._pending = MarkdownStream(), self._text[start:] + self._pending
 
     def _measure(self) -> None:
-        # schedule the next update by the thread's CPU time since the last one: Qt lays out and
-        # paints later, so only that includes the whole cost
+        # schedule the next update by the thread's CPU time since the last one, which includes the
+        # layout and painting that Qt does later
         cpu_s, now = time.thread_time(), time.perf_counter()
-        if now < self._due_at + MAX_PAUSE_S:  # the thread did little else in that time
+        if now < self._due_at + MAX_PAUSE_S:  # the thread did little else meanwhile
             self._cost_s += SMOOTHING * (cpu_s - self._cpu_s - self._cost_s)
         self._cpu_s = cpu_s
         pause_s = min(max(MIN_PAUSE_S, self._cost_s / SHARE_OF_TIME), MAX_PAUSE_S)
@@ -296,7 +296,7 @@ def _single_view(piece: CodeBlock | Table | DisplayFormula, parent: QWidget) -> 
 
 
 def _added(old: Piece, new: Piece) -> tuple[TextSpan, ...] | None:
-    # the spans appended to a line, or None
+    # the spans appended to a line, or None if the change is not an extension
     if not isinstance(old, TextLine) or not isinstance(new, TextLine):
         return None
     if replace(old, spans=()) != replace(new, spans=()) or len(new.spans) < len(old.spans):

@@ -1,4 +1,4 @@
-"""A column with the views of consecutive messages of a chat."""
+"""A column with views of consecutive messages in a chat."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ if TYPE_CHECKING:
     from app.chat.views.message_view import MessageView
 
 COLUMN_WIDTH = 760
-"""Maximum width of the column, in pixels."""
+"""Maximum width of the column in pixels."""
 
 TOP_PIXELS = 20
-"""Distance from the top to the first message, and to a message scrolled to."""
+"""Distance from the top to the first message, and to a message that was scrolled to."""
 
 N_SHOWN = 30
-"""Number of messages loaded when a chat is opened or scrolled to an end."""
+"""Number of messages loaded when a chat opens or is scrolled to an end."""
 
 MAX_SHOWN = 40
-"""Number of messages kept when others are added: each one slows down a growing answer."""
+"""Number of messages kept when others are added, as each one slows a growing answer down."""
 
 LINE_PIXELS = 16
-"""Height of a line, for estimates."""
+"""Estimated height of a line."""
 
 
 class MessageColumn(QWidget):
-    """Views of a part of the path; a place is the index of a message on the path.
+    """Views of a part of the path; a *place* is the index of a message on the path.
 
     Attributes:
         growing: the running answer, or None.
-        first, end: places of the first view and after the last one.
+        first, end: place of the first view, and the place after the last one.
         wanted: target values of `first` and `end`.
     """
 
     resend_requested = Signal(int, str)  # id of a question, text
     answer_edited = Signal(int, str)  # id of an answer, text
-    step_chosen = Signal(object, int)  # MessageStep, id
-    version_chosen = Signal(int)  # id
+    step_chosen = Signal(object, int)  # MessageStep, id of a message
+    version_chosen = Signal(int)  # id of a message
     continue_requested = Signal()
     call_chosen = Signal(object, int, str)  # CallStep, id of an answer, id of a call
-    place_wanted = Signal(QPoint)  # target of a link in an answer, in global coordinates
+    place_wanted = Signal(QPoint)  # target of a link within an answer, in global coordinates
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class MessageColumn(QWidget):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all wanted messages are completely shown."""
+        """Whether all wanted messages are shown completely."""
         return (self.first, self.end) == self.wanted and not self._unmade
 
     @property
@@ -96,11 +96,11 @@ class MessageColumn(QWidget):
         return cast("AnswerView", last) if last is not None and last.message.is_answer else None
 
     def rough_height(self, place: int) -> int:
-        """Estimate the height in pixels of the views from a place on, before their layout."""
+        """Estimate the height in pixels of the views from a place on, before they are laid out."""
         return sum(view.n_lines for view in self.views[place - self.first :]) * LINE_PIXELS
 
     def start_at(self, place: int) -> None:
-        """Remove all views, and target those around a place, or the last ones for the end."""
+        """Remove all views; request those around a place, or the last ones if it is the end."""
         for view in self.views:
             self._remove(view)
         self.views, n = [], len(self.path)
@@ -109,9 +109,9 @@ class MessageColumn(QWidget):
         self.wanted = start, min(n, start + N_SHOWN)
 
     def make_next(self) -> bool:
-        """Take one step towards the wanted views; return whether there was one.
+        """Take a step towards the wanted views; return False if none is left.
 
-        Views below are created first; views above are filled from their end.
+        Views further down are created first, and views further up are filled from their end.
         """
         if self._unmade:
             if not self._unmade[0].make_next():
@@ -128,7 +128,7 @@ class MessageColumn(QWidget):
 
     @contextmanager
     def making(self) -> Iterator[None]:
-        """Suspend the layout during a `with` block."""
+        """Suspend the layout during the `with` block."""
         self._layout.setEnabled(False)
         try:
             yield
@@ -138,11 +138,11 @@ class MessageColumn(QWidget):
             self._make_room()
 
     def is_growing_up(self, view: MessageView) -> bool:
-        """Return whether a view still grows at its top."""
+        """Return whether a view is still growing at its top."""
         return view.grows_up and view in self._unmade
 
     def show_places(self, places: Sequence[int]) -> None:
-        """Show the messages of consecutive places, reusing existing views."""
+        """Show the messages at consecutive places, reusing existing views."""
         messages = {place: self.path[place] for place in places}
         kept = {view.message.id: view for view in self.views}
         ids = {message.id for message in messages.values()}
@@ -183,7 +183,7 @@ class MessageColumn(QWidget):
             view.set_last(view is last)
 
     def fit_width(self, width: int) -> None:
-        """Fit the bubbles into a width in pixels."""
+        """Fit the bubbles into a width (in pixels)."""
         self._width = min(px(COLUMN_WIDTH), max(200, width))
         for view in self.views:
             view.fit_width(self._width)
@@ -194,7 +194,7 @@ class MessageColumn(QWidget):
         return super().event(event)
 
     def _make_room(self) -> None:
-        # grow before the layout runs: Qt would first squeeze all views into the old height
+        # grow before the layout runs, or Qt would first squeeze all views into the old height
         wanted = self.heightForWidth(self.width())
         height = wanted if wanted >= 0 else self.minimumSizeHint().height()
         parent = self.parentWidget()

@@ -17,7 +17,7 @@ from app.widgets.text import caption_text, label
 
 
 class MessageStep(Enum):
-    """An action of a message's menu; the view itself handles `EDIT`."""
+    """An action in a message's menu; the view itself handles `EDIT`."""
 
     EDIT = "edit"
     REGENERATE = "regenerate"
@@ -27,7 +27,7 @@ class MessageStep(Enum):
 
 
 def step_menu(parent: QWidget, *, is_answer: bool, on_step: Callable[[MessageStep], None]) -> QMenu:
-    """Return the menu of a message."""
+    """Return a message's menu."""
     menu = QMenu(parent)
     texts = {MessageStep.EDIT: tr("Edit answer") if is_answer else tr("Edit and send again")}
     if is_answer:
@@ -45,7 +45,7 @@ def step_menu(parent: QWidget, *, is_answer: bool, on_step: Callable[[MessageSte
 
 
 class VersionSwitch(QWidget):
-    """Two buttons with "1/2" between them; hidden if there is only one version."""
+    """Two buttons with text like "1/2" between them; hidden if there is only one version."""
 
     chosen = Signal(int)  # id of another version
 
@@ -67,11 +67,11 @@ class VersionSwitch(QWidget):
 
     @property
     def text(self) -> str:
-        """Text between the buttons; "" for none."""
+        """The text between the buttons, or ""."""
         return self._count.text() if len(self._ids) > 1 else ""
 
     def set_versions(self, ids: Sequence[int], shown: int) -> None:
-        """Show the position of the current version."""
+        """Show the position of version `shown` among all versions `ids`."""
         if ids == self._ids and ids[self._place] == shown:
             return
         self._ids, self._place = ids, ids.index(shown)
@@ -85,22 +85,22 @@ class VersionSwitch(QWidget):
 
     @property
     def focused_step(self) -> int:
-        """Step of the button with the focus: -1 or 1; 0 if neither has it."""
+        """Step of the focused button, -1 or 1; 0 if neither button has the focus."""
         return int(self._newer.hasFocus()) - int(self._older.hasFocus())
 
     def take_focus(self, step: int) -> None:
-        """Focus the button of a step, or the other one if that is disabled."""
+        """Focus the button for a step, or the other button if that one is disabled."""
         is_newer = self._newer.isEnabled() if step > 0 else not self._older.isEnabled()
         (self._newer if is_newer else self._older).setFocus()
 
     def go(self, step: int) -> None:
-        """Request the version at an offset, if there is one."""
+        """Request the version `step` places away, if there is one."""
         if 0 <= (place := self._place + step) < len(self._ids):
             self.chosen.emit(self._ids[place])
 
 
 class TurnEditor(QFrame):
-    """Editor of a message: Enter sends a question again, Ctrl+Enter saves an answer."""
+    """Editor for a message: Enter sends a question again, Ctrl+Enter saves an answer."""
 
     accepted = Signal(str)
     cancelled = Signal()

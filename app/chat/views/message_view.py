@@ -1,4 +1,4 @@
-"""The base of the views of messages, and the view of the user's messages: a bubble."""
+"""The base class for message views, and the view of a user's message, a bubble."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from app.chat.views.chips import ImageTiles
 
 BUTTONS_WIDTH = 110
-"""Width of the buttons next to a bubble, in pixels."""
+"""Width in pixels of the buttons next to a bubble."""
 
 CHIPS_WIDTH, MAX_WIDTH = 300, 10_000
-"""Minimum width of a bubble with files, and ideal width of one with a long text."""
+"""Minimum width of a bubble with files, and ideal width of a bubble with a long text."""
 
 MAX_SHEET = 4000
-"""Characters of a user's message in one text view."""
+"""Maximum number of characters from a user's message in one text view."""
 
 
 def sheets(text: str) -> Iterator[str]:
-    """Split a text into parts, preferably at line ends."""
+    """Split a text into parts for text views, preferably at line ends."""
     at = 0
     while len(text) - at > MAX_SHEET:
         cut = text.rfind("\n", at, at + MAX_SHEET)
@@ -45,9 +45,9 @@ def sheets(text: str) -> Iterator[str]:
 
 
 class MessageView(QWidget):
-    """Base of the views of messages, filled in small steps, from the end if `grows_up`."""
+    """Base class for message views, filled in small steps, from the end if `grows_up`."""
 
-    step_chosen = Signal(object)  # MessageStep other than `EDIT`
+    step_chosen = Signal(object)  # any MessageStep but `EDIT`
     version_chosen = Signal(int)  # id of another version
     edited = Signal(str)  # new text
 
@@ -63,26 +63,26 @@ class MessageView(QWidget):
         self._editor: TurnEditor | None = None
 
     def make_next(self) -> bool:
-        """Show the next part of the message; return whether there was one."""
+        """Show the next part of the message; return False if none is left."""
         raise NotImplementedError
 
     @property
     def n_lines(self) -> int:
-        """Estimated number of lines shown so far."""
+        """Estimated number of lines on screen so far."""
         raise NotImplementedError
 
     def fit_width(self, width: int) -> None:
-        """Fit the width of the column in pixels; answers fill it."""
+        """Fit into the column's width (in pixels); answers fill it."""
 
     def set_last(self, is_last: bool) -> None:
-        """Set whether this is the last message of the chat."""
+        """Set whether this is the last message in the chat."""
 
     def set_followed(self, is_followed: bool) -> None:
-        """Set whether the next message continues this answer, after results of calls."""
+        """Set whether the next message continues this answer after call results."""
 
     @Slot()
     def start_editing(self) -> None:
-        """Replace the text by an editor."""
+        """Replace the text with an editor."""
         if self._editor is None:
             self._editor = TurnEditor(self.copied_text, self, is_answer=self.message.is_answer)
             self._editor.accepted.connect(self._accept)
@@ -184,7 +184,7 @@ class UserView(MessageView):
         self._outer.setSpacing(2)
         self._outer.addLayout(self._row)
         self._outer.addWidget(self.versions, 0, Qt.AlignmentFlag.AlignRight)
-        self.versions.raise_()  # read last
+        self.versions.raise_()  # screen readers read it last
 
     def _fill_bubble(self) -> None:
         message = self.message
@@ -203,7 +203,7 @@ class UserView(MessageView):
 
     @Slot()
     def copy(self) -> None:
-        """Copy the text, or the first image if there is none."""
+        """Copy the text or, if there is none, the first image."""
         pictures = self.message.pictures
         if pictures and not self.message.content and self._album is not None:
             self._album.copy(pictures[0])
@@ -238,7 +238,7 @@ class UserView(MessageView):
         return self._ideal
 
     def fit_width(self, width: int) -> None:
-        """Make the bubble as wide as its text, at most four fifths of the column."""
+        """Make the bubble as wide as its text, but at most four fifths of the column."""
         wanted = self._ideal_width() + 30
         least = px(CHIPS_WIDTH) if self.message.attachments else 48
         if self._tiles is not None:

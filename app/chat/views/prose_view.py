@@ -1,4 +1,4 @@
-"""Formatted text, written with a cursor: no HTML is parsed. Links open a menu, not the browser."""
+"""Formatted text, written with a cursor, so no HTML is parsed. Links open a menu, not a browser."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 TEXT_PIXELS: Final = 14
 MONOSPACE: Final = ["JetBrains Mono", "DejaVu Sans Mono", "Menlo", "Consolas", "monospace"]
 NOTE_SCHEME: Final = "note"
-"""URL scheme of references to footnotes of the same message."""
+"""URL scheme for references to footnotes in the same message."""
 
 
 class TextBlock(QTextBrowser):
-    """Text view as high as its text, selectable by mouse and keyboard."""
+    """Text view as high as its text, which can be selected by mouse and keyboard."""
 
-    note_wanted = Signal(str)  # label of the footnote whose reference was clicked
+    note_wanted = Signal(str)  # label of a footnote whose reference was clicked
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -79,13 +79,13 @@ class TextBlock(QTextBrowser):
 
     @property
     def plain_text(self) -> str:
-        """The text with the sources of formulas."""
+        """The text, with formulas as source."""
         return self._with_sources(self.document().toPlainText(), 0)
 
     def insert_spans(
         self, cursor: QTextCursor, spans: tuple[TextSpan, ...], base: QTextCharFormat
     ) -> None:
-        """Insert spans at a cursor, styled on top of `base`."""
+        """Insert spans at a cursor, with their styles applied on top of `base`."""
         for span in spans:
             style = base if span.is_plain else _char_format(span, base)
             if span.formula is None:
@@ -121,7 +121,7 @@ class TextBlock(QTextBrowser):
             self.setFixedHeight(height)
 
     def createMimeDataFromSelection(self) -> QMimeData:  # noqa: N802 Qt
-        """Return the selection with the sources of formulas."""
+        """Return the selection, with formulas as source."""
         cursor = self.textCursor()
         text = cursor.selection().toPlainText()
         written = self._with_sources(text, cursor.selectionStart())
@@ -132,9 +132,9 @@ class TextBlock(QTextBrowser):
         return data
 
     def loadResource(self, kind: int, name: QUrl | str) -> object:
-        """Load nothing: texts must not access the network or the disk.
+        """Load nothing, as texts must not access the network or the disk.
 
-        The result is empty instead of None, for which Qt would read a local file itself.
+        The result is empty rather than None, because Qt would read a local file itself for None.
         """
         return QByteArray()
 
@@ -142,7 +142,7 @@ class TextBlock(QTextBrowser):
         return QSize(super().sizeHint().width(), self.fitting_height())
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        event.ignore()  # the chat scrolls, not the message
+        event.ignore()  # let the chat scroll, not the message
 
 
 def _char_format(span: TextSpan, base: QTextCharFormat) -> QTextCharFormat:
@@ -185,7 +185,7 @@ Written = TextLine | Rule
 
 @dataclass(frozen=True, slots=True)
 class TextMark:
-    """A position in the text to which `truncate` returns; None for the beginning."""
+    """A text position for `truncate`; its cursor is None at the beginning."""
 
     cursor: QTextCursor | None
     is_fresh: bool
@@ -199,8 +199,8 @@ class ProseView(TextBlock):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._is_fresh = True  # the last block is still unused
-        self._base = QTextCharFormat()  # base format of the last line
+        self._is_fresh = True  # the last block is unused
+        self._base = QTextCharFormat()  # base format for the last line
         self._bars: _QuoteBars | None = None
 
     def write(self, pieces: list[Written]) -> None:
@@ -228,7 +228,7 @@ class ProseView(TextBlock):
         return self._is_fresh and self.document().characterCount() == 1
 
     def note_place(self, label: str) -> QRect | None:
-        """Return the area of a footnote; None if it is not in this view."""
+        """Return a footnote's area; None if the footnote is not in this view."""
         block = self.document().firstBlock()
         while block.isValid():
             if block.blockFormat().property(NOTE_LABEL) == label:
@@ -237,14 +237,14 @@ class ProseView(TextBlock):
         return None
 
     def mark(self) -> TextMark:
-        """Return the end of the text for `truncate`."""
+        """Mark the end of the text for `truncate`."""
         cursor = QTextCursor(self.document())
         cursor.movePosition(QTextCursor.MoveOperation.End)
         cursor.setKeepPositionOnInsert(True)
         return TextMark(cursor, self._is_fresh)
 
     def truncate(self, mark: TextMark) -> None:
-        """Remove the text written since `mark`."""
+        """Remove the text written after `mark`."""
         cursor = QTextCursor(self.document())
         cursor.setPosition(mark.cursor.position() if mark.cursor else 0)
         cursor.movePosition(QTextCursor.MoveOperation.End, QTextCursor.MoveMode.KeepAnchor)
@@ -310,8 +310,8 @@ class ProseView(TextBlock):
 
 
 class _QuoteBars(QWidget):
-    # an overlay that exists only if there is a quote: a paint method in the text's own class would
-    # run Python code in every repaint of an answer
+    # an overlay that exists only if there is a quote, because a paint method in the text's class
+    # would run Python code whenever an answer is repainted
 
     def __init__(self, view: ProseView) -> None:
         super().__init__(view.viewport())
@@ -347,10 +347,10 @@ def open_link(url: QUrl) -> None:
 
 
 def ask_to_open(url: QUrl, place: QPoint, parent: QWidget) -> QMenu | None:
-    """Show a menu at `place` that displays the real URL and opens or copies it.
+    """Show a menu at `place` that displays the real URL and can open or copy it.
 
     Returns:
-        the menu; None for other schemes.
+        the menu; None if the URL has another scheme.
     """
     if url.scheme() not in SCHEMES:
         return None

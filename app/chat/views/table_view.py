@@ -1,7 +1,7 @@
-"""The view of a table, which may grow, with a scroll bar if it is wide.
+"""The view of a table, which may grow; a wide table has a scroll bar.
 
-Qt repeats the layout of a whole table for each changed row, so a long table is split into several
-Qt tables, placed directly below each other with the same columns.
+Qt lays out a whole table again whenever a row changes, so a long table is split into several Qt
+tables with the same columns, one directly below the other.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from app.widgets.theme import px, theme
 
 PADDING: Final = 6
 COLUMN_PIXELS: Final = 190
-"""Average width of a column up to which the table scrolls instead of wrapping."""
+"""Average column width up to which a table scrolls instead of wrapping."""
 
 GRID_ROWS: Final = 40
-"""Rows of a Qt table."""
+"""Rows per Qt table."""
 
 SEAM: Final = -4.0
-"""Top margin of each further Qt table, to close the gap that Qt leaves, in pixels."""
+"""Top margin in pixels of each further Qt table; closes the gap that Qt leaves."""
 
 
 class TableView(TextBlock):
-    """View of a `Table`; a longer version updates only the new rows."""
+    """View of a `Table`; given a longer version, it updates only the new rows."""
 
     def __init__(self, table: Table, parent: QWidget | None = None) -> None:
         self._grids: list[QTextTable] = []
-        self._columns: list[float] = []  # column widths of the first grid, used by the others
+        self._columns: list[float] = []  # column widths of the first grid, shared by the others
         super().__init__(parent)
         self.setAccessibleName(tr("Table"))
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAsNeeded)
@@ -55,13 +55,13 @@ class TableView(TextBlock):
         self.setLineWrapMode(TextBlock.LineWrapMode.FixedPixelWidth)
         self._shown = Table((), table.aligns)
         self._metrics = QFontMetricsF(self.document().defaultFont())
-        self._widths = [0.0] * len(table.aligns)  # of each column without wrapping
+        self._widths = [0.0] * len(table.aligns)  # column widths without wrapping
         self._grids.append(self._make_grid(min(GRID_ROWS, len(table.rows))))
         self._write(table)
-        self.moveCursor(QTextCursor.MoveOperation.Start)  # Qt scrolls to it
+        self.moveCursor(QTextCursor.MoveOperation.Start)  # Qt scrolls to the cursor
 
     def take(self, piece: Piece) -> bool:
-        """Show another version of the table; return False if that needs another view."""
+        """Show another version of the table; return False if it needs another view."""
         if not isinstance(piece, Table) or piece.aligns != self._shown.aligns:
             return False
         self._write(piece)
@@ -153,7 +153,7 @@ class TableView(TextBlock):
     def _spread(self) -> None:
         wanted = min(sum(self._widths), px(COLUMN_PIXELS) * len(self._widths))
         parent = self.parentWidget()
-        is_here = parent is None or self.isVisible()  # not prepared for later
+        is_here = parent is None or self.isVisible()  # not being prepared off screen
         room = self.viewport().width() if is_here or parent is None else parent.width()
         width = max(room, math.ceil(wanted))
         if width != self.lineWrapColumnOrWidth():
@@ -169,7 +169,7 @@ class TableView(TextBlock):
         self._fit()
 
     def fitting_height(self) -> int:
-        """Return the height of all rows and of the scroll bar, if any."""
+        """Return the height of all rows, plus the scroll bar if there is one."""
         bar = self.horizontalScrollBar()
         return super().fitting_height() + (bar.sizeHint().height() if bar.maximum() > 0 else 0)
 

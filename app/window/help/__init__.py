@@ -1,1 +1,1 @@
-"""The help dialogs: shortcuts, versions and licences, the log."""
+"""The help dialogs: shortcuts, versions and licences, and the log."""

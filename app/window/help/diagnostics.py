@@ -1,7 +1,7 @@
 """Diagnostics for bug reports, without private data.
 
-Chats are never logged. In addition, these are removed from the log: quoted texts, messages of
-exceptions, folders, names of the user and the computer, tokens, and texts named by the caller.
+Chats are never logged. In addition, a report omits quoted texts, exception messages, folders, the
+names of the user and the computer, tokens, and texts given by the caller.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from app.window.help.licences import (
 from engine import DeviceInfo, package_version
 
 N_LINES: Final = 200
-"""Number of log lines in a report."""
+"""Maximum number of log lines in a report."""
 
 MIN_PRIVATE: Final = 3
-"""Minimum length of a private word to remove; shorter ones occur in other words."""
+"""Minimum length of a private word to remove, as shorter ones occur inside other words."""
 
 PRIVATE: Final = "<private>"
 
@@ -57,10 +57,10 @@ RULES: Final = (
     (re.compile(r"\b[A-Za-z]:[\\/](?:[^\s\\/:][^\\/:\n]*[\\/])*"), "…/"),
     (re.compile(r"(?<![\w.:…/\\])[\\/](?:[^\s\\/:][^\\/:\n]*[\\/])+"), "…/"),
 )  # fmt: skip
-"""Patterns to remove from a line, and their replacements."""
+"""Patterns to replace in a log line, and their replacements."""
 
 QUOTED_FILE = re.compile(r'File "(?:[^"\n]*[\\/])?([^"\\/\n]+)", line')
-"""A line of a traceback; the file's name is kept."""
+"""Pattern for a file in a traceback; only its name is kept."""
 
 
 def report(
@@ -70,7 +70,7 @@ def report(
     log_lines: Sequence[str],
     private: Collection[str] = (),
 ) -> str:
-    """Return the report without `private` texts, such as titles of chats."""
+    """Return a report without `private` texts, for example chat titles."""
     parts = [
         "# Tandem diagnostics",
         *(f"{name}: {version}" for name, version in versions),
@@ -88,7 +88,7 @@ def report(
 
 
 def scrubbed(lines: Sequence[str], private: Collection[str] = ()) -> list[str]:
-    """Return lines of a log without private data."""
+    """Return log lines without private data."""
     names = sorted({*private, *_names()}, key=len, reverse=True)
     words = [re.escape(name) for name in names if len(name.strip()) >= MIN_PRIVATE]
     known = re.compile("|".join(words), re.IGNORECASE) if words else None
@@ -108,7 +108,7 @@ def _names() -> set[str]:
     found = {platform.node(), platform.node().partition(".")[0]}
     try:
         found |= {getpass.getuser(), Path.home().name, str(Path.home())}
-    except (OSError, KeyError, RuntimeError):  # a user without a name or a home
+    except (OSError, KeyError, RuntimeError):  # the user has no name or home folder
         return found
     return found - {"root", "/root", "localhost"}  # not private
 
@@ -121,7 +121,7 @@ def _device_line(device: DeviceInfo) -> str:
 
 
 def _setting_lines(settings: Settings) -> list[str]:
-    # the changed settings of the settings page; for texts only their lengths
+    # changed settings on the settings page, with only the lengths of texts
     default = Settings()
     changed = {
         name: getattr(settings, name)
@@ -148,7 +148,7 @@ def _items(value: Any) -> Sequence[object]:
 
 
 def versions(devices: Sequence[DeviceInfo]) -> list[tuple[str, str]]:
-    """Return pairs of names and versions; call it on a thread."""
+    """Return pairs of name and version; call it on a thread."""
     drivers = {device.driver for device in devices if device.driver}
     return [
         ("Tandem", package_version() or tr("source tree")),

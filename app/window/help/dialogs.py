@@ -1,4 +1,4 @@
-"""The help dialogs, created on first use; their contents are read on threads."""
+"""The help dialogs, created on first use; threads read their contents."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from engine import DeviceInfo, printable
 
 
 class AboutDialog(PageDialog):
-    """Dialog with versions, and a list of components with their licences."""
+    """Dialog that lists versions, and components with their licences."""
 
     licence_requested = Signal(object)  # Component
     check_requested = Signal()  # for a newer release
@@ -69,7 +69,7 @@ class AboutDialog(PageDialog):
     def show_facts(
         self, versions: Sequence[tuple[str, str]], components: Sequence[Component]
     ) -> None:
-        """Show versions and components."""
+        """Show the versions and components."""
         self.versions.setText("\n".join(f"{name} {version}" for name, version in versions))
         self._components = tuple(components)
         self.list.clear()
@@ -81,7 +81,7 @@ class AboutDialog(PageDialog):
         self._filter(self.search.text())
 
     def show_licence(self, component: Component, text: str) -> None:
-        """Show the licence of a component, if it is still selected."""
+        """Show a component's licence, if the component is still selected."""
         row = self.list.currentRow()
         if 0 <= row < len(self._components) and self._components[row] == component:
             title = f"{component.name}: {component.licence}"
@@ -131,7 +131,7 @@ class AboutDialog(PageDialog):
 LEVELS: Final = ("INFO", "WARNING", "ERROR")
 LEVEL = re.compile(r"^\S+ \S+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
 RANKS: Final = {"DEBUG": 0, "INFO": 0, "WARNING": 1, "ERROR": 2, "CRITICAL": 2}
-"""Severity by level; a line without a level continues the previous one, as in a traceback."""
+"""Severity by level; a line without a level, as in a traceback, continues the previous one."""
 
 
 class LogDialog(PageDialog):
@@ -188,7 +188,7 @@ class LogDialog(PageDialog):
 
 
 def filtered(lines: Sequence[str], least: int, words: str) -> list[str]:
-    """Return the records with all words and at least level `LEVELS[least]`, with tracebacks."""
+    """Return records of at least level `LEVELS[least]` that have all words, with tracebacks."""
     wanted = words.casefold().split()
     records: list[list[str]] = []
     for line in lines:
@@ -211,7 +211,7 @@ def _rank(line: str) -> int:
 
 
 class ShortcutsDialog(PageDialog):
-    """Dialog with all shortcuts, grouped by context; `rows` has the labels of text and keys."""
+    """Dialog of all shortcuts, grouped by context; `rows` has their text and key labels."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(tr("Shortcuts"), parent, (520, 640))
@@ -260,7 +260,7 @@ class ShortcutsDialog(PageDialog):
 
 
 def _keys_of(name: str) -> list[str]:
-    keys = shown_keys(name)  # "1" to "9" become a range
+    keys = shown_keys(name)  # "1" to "9" are shown as a range
     return keys if len(keys) <= 4 else [f"{keys[0]} – {keys[-1]}"]
 
 
@@ -269,8 +269,8 @@ class HelpDialogs(QObject):
 
     Args:
         over: parent window.
-        devices: returns the devices of the window.
-        private: returns texts to remove from reports, such as titles of chats.
+        devices: returns the window's devices.
+        private: returns texts to remove from reports, for example chat titles.
     """
 
     check_requested = Signal()  # for a newer release
@@ -331,12 +331,12 @@ class HelpDialogs(QObject):
 
     @Slot(str, bool)
     def show_update(self, text: str, has_news: bool) -> None:
-        """Show the result of an update check in the About dialog, if it exists."""
+        """Show the result of an update check in the About dialog, if that has been created."""
         if self.about is not None:
             self.about.show_update(text, has_news)
 
     def close(self) -> None:
-        """End all threads, and close the dialogs."""
+        """Stop all threads and close the dialogs."""
         for job in (self._facts_job, self._licence_job, self._log_job, self._report_job):
             job.close()
         for dialog in (self.shortcuts, self.about, self.log):

@@ -1,7 +1,7 @@
 """Tandem's dependencies with their licences, from the metadata of installed packages.
 
-They may be installed with Tandem or in the engine's folder. Package builds use this too, so it does
-not import Qt.
+Dependencies may be installed with Tandem or in the engine's folder. Package builds also use this
+module, so it does not import Qt.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ PACKAGE = "tandem-llm"
 ROOT = Path(__file__).parents[3]
 PROJECT_FILE = ROOT / "pyproject.toml"
 TEXTS = ROOT / "resources" / "licences"
-"""Licence texts of packages without one, and of components that are not packages."""
+"""Licence texts for packages that contain none, and for components that are not packages."""
 
 ALONGSIDE = ("uv",)
-"""Packages of bundled programs that are not imported."""
+"""Packages of bundled programs, which are not imported."""
 
 LICENCE_FILES = ("LICENSE", "LICENCE", "COPYING", "NOTICE")
-"""Prefixes of the names of licence files."""
+"""Prefixes of licence file names."""
 
 LICENCE_FOLDERS = {"licenses", "licences", "license_files"}
 
@@ -35,23 +35,23 @@ LEFT_OUT = {
     "latex2mathml": ("latex2mathml",),
     "nvidia-ml-py": ("nvidia-ml-py",),
 }
-"""Names of texts in `TEXTS` for packages without one."""
+"""Names of texts in `TEXTS` for packages that contain none."""
 
 QT_TEXTS = ("LGPL-3.0", "GPL-3.0", "Qt-libraries")
 PYTHON_TEXTS = ("Python-libraries", "Apache-2.0")
-"""Names of the texts for components that are not packages."""
+"""Names of texts in `TEXTS` for components that are not packages."""
 
 FONT_VERSION = "3.19"
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A component of Tandem.
+    """A component that Tandem uses.
 
     Attributes:
-        licence: name of its licence, in one line.
-        files: licence texts of a component that is not a package.
-        notice: text before these.
+        licence: name of its licence, as a single line.
+        files: files with its licence texts, if it is not a package.
+        notice: text that precedes the licence texts.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Component:
 
 
 def packages() -> list[Component]:
-    """Return Tandem's installed direct and indirect dependencies by name; call it on a thread."""
+    """Return Tandem's installed dependencies, direct or not, by name; call it on a thread."""
     found: dict[str, Component] = {}
     waiting = [PACKAGE, *_direct(), *ALONGSIDE]
     while waiting:
@@ -82,7 +82,7 @@ def packages() -> list[Component]:
 
 
 def licence_text(component: Component) -> str:
-    """Return the licence text of a component, or ""."""
+    """Return a component's licence text, or ""."""
     if component.notice or component.files:
         return "\n\n".join([component.notice, *_read(component.files)]).strip()
     try:
@@ -92,7 +92,7 @@ def licence_text(component: Component) -> str:
 
 
 def package_text(package: metadata.Distribution) -> str:
-    """Return the licence texts of a package, or those in `TEXTS` if it has none."""
+    """Return a package's licence texts, or those in `TEXTS` if the package contains none."""
     named = set(package.metadata.get_all("License-File") or ())
     paths = []
     for file in package.files or ():
@@ -111,7 +111,7 @@ def texts_for(name: str) -> tuple[Path, ...]:
 
 
 def licence_name(data: metadata.PackageMetadata) -> str:
-    """Return the name of a licence: SPDX expression, else classifiers, else the first line."""
+    """Return a licence's name: its SPDX expression, or else its classifiers or first line."""
     if "License-Expression" in data:
         return data["License-Expression"]
     kinds = [
@@ -126,7 +126,7 @@ def licence_name(data: metadata.PackageMetadata) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Return the normalized name of a package."""
+    """Return a package's normalized name."""
     return name.lower().replace("_", "-").replace(".", "-")
 
 

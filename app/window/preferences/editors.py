@@ -1,4 +1,4 @@
-"""Editors of settings: one for each kind of value."""
+"""Editors for settings, one for each kind of value."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from app.widgets.controls import ignore_wheel
 from app.widgets.text import list_item
 
 TYPED_MS = 400
-"""Milliseconds after the last key before a text is reported."""
+"""Milliseconds after the last key press at which a text is reported."""
 
 
 class SettingEditor(QWidget):
-    """Editor of a setting.
+    """Editor for a setting.
 
     Attributes:
-        field: the widget that takes the focus.
+        field: widget that takes the focus.
         is_wide: whether the editor needs its own line.
     """
 
@@ -49,7 +49,7 @@ class SettingEditor(QWidget):
         row.addWidget(field)
 
     def show_value(self, value: Any) -> None:
-        """Show a value without a signal."""
+        """Show a value without emitting a signal."""
         raise NotImplementedError
 
     def flush(self) -> None:
@@ -57,7 +57,7 @@ class SettingEditor(QWidget):
 
 
 class SwitchEditor(SettingEditor):
-    """Checkbox of a boolean setting."""
+    """Checkbox for a boolean setting."""
 
     def __init__(self) -> None:
         self._box = QCheckBox()
@@ -70,7 +70,7 @@ class SwitchEditor(SettingEditor):
 
 
 class ChoiceEditor(SettingEditor):
-    """Combo box of the choices of a setting."""
+    """Combo box for a setting's choices."""
 
     def __init__(self, shown: ShownSetting) -> None:
         self._box = QComboBox()
@@ -85,7 +85,7 @@ class ChoiceEditor(SettingEditor):
 
 
 class NumberEditor(SettingEditor):
-    """Spin box of a number."""
+    """Spin box for a number."""
 
     def __init__(self, shown: ShownSetting, *, is_whole: bool) -> None:
         self._box = QSpinBox() if is_whole else QDoubleSpinBox()
@@ -104,7 +104,7 @@ class NumberEditor(SettingEditor):
 
 
 class LineEditor(SettingEditor):
-    """Field of a single-line text."""
+    """Field for a single-line text."""
 
     is_wide = True
 
@@ -128,7 +128,7 @@ class LineEditor(SettingEditor):
 
 
 class LongTextEditor(SettingEditor):
-    """Field of a multi-line text, reported with a delay."""
+    """Field for a multi-line text, which is reported with a delay."""
 
     is_wide = True
 
@@ -162,7 +162,7 @@ class LongTextEditor(SettingEditor):
 
 
 class FoldersEditor(SettingEditor):
-    """List of folders, with buttons to add and remove."""
+    """List of folders, with buttons to add and remove folders."""
 
     is_wide = True
 
@@ -212,7 +212,7 @@ class FoldersEditor(SettingEditor):
 
 
 def make_editor(shown: ShownSetting, default: object) -> SettingEditor:
-    """Return the editor of a setting with this default."""
+    """Return an editor for a setting with this default."""
     if shown.choices:
         return ChoiceEditor(shown)
     if isinstance(default, bool):

@@ -20,18 +20,18 @@ from app.widgets.text import PlainLabel, label
 from app.window.preferences.editors import make_editor
 
 EDITOR_WIDTH = 150
-"""Minimum width of an editor next to its title, in pixels."""
+"""Minimum width in pixels of an editor next to its title."""
 
 
 class SettingRow(QWidget):
-    """A setting: title, help, editor, reset button and notes."""
+    """Row for one setting: title, help, editor, reset button and notes."""
 
     changed = Signal(str, object)  # name, value
 
     def __init__(self, name: str, shown: ShownSetting, default: object) -> None:
         super().__init__()
         self.name, self.shown, self._default = name, shown, default
-        self._in_use: object = None  # the active value, if changes take effect later
+        self._in_use: object = None  # the active value, if a change takes effect only later
         self.editor = make_editor(shown, default)
         self.reset = IconButton("reset", tr("Reset to default"), self, size=16)
         self.note = label(_note(shown), "warn")
@@ -43,20 +43,20 @@ class SettingRow(QWidget):
         self.reset.clicked.connect(self._on_reset)
 
     def words(self) -> str:
-        """Return the searchable text of this setting, case-folded."""
+        """Return this setting's searchable text, case-folded."""
         shown = self.shown
         texts = (shown.title, shown.help, shown.section, shown.words, *shown.choices.values())
-        english = (shown.title, shown.words)  # also searchable in other languages
+        english = (shown.title, shown.words)  # searchable in any language
         return " ".join((*map(tr, texts), *english)).casefold()
 
     def show_value(self, value: Any, in_use: Any) -> None:
-        """Show a value, and a note if another one is still active."""
+        """Show a value, with a note if `in_use` is still active instead."""
         self._in_use = in_use
         self.editor.show_value(value)
         self._mark(value)
 
     def show_problem(self, problem: str) -> None:
-        """Show why the setting has no effect, or hide that for ""."""
+        """Show why the setting has no effect; "" hides the message."""
         self._problem.setText(problem)
         self._problem.setVisible(bool(problem))
 
@@ -114,11 +114,11 @@ def _note(shown: ShownSetting) -> str:
 
 
 WIDTH = 720
-"""Maximum width of a row, in pixels."""
+"""Maximum width of a row in pixels."""
 
 
 class SettingsView(QWidget):
-    """Page of all settings declared as shown."""
+    """Page with all settings that are declared as shown."""
 
     changed = Signal(str, object)  # name, value
     left = Signal()
@@ -130,8 +130,8 @@ class SettingsView(QWidget):
         super().__init__(parent)
         self.rows: dict[str, SettingRow] = {}
         self._headings: dict[str, PlainLabel] = {}
-        self._ends: dict[str, QVBoxLayout] = {}  # places for panels, by section
-        self._panels: list[tuple[str, QWidget, str]] = []  # section, panel, words
+        self._ends: dict[str, QVBoxLayout] = {}  # layouts for panels, by section
+        self._panels: list[tuple[str, QWidget, str]] = []  # section, panel, search words
         self.search = QLineEdit()
         self.search.setPlaceholderText(tr("Search settings"))
         self.search.setAccessibleName(tr("Search settings"))
@@ -143,12 +143,12 @@ class SettingsView(QWidget):
         self._build()
 
     def show_settings(self, settings: Settings, in_use: Settings) -> None:
-        """Show these values; `in_use` are the active ones."""
+        """Show `settings`; `in_use` has the active values."""
         for name, row in self.rows.items():
             row.show_value(getattr(settings, name), getattr(in_use, name))
 
     def show_problems(self, problems: Mapping[str, str]) -> None:
-        """Show why settings have no effect, by name."""
+        """Show why settings have no effect; `problems` has the reasons by setting name."""
         for name, row in self.rows.items():
             row.show_problem(problems.get(name, ""))
 
@@ -159,7 +159,7 @@ class SettingsView(QWidget):
         self.filter(self.search.text())
 
     def flush(self) -> None:
-        """Report texts that are still being typed."""
+        """Report any text that is still being typed."""
         for row in self.rows.values():
             row.editor.flush()
 
@@ -249,13 +249,13 @@ class SettingsView(QWidget):
 
 
 class SettingsPage(QObject):
-    """Presenter of the settings page, created on first use; changes apply immediately.
+    """Presenter for the settings page, which is created on first use; changes apply immediately.
 
     Args:
         keep: applies and saves settings.
-        show: shows a widget in the middle of the window.
+        show: shows a widget in the centre of the window.
         leave: shows the chat there again.
-        problems: returns the reasons why settings have no effect, by name.
+        problems: returns why settings have no effect, by setting name.
     """
 
     shortcuts_requested = Signal()
@@ -279,7 +279,7 @@ class SettingsPage(QObject):
         self._panels: list[tuple[str, Callable[[], QWidget], str]] = []
 
     def add_panel(self, section: str, make: Callable[[], QWidget], words: str) -> None:
-        """Add a panel to a section of `SECTIONS`, created by `make` with the page."""
+        """Add a panel to a section of `SECTIONS`; `make` creates it when the page is created."""
         self._panels.append((section, make, words))
         if self.view is not None:
             self.view.add_panel(section, make(), words)
@@ -303,7 +303,7 @@ class SettingsPage(QObject):
             self.view.show_problems(self._problems())
 
     def note_load(self) -> None:
-        """Mark settings that take effect with a load as active."""
+        """Mark settings that take effect on load as active."""
         current = self._settings.current
         names = [name for name, shown in shown_settings().items() if shown.takes == "next load"]
         loaded = {name: getattr(current, name) for name in names}
@@ -311,7 +311,7 @@ class SettingsPage(QObject):
         self.refresh()
 
     def close(self) -> None:
-        """Report typed text."""
+        """Report any typed text."""
         if self.view is not None:
             self.view.flush()
 
