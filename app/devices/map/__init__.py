@@ -1,1 +1,1 @@
-"""The placement map: the device of each tensor, and pins; of the app, imports only `split`."""
+"""The placement map: each tensor's device, and pins; within the app, imports only `split`."""

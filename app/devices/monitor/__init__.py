@@ -1,1 +1,1 @@
-"""The monitor of devices, tokens per second and ranks; of the app, imports only `split`."""
+"""Monitor for devices, tokens per second and ranks; within the app, imports only `split`."""
