@@ -51,7 +51,7 @@ class MonitorPresenter(QObject):
         self._job.close()
 
     def save(self, path: Path) -> None:
-        """Write the view to a file on a thread, as an image if it ends in ".png", else as a table."""
+        """Write the view to a file on a thread: an image for ".png", otherwise a table."""
         if path.suffix.lower() == ".png":
             image = self._panel.grab().toImage()
             self._job.run(lambda: _written(path, lambda: image.save(str(path))))
