@@ -1,4 +1,4 @@
-"""Program of the child process that tests a pack; it prints one line of JSON."""
+"""Child process program that tests a pack and prints one line of JSON."""
 
 from __future__ import annotations
 
