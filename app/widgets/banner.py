@@ -18,7 +18,7 @@ from app.widgets.theme import px, set_role
 INFO_MS = 8000
 ROLES = {"info": "", "warning": "warn", "error": "danger"}
 GAP = 6  # distance of a floating banner from the page's edge, in pixels
-NARROW = 420  # width in pixels below which the button is placed under the text
+NARROW = 420  # width in pixels below which the button is placed below the text
 
 
 class Banner(QFrame):
@@ -190,7 +190,7 @@ class FloatingBanner(Banner):
         self._keep_height()
 
     def _keep_height(self) -> None:
-        """Cover the page's edge, high enough for all lines."""
+        """Cover the page's edge, and be high enough for all lines."""
         if not self.isVisible():  # the layout would keep the previous text's height
             return
         super()._keep_height()

@@ -144,7 +144,7 @@ class Chip(QPushButton):
         return bool(self._texts)
 
     def set_texts(self, texts: Sequence[str]) -> None:
-        """Set alternative texts, longest first; the longest that fits is shown. None: hide."""
+        """Set texts, longest first; the longest that fits is shown. If empty, hide the button."""
         if tuple(texts) != self._texts:
             self._texts = tuple(texts)
             self.setAccessibleName(one_line(texts[0]) if texts else "")

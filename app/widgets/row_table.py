@@ -97,7 +97,7 @@ LINE_PIXELS = 10  # maximum vertical distance between widgets in the same line
 
 
 def place_among(widgets: Sequence[QWidget], number: int) -> None:
-    """Restack `widgets[number]` according to its order, which screen readers follow."""
+    """Restack `widgets[number]` to match the list; screen readers follow the stacking order."""
     if number + 1 < len(widgets):
         widgets[number].stackUnder(widgets[number + 1])
     else:
@@ -165,5 +165,5 @@ def _by_lines(widgets: Iterable[QWidget], region: QWidget) -> list[QWidget]:
 
 
 def _anchor(widget: QWidget) -> QPoint:
-    """Return the middle of the left edge, or for a tall widget that of its first line."""
+    """Return the middle of the left edge; for a tall widget, the middle of its first line."""
     return QPoint(0, min(widget.height() // 2, 2 * LINE_PIXELS))

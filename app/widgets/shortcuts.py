@@ -19,7 +19,7 @@ from app.core.translation import tr, tr_later
 
 @dataclass(frozen=True, slots=True)
 class Shortcut:
-    """An action's keys, of which tooltips show the first; `text` and `group` need `tr`."""
+    """An action's keys (tooltips show the first); `text` and `group` are to be translated."""
 
     keys: tuple[str, ...]
     text: str

@@ -1,1 +1,1 @@
-"""The placement map: each tensor's device, and pins; within the app, imports only `split`."""
+"""The placement map of tensors and pins; the only feature package it imports is `split`."""

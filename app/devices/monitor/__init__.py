@@ -1,1 +1,1 @@
-"""Monitor for devices, tokens per second and ranks; within the app, imports only `split`."""
+"""Monitor for devices, speed and ranks; the only feature package it imports is `split`."""

@@ -47,7 +47,7 @@ class MonitorPresenter(QObject):
         self._show(current.monitor_overview, current.monitor_graphs)
 
     def close(self) -> None:
-        """Wait until a file that is being written is complete."""
+        """Wait until any file being written is complete."""
         self._job.close()
 
     def save(self, path: Path) -> None:

@@ -453,7 +453,7 @@ SEEN_W = 5.0  # smallest visible change in a device's power, in watts
 
 
 def readings_differ(old: DeviceSnapshot | None, new: DeviceSnapshot | None, part: float) -> bool:
-    """Return whether two readings differ visibly, in memory by at least the fraction `part`."""
+    """Return whether readings differ visibly; `part` is the smallest visible fraction of memory."""
     if old is None or new is None:
         return True
     if (old.device, old.problem, old.total_bytes) != (new.device, new.problem, new.total_bytes):

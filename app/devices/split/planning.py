@@ -230,7 +230,7 @@ class SpeedSource:
     def note_answer(
         self, finished: Finished, evaluation: Evaluation, params: LoadParams, quant: str
     ) -> None:
-        """Compare an answer with its prediction, and learn from it if it is long enough.
+        """Compare an answer with its prediction; learn from the answer if it is long enough.
 
         Predictions assume no draft tokens, and the gain from draft tokens is only an estimate. So
         a prediction between the speeds with and without draft tokens stays as it is; any other
@@ -284,7 +284,7 @@ class _StoppedError(Exception):
 def find_out(
     question: FitQuestion, factory: PlannerFactory, stopped: threading.Event
 ) -> FitAnswer | None:
-    """Answer a question with a new planner; return None once `stopped` is set."""
+    """Answer a question with a new planner; return None if `stopped` gets set."""
     try:
         with closing(factory(question.params.path)) as planner:
             return _answer(question, planner, stopped)
@@ -316,7 +316,7 @@ def first_plan(
     """Open a model file and plan its first split.
 
     Args:
-        forecaster: see `suggestion`; None keeps the split of `settings`.
+        forecaster: see `suggestion`; None keeps the split in `settings`.
 
     Returns:
         The planner, or None if the file cannot be planned; and the chosen split, if any.

@@ -386,7 +386,7 @@ class SplitSession(QObject):
 
         It also opens a planner and computes the first plan, so that `set_model` is fast.
         """
-        is_chosen = self.info is None and self.history.can_undo  # by the user, before any model
+        is_chosen = self.info is None and self.history.can_undo  # before selecting a model
         forecaster = None if is_chosen else self.speed.another()
         free, settings, factory = dict(self._plans.free), self.settings, self._factory
 

@@ -105,7 +105,7 @@ class TemplateDialog(QDialog):
 
     @Slot(object)
     def show_preview(self, made: TemplatePreview) -> None:
-        """Show a preview; the first one is of the file's template."""
+        """Show a preview; if the editor is empty, put the previewed template into it."""
         if not self.source.toPlainText():
             self._of_the_file = made.source
             with QSignalBlocker(self.source):

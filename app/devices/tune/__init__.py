@@ -1,1 +1,1 @@
-"""Search for the fastest split by measuring; within the app, imports only `split`."""
+"""Search for the fastest split by measuring; the only feature package it imports is `split`."""

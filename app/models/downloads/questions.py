@@ -52,7 +52,7 @@ def look_at(
 
 
 def verdict_of(entry: LibraryEntry) -> LibraryCell:
-    """Return the verdict based on the header."""
+    """Return the verdict for an offer whose header was fetched."""
     cell = outlook(entry)
     tip = tr("{what}. Planned from the model's header.").format(what=cell.tip.rstrip("."))
     return replace(cell, tip=tip)

@@ -67,7 +67,7 @@ def known_places(
 
 
 def opened_models(paths: Iterable[str | Path]) -> list[Place]:
-    """Return those of the opened model files that still exist."""
+    """Return the opened model files that still exist."""
     return [Place(Path(path), OPENED, "file") for path in paths if Path(path).is_file()]
 
 

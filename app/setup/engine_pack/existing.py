@@ -1,4 +1,4 @@
-"""Use of an existing Python environment with torch instead of a pack."""
+"""Uses an existing Python environment that has torch, instead of a pack."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _check_versions(python: Path, versions: Mapping[str, str]) -> None:
 
 
 def is_within(version: str, bounds: str) -> bool:
-    """Return whether a version is within bounds such as ">=2.11,<3"; True if it is unclear."""
+    """Return whether a version is within bounds such as ">=2.11,<3"; True if unclear."""
     own = _numbers(version)
     for bound in bounds.split(","):
         match = BOUND.fullmatch(bound.strip())

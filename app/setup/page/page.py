@@ -330,7 +330,7 @@ class EnginePage(QObject):
 
     @property
     def words(self) -> str:
-        """Keywords by which the settings search finds this."""
+        """Keywords for the settings search."""
         return tr("PyTorch CUDA ROCm update remove environment wheels")
 
     @property

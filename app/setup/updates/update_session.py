@@ -25,7 +25,7 @@ DAY_S: Final = 24 * 3600
 FIRST_MS: Final = 10_000  # milliseconds from start-up or consent to the first check
 
 NEXT_MS: Final = 3600 * 1000
-"""Milliseconds between checks whether a request is due; requests are sent once a day."""
+"""Milliseconds between checks of the schedule; requests are sent once a day."""
 
 GIVE_UP_MS: Final = 15_000  # milliseconds after which a request counts as failed
 
@@ -36,7 +36,7 @@ class UpdateSession(QObject):
     asking = Signal()
     answered = Signal()
     failed = Signal(object)  # EngineError
-    looked = Signal()  # after a check whether a request is due
+    looked = Signal()  # the schedule was checked
 
     def __init__(
         self, settings: SettingsStore, keep: Callable[[Settings], None], parent: QObject
@@ -85,7 +85,7 @@ class UpdateSession(QObject):
             self._timer.start(FIRST_MS)
 
     def look_again(self, in_ms: int) -> None:
-        """Check in `in_ms` whether a request is due."""
+        """Check the schedule again in `in_ms`."""
         if self._timer.isActive():
             self._timer.start(in_ms)
 
@@ -226,7 +226,7 @@ class UpdatePresenter(QObject):
 
     @Slot()
     def check(self) -> None:
-        """Check now."""
+        """Send a request now."""
         self.session.check()
 
     @Slot()

@@ -23,7 +23,7 @@ BOX: Final = QSize(104, 40)  # box size at 100 % zoom
 
 MAX_LABELS: Final = 3  # maximum number of labelled lines; more labels would overlap
 
-SIDES: Final = 0.55  # vertical position of the outermost GPUs, as a fraction of the height
+SIDES: Final = 0.55  # distance of the outermost GPUs from the top, as a fraction of the height
 
 WIDTHS: Final = {"nvlink": 4.0, "p2p": 2.5, "host": 1.2, "network": 1.2}
 """Line width in pixels by kind of link."""

@@ -166,7 +166,7 @@ class PlacementView(QTableView):
 
     pin_requested = Signal(str, object)  # override target, parts
     unpin_requested = Signal(object)  # parts
-    pointed = Signal(object)  # Cell under the mouse pointer or focused Cell, or None
+    pointed = Signal(object)  # Cell under the mouse or with the focus, or None
     chosen = Signal()  # the selection changed
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -369,7 +369,7 @@ class PlacementPanel(QWidget):
         self._show_selection()
 
     def show_problem(self, text: str, overrides: Overrides) -> None:
-        """Show why there is no map; pins can be removed, as they may be the cause."""
+        """Show why there is no map, and offer to remove the pins, which may be the cause."""
         self._overrides = overrides
         self.unpin_all.setVisible(bool(overrides))
         self.unpin_all.setEnabled(bool(overrides))

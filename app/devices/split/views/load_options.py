@@ -83,7 +83,7 @@ class GgufField(QComboBox):
         self.activated.connect(self._on_activated)
 
     def set_value(self, value: str) -> None:
-        """Select a value: that of a word, or a path."""
+        """Select a word's value, or a path."""
         self._value = value
         values = [known for _, known in self._words]
         with QSignalBlocker(self):

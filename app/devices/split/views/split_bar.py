@@ -212,7 +212,7 @@ class ShareHandle(QAbstractSlider):
         painter.setBrush(QColor(grip))
         painter.setPen(QPen(QColor(colours.surface), 2))
         painter.drawRoundedRect(area, 3.5, 3.5)
-        if self.hasFocus():  # an inner fill; an outline in the segment's colour would be invisible
+        if self.hasFocus():  # not only an outline, which could blend into a segment
             painter.setPen(QPen(QColor(colours.text), 2))
             painter.setBrush(QColor(colours.accent))
             painter.drawRoundedRect(area.adjusted(-1, 1, 1, -1), 3.5, 3.5)

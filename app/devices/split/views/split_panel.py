@@ -151,7 +151,7 @@ MIN_WIDTH = 360
 
 
 class SplitLayout(QWidget):
-    """Layout of the panel.
+    """The panel's layout.
 
     Attributes:
         inputs: all widgets that are disabled while a model loads.

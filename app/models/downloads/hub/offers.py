@@ -127,7 +127,7 @@ def hub_endpoint(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def is_offline(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the environment forbids Hugging Face's tools to use the network."""
+    """Return whether the environment forbids network access to Hugging Face's tools."""
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     return any(environment.get(name, "").upper() in TRUE for name in names)
 
@@ -167,7 +167,7 @@ def _in_hub(path: str) -> Address | None:
 
 
 def _repo(repo: str, quant: str) -> Address | None:
-    """Return the address of a repository unless its name looks like a path."""
+    """Return a repository's address, or None if its name looks like a path."""
     if ".." in repo or repo.endswith((".", "/", ".gguf")):
         return None
     return Address(repo, quant)

@@ -193,7 +193,7 @@ class Source:
 
     @contextmanager
     def open(self, file: RemoteFile, start: int, end: int) -> Iterator[RangeAnswer]:
-        """Request the bytes from `start` to `end` of a file.
+        """Request bytes `start` to `end` (exclusive) from a file.
 
         Raises:
             TryLater: the connection failed, or the server is busy.

@@ -53,7 +53,7 @@ class FileTransfer:
 
     Args:
         part: the file, opened by `run`.
-        report: receives the number of bytes on disk and False, then verified bytes and True.
+        report: receives a number of bytes, and whether they are verified or only on disk.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ def version_of(name: str) -> str:
 
 
 def folders() -> list[str]:
-    """Return the folders with installed libraries, excluding the standard library and this one."""
+    """Return the folders with installed libraries, except the standard library and this folder."""
     own = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
     own.add(os.path.dirname(os.path.realpath(__file__)))
     return [
