@@ -179,7 +179,7 @@ class MonitorPanel(QWidget):
         self.record.drafts = drafts_text(usage.n_accepted, usage.n_drafted, gain)
 
     def set_ranks(self, devices: Sequence[str]) -> None:
-        """Set the device of each rank of the loaded model; empty if there is no model."""
+        """Set the devices of the loaded model's ranks; empty if there is no model."""
         self._ranks = tuple(devices)
         self.timeline.set_ranks(rank_labels(devices))
         self.timeline.hide()

@@ -255,7 +255,7 @@ class NumberField(QSpinBox):
         self.valueChanged.connect(self._report)
 
     def show_value(self, value: int | None) -> None:
-        """Show a value without a signal."""
+        """Show a value without emitting a signal."""
         show_number(self, self.minimum() if value is None else value // self._option.unit)
 
     def _report(self, n: int) -> None:
@@ -281,7 +281,7 @@ class FactorField(QDoubleSpinBox):
         self.valueChanged.connect(lambda number: self.chosen.emit(0.0 if number < 1 else number))
 
     def show_value(self, value: float) -> None:
-        """Show a value without a signal."""
+        """Show a value without emitting a signal."""
         show_number(self, value)
 
 
@@ -295,7 +295,7 @@ class FlagField(QCheckBox):
         self.toggled.connect(self.chosen)
 
     def show_value(self, value: bool) -> None:
-        """Show a value without a signal."""
+        """Show a value without emitting a signal."""
         with QSignalBlocker(self):
             self.setChecked(value)
 
@@ -374,7 +374,7 @@ class RareOptions(QWidget):
 
     @Slot(bool)
     def offer_block(self, is_there: bool) -> None:
-        """Enable or disable the choice of the model's MTP block as the draft model."""
+        """Enable or disable choosing the model's MTP block as the draft model."""
         why = tr("Neither this model's file nor its folder has an MTP block.")
         self.draft_model.refuse({} if is_there else {OWN_BLOCK: why})
 
