@@ -1,1 +1,1 @@
-"""The devices of this machine: split, placement map, tuning, saved plans, monitor, interconnect."""
+"""This machine's devices: split, placement map, tuning, saved plans, monitor, interconnect."""

@@ -1,1 +1,1 @@
-"""Models on this machine and on a hub, and the one in use."""
+"""Models on this machine and on a hub, and the model in use."""

@@ -1,1 +1,1 @@
-"""The engine pack, its page, and release checks."""
+"""The engine pack, the engine page, and release checks."""

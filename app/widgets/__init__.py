@@ -1,1 +1,1 @@
-"""Shared widgets; import no subject of the app."""
+"""Shared widgets; they import none of the app's feature packages."""

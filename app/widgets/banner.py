@@ -1,4 +1,4 @@
-"""The banner: a notice inside the window with at most one action."""
+"""The banner: a notice inside the window, with at most one action."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from app.widgets.theme import px, set_role
 
 INFO_MS = 8000
 ROLES = {"info": "", "warning": "warn", "error": "danger"}
-GAP = 6  # distance of a floating banner from the page's edge in pixels
-NARROW = 420  # width in pixels below which the button is under the text
+GAP = 6  # distance of a floating banner from the page's edge, in pixels
+NARROW = 420  # width in pixels below which the button is placed below the text
 
 
 class Banner(QFrame):
-    """Banner with one notice at a time; notices of kind "info" disappear after a while.
+    """Banner that shows one notice at a time; "info" notices disappear after a while.
 
-    It does not change while the mouse is over it, so that clicks hit their target.
+    It does not change while the mouse is over it, so that clicks hit what the user aimed at.
     """
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -33,7 +33,7 @@ class Banner(QFrame):
         self._notice: Notice | None = None
         self._shown_at = 0.0
         self._is_hovered = self._is_due = False
-        self._next: Notice | None = None  # shown once the mouse has left
+        self._next: Notice | None = None  # shown once the mouse leaves
         self._text, self._hint = label(), label(role="muted")
         for part in (self._text, self._hint):
             part.setWordWrap(True)
@@ -56,7 +56,7 @@ class Banner(QFrame):
 
     @Slot(object)
     def show_notice(self, notice: Notice) -> None:
-        """Show a notice, after the mouse has left the present one."""
+        """Show a notice, once the mouse is not over the current one."""
         if self._is_hovered:
             self._next, self._is_due = notice, True
             return
@@ -78,7 +78,7 @@ class Banner(QFrame):
 
     @Slot()
     def dismiss(self) -> None:
-        """Hide the notice after the mouse has left it."""
+        """Hide the notice, once the mouse is not over it."""
         self._timer.stop()
         self._is_due = self._is_hovered
         if not self._is_due:
@@ -96,24 +96,24 @@ class Banner(QFrame):
 
     @Slot()
     def dismiss_load(self) -> None:
-        """Hide an error or warning of the engine, as another load starts."""
+        """Hide an error or warning from the engine, because another load is starting."""
         if self._notice is not None and self._notice.is_of_engine:
             self.dismiss()
 
     def dismiss_failure(self, asked_at: float) -> None:
-        """Hide an error of the engine that was shown before `asked_at`, the start of an answer."""
+        """Hide an engine error that was shown before `asked_at`, the time an answer started."""
         notice = self._notice
         is_error = notice is not None and notice.is_of_engine and notice.kind == "error"
         if is_error and self._shown_at < asked_at:
             self.dismiss()
 
     def dismiss_chat(self, chat: str) -> None:
-        """Hide a notice about a chat that is left."""
+        """Hide the notice if it is about `chat`."""
         if self._notice is not None and self._notice.chat == chat:
             self.dismiss()
 
     def dismiss_page(self, page: str) -> None:
-        """Hide a notice about a page that is left."""
+        """Hide the notice if it is about `page`."""
         if self._notice is not None and self._notice.page == page:
             self.dismiss()
 
@@ -146,7 +146,7 @@ class Banner(QFrame):
         return is_done
 
     def _keep_height(self) -> None:
-        """Set the minimum height for all lines, which the layout would overlap otherwise."""
+        """Set the minimum height that fits all lines, which would otherwise overlap."""
         layout = self.layout()
         assert layout is not None
         self.setMinimumHeight(layout.totalHeightForWidth(self.width()))
@@ -167,7 +167,7 @@ class Banner(QFrame):
 
 
 class FloatingBanner(Banner):
-    """Banner over a page, which does not move; `width` and `margin` are in pixels at 100 %."""
+    """Banner on top of a page, which stays in place; `width` and `margin` are pixels at 100 %."""
 
     def __init__(self, page: QWidget, width: int, margin: int) -> None:
         super().__init__(page.parentWidget())
@@ -176,7 +176,7 @@ class FloatingBanner(Banner):
         page.installEventFilter(self)
 
     def set_low(self, is_low: bool) -> None:
-        """Move to the bottom or the top of the page."""
+        """Move to the bottom or top of the page."""
         self._is_low = is_low
         self._keep_height()
 
@@ -190,8 +190,8 @@ class FloatingBanner(Banner):
         self._keep_height()
 
     def _keep_height(self) -> None:
-        """Cover the page's edge with the height of all lines."""
-        if not self.isVisible():  # the layout would keep the height of an old text
+        """Cover the page's edge, and be high enough for all lines."""
+        if not self.isVisible():  # the layout would keep the previous text's height
             return
         super()._keep_height()
         page, height = self._page.geometry(), self.minimumHeight()

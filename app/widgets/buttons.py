@@ -14,14 +14,14 @@ from app.widgets.text import caption_text, set_tip
 from app.widgets.theme import icon, px, set_role, theme, theme_signals
 from engine import one_line
 
-MIN_SHOWN = "mmmm…"  # shortest text of an elided button
+MIN_SHOWN = "mmmm…"  # an elided button is at least wide enough for this
 
 
 class IconButton(QToolButton):
-    """A flat button with only an icon; its text is its accessible name and tooltip.
+    """A flat button that shows only an icon; its text is the accessible name and tooltip.
 
     Args:
-        is_muted: whether to draw the icon in the muted colour until it is checked.
+        is_muted: whether to draw the icon in the muted colour while the button is not checked.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class IconButton(QToolButton):
 
 
 class HoverButton(IconButton):
-    """Button of a message, visible while hovered or focused; always in the tab order."""
+    """Message button, visible only while hovered or focused; always in the tab order."""
 
     def __init__(self, name: str, text: str, parent: QWidget | None = None) -> None:
         self._is_shown = False
@@ -87,7 +87,7 @@ class HoverButton(IconButton):
 
 
 class ElidedButton(QPushButton):
-    """A push button with an elided text."""
+    """A push button that elides its text."""
 
     def __init__(self, text: str = "", parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -119,7 +119,7 @@ class ElidedButton(QPushButton):
         set_tip(self, self._full if shown != self._full else "")
 
     def _size_for(self, text: str) -> QSize:
-        """Return the size of a button with `text`, plus one pixel for fractional widths."""
+        """Return the button's size with `text`, plus one pixel for fractional widths."""
         option = QStyleOptionButton()
         self.initStyleOption(option)
         room = QSize(self.fontMetrics().horizontalAdvance(text) + 1, super().sizeHint().height())
@@ -140,11 +140,11 @@ class Chip(QPushButton):
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the button has a text."""
+        """Whether the button has text."""
         return bool(self._texts)
 
     def set_texts(self, texts: Sequence[str]) -> None:
-        """Set texts from long to short, of which the longest that fits is shown; none hides."""
+        """Set texts, longest first; the longest that fits is shown. If empty, hide the button."""
         if tuple(texts) != self._texts:
             self._texts = tuple(texts)
             self.setAccessibleName(one_line(texts[0]) if texts else "")
@@ -152,24 +152,24 @@ class Chip(QPushButton):
 
     @property
     def least_width(self) -> int:
-        """Width with the shortest text, or 0."""
+        """Width with the shortest text; 0 if there is no text."""
         return self._width_with(self._texts[-1]) if self._texts else 0
 
     def fit(self, width: int) -> None:
-        """Show the longest text that fits, or the shortest one."""
+        """Show the longest text that fits, or the shortest if none fits."""
         for text in self._texts:
             if self._width_with(text) <= width:
                 return
 
     def _width_with(self, text: str) -> int:
         """Show a text and return its width."""
-        self.ensurePolished()  # applies the style's padding
+        self.ensurePolished()  # applies the style sheet's padding
         self.setText(caption_text(text))
         return self.sizeHint().width()
 
 
 def button(text: str, role: str = "", name: str = "") -> QPushButton:
-    """Return a push button in one of the style sheet's roles."""
+    """Return a push button with a style sheet role."""
     made = QPushButton(caption_text(text))
     if role:
         made.setProperty("role", role)
@@ -179,5 +179,5 @@ def button(text: str, role: str = "", name: str = "") -> QPushButton:
 
 
 def back_button() -> IconButton:
-    """Return the button in the corner of a page that returns to the chat."""
+    """Return the button for a page's corner that leads back to the chat."""
     return IconButton("close", with_keys(tr("Back to the chat"), "leave-page"), size=14)

@@ -1,4 +1,4 @@
-"""Small controls: a switch, a dot, a sheet, fields that ignore the wheel."""
+"""Small controls: a switch, a dot, a sheet, fields that ignore the mouse wheel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from app.widgets.layout import NO_MARGINS, fill, scaled
 from app.widgets.theme import mix, px, theme
 
 SHEET_WIDTH, MAX_SHEET_HEIGHT, SHEET_GAP = 420, 480, 6
-"""Width and maximum height of a sheet, and its distance from its opener, in pixels."""
+"""A sheet's width, its maximum height and its distance from the opener, in pixels."""
 
 
 def line() -> QWidget:
@@ -50,17 +50,17 @@ class _WheelBlocker(QObject):
 
 
 def ignore_wheel(widget: QWidget, *, always: bool = False) -> None:
-    """Let the wheel scroll the panel instead of changing an unfocused field.
+    """Let the mouse wheel scroll the panel instead of changing an unfocused field.
 
     Args:
-        always: also for a focused field, if it keeps the focus in a panel that is scrolled a lot.
+        always: also while the field has the focus; for panels that are scrolled a lot.
     """
     widget.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
     _WheelBlocker(widget, always=always)
 
 
 class _MarginKeeper(QObject):
-    """Filter that shrinks a margin by a visible scroll bar's width, so nothing moves."""
+    """Event filter that shrinks a margin by a visible scroll bar's width, so that nothing moves."""
 
     def __init__(self, bar: QScrollBar, layout: QLayout) -> None:
         super().__init__(bar)
@@ -78,12 +78,12 @@ class _MarginKeeper(QObject):
 
 
 def keep_margin(scroll: QScrollArea, layout: QLayout) -> None:
-    """Keep the right edge of `layout` in place whether or not the scroll bar shows."""
+    """Keep the right edge of `layout` in place, whether or not the scroll bar is visible."""
     _MarginKeeper(scroll.verticalScrollBar(), layout)
 
 
 def page_scroll(content: QWidget, layout: QLayout, name: str) -> QScrollArea:
-    """Return a frameless vertical scroll area for a page, named for screen readers."""
+    """Return a frameless vertical scroll area for a page; `name` is for screen readers."""
     scroll = QScrollArea()
     scroll.setFrameShape(QFrame.Shape.NoFrame)
     scroll.setWidgetResizable(True)
@@ -95,7 +95,7 @@ def page_scroll(content: QWidget, layout: QLayout, name: str) -> QScrollArea:
 
 
 def show_number(field: QSpinBox | QDoubleSpinBox, value: float) -> None:
-    """Show a value without a signal or changing a text that is being typed."""
+    """Show a value without emitting a signal or changing text that is being typed."""
     with QSignalBlocker(field):
         if isinstance(field, QSpinBox):
             if field.value() != round(value):
@@ -139,7 +139,7 @@ class Switch(QAbstractButton):
 
 
 class ColourDot(QWidget):
-    """A dot in the colour of a device."""
+    """A dot in a device's colour."""
 
     SIZE = 9
 
@@ -157,7 +157,7 @@ class ColourDot(QWidget):
 
 
 class Sheet(QFrame):
-    """A popup as high as the contents of `column`; Esc or a click outside closes it."""
+    """A popup as high as the contents of `column`; Esc or a click outside it closes it."""
 
     def __init__(self, name: str, parent: QWidget) -> None:
         super().__init__(parent, Qt.WindowType.Popup)
@@ -203,7 +203,7 @@ W = TypeVar("W", bound=QWidget)
 
 
 class LateWidget(QWidget, Generic[W]):
-    """A widget that creates its content with `make` on first use."""
+    """A widget that calls `make` to create its content on first use."""
 
     def __init__(self, make: Callable[[], W], parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -224,11 +224,11 @@ class LateWidget(QWidget, Generic[W]):
         super().showEvent(event)
 
 
-HEADROOM: Final = 1.1  # minimum ratio of an axis' top to the highest value
+HEADROOM: Final = 1.1  # minimum ratio of an axis's top to the highest value
 
 
 def nice_top(highest: float) -> float:
-    """Return a top with headroom above `highest`: 1, 2, 4, 5 or 8 times a power of ten."""
+    """Return an axis top with headroom above `highest`: 1, 2, 4, 5 or 8 times a power of ten."""
     least = max(1.0, highest * HEADROOM)
     power: float = 10.0 ** math.floor(math.log10(least))
     return next(step * power for step in (1, 2, 4, 5, 8, 10) if step * power >= least)

@@ -1,4 +1,4 @@
-"""Wrapping boxes of widgets, sizes that follow the zoom, docks and the rail."""
+"""Wrapping widget boxes, sizes that follow the zoom, docks and the rail."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def fill(
     """Add parts to a box layout and return it.
 
     Args:
-        parts: widgets, layouts, None for a stretch, pixels for a space, or tuples of one of these
-            with the further arguments of `addWidget`, `addLayout` or `addStretch`.
+        parts: widgets, layouts, None for a stretch, a number of pixels for a gap, or tuples of one
+            of these and further arguments to `addWidget`, `addLayout` or `addStretch`.
     """
     if margins is not None:
         box.setContentsMargins(*margins)
@@ -61,11 +61,11 @@ def fill(
 NO_MARGINS = (0, 0, 0, 0)
 GAP = 6
 
-MAX_HEIGHT = 176  # maximum height of a `FlowArea` in pixels
+MAX_HEIGHT = 176  # maximum height of a `FlowArea`, in pixels
 
 
 class FlowBox(QWidget):
-    """Box of widgets at their preferred size in wrapped lines."""
+    """Box that lays out widgets at their preferred size and wraps lines."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -112,7 +112,7 @@ class FlowBox(QWidget):
             widget.setGeometry(place)
 
     def _places(self, width: int) -> list[QRect]:
-        """Return the geometry of each widget; widths are limited to that of the box."""
+        """Return each widget's geometry; no widget is wider than the box."""
         x = y = line = 0
         places = []
         for widget in self._widgets:
@@ -125,7 +125,7 @@ class FlowBox(QWidget):
 
 
 class FlowArea(QScrollArea):
-    """Scroll area as high as its flow box, up to a limit; hidden if it is empty."""
+    """Scroll area as high as its flow box, up to a limit; hidden if empty."""
 
     def __init__(self, box: FlowBox) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class FlowArea(QScrollArea):
         self.fit()
 
     def fit(self) -> None:
-        """Fit the height to the box, and scroll to the end if widgets were added."""
+        """Fit the height to the box; if widgets were added, scroll to the end."""
         needed = self._box.heightForWidth(max(1, self.viewport().width()))
         self.setFixedHeight(min(needed, px(MAX_HEIGHT)))
         self.setVisible(needed > 0)
@@ -157,7 +157,7 @@ class FlowArea(QScrollArea):
 
 
 class _Scaled(QObject):
-    """A setter of a widget that is called again when the zoom changes."""
+    """Calls a widget's setter again whenever the zoom changes."""
 
     def __init__(self, widget: QWidget, apply: Callable[..., object], sizes: tuple[int, ...]):
         super().__init__(widget)
@@ -171,12 +171,12 @@ class _Scaled(QObject):
 
 
 def scaled(widget: QWidget, apply: Callable[..., object], *sizes: int) -> None:
-    """Call `apply` with zoomed sizes, now and after each change of the zoom."""
+    """Call `apply` with zoomed sizes, now and after each zoom change."""
     _Scaled(widget, apply, sizes)
 
 
 def fit_height(area: QAbstractScrollArea, height: int) -> None:
-    """Make an area as high as its content and its horizontal scroll bar."""
+    """Set an area's height to fit its content and its horizontal scroll bar."""
     bar = area.horizontalScrollBar()
     if bar.maximum() > 0:
         height += bar.sizeHint().height()
@@ -188,7 +188,7 @@ ICON_SIZE = 20
 
 
 class Rail(QToolBar):
-    """Column of icon buttons at the left edge of a window."""
+    """Column of icon buttons at the left edge of the window."""
 
     panel_clicked = Signal(object)  # QDockWidget
 
@@ -203,21 +203,21 @@ class Rail(QToolBar):
         self.setContextMenuPolicy(Qt.ContextMenuPolicy.PreventContextMenu)
 
     def _set_icon_size(self, size: int) -> None:
-        self.setIconSize(QSize(size, size))  # Qt gives it to the buttons
+        self.setIconSize(QSize(size, size))  # Qt passes it on to the buttons
 
     def add_page(self, icon: str, text: str) -> IconButton:
-        """Add and return the button of a page; the window checks it while the page is shown."""
+        """Add and return a button for a page; the window checks it while the page is visible."""
         made = self._add_button(icon, text)
         made.clicked.connect(lambda is_checked: made.setChecked(not is_checked))
         return made
 
     def add_panel(self, icon: str, text: str, dock: QDockWidget) -> IconButton:
-        """Add and return the button of a panel, checked while the panel is visible."""
+        """Add and return a button for a panel; it is checked while the panel is visible."""
         made = self._add_button(icon, text)
         dock.visibilityChanged.connect(made.setChecked)
 
         def click() -> None:
-            made.setChecked(is_in_front(dock))  # not by the click
+            made.setChecked(is_in_front(dock))  # the click itself must not check it
             self.panel_clicked.emit(dock)
 
         made.clicked.connect(click)
@@ -230,14 +230,14 @@ class Rail(QToolBar):
         return made
 
     def add_space(self) -> None:
-        """Move later buttons to the bottom."""
+        """Place all buttons added later at the bottom."""
         space = QWidget(self)
         space.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Expanding)
         self.addWidget(space)
 
 
 def is_in_front(dock: QDockWidget) -> bool:
-    """Return whether a panel is visible and not covered by another tab."""
+    """Return whether a panel is visible and not hidden behind another tab."""
     return dock.isVisible() and not dock.visibleRegion().isEmpty()
 
 
@@ -248,15 +248,15 @@ FRAME = (
     | Qt.WindowType.WindowMinMaxButtonsHint
     | Qt.WindowType.WindowCloseButtonHint
 )
-"""Flags of a detached panel: a window with the desktop's frame."""
+"""Window flags for a detached panel, which has the desktop's frame."""
 
 
 class Dock(QDockWidget):
-    """A dock for one panel, moved by its title, detached by its button or a double click.
+    """A dock for one panel; its title moves it, and a button or a double click detaches it.
 
     Args:
         name: language-independent name in the saved layout.
-        beside: widget in the title bar, right of the title.
+        beside: widget to the right of the title, in the title bar.
     """
 
     closed = Signal()
@@ -293,9 +293,9 @@ class Dock(QDockWidget):
         self.keep_frame()
 
     def keep_frame(self) -> None:
-        """Give a detached panel a frame, which Qt omits for custom title bars.
+        """Give a detached panel a frame, which Qt omits if the title bar is custom.
 
-        Restoring a layout removes it without a signal.
+        Restoring a layout removes the frame without emitting a signal.
         """
         if self.isFloating() and self.windowFlags() & Qt.WindowType.FramelessWindowHint:
             is_shown = not self.isHidden()

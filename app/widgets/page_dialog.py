@@ -1,4 +1,4 @@
-"""Frame of the help dialogs: a row on top, contents, buttons below."""
+"""Frame for help dialogs: a row at the top, contents, buttons below."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PageDialog(QDialog):
         self.column.insertWidget(1, content, 1)
 
     def appear(self) -> None:
-        """Show the dialog in front."""
+        """Show the dialog in front of other windows."""
         self.show()
         self.raise_()
         self.activateWindow()

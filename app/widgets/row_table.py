@@ -1,4 +1,4 @@
-"""A table of rows chosen by Enter or a double click; the order of Tab stops."""
+"""A table whose rows are chosen by Enter or a double click; the order of Tab stops."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from app.widgets.shortcuts import is_pressed
 from app.widgets.theme import px
 
 ROW_HEIGHT = 30
-GOOD_NAME = 290  # width of the name column in pixels, below which other columns are hidden
-MIN_NAME = 140  # minimum width of the name column in pixels
+GOOD_NAME = 290  # pixels; other columns are hidden to keep the name column this wide
+MIN_NAME = 140  # minimum width of the name column, in pixels
 
 
 class RowTable(QTableView):
-    """Table with names in the first column, which takes the remaining width."""
+    """Table with names in the first column, which fills the remaining width."""
 
     chosen = Signal(QModelIndex)
 
@@ -30,7 +30,7 @@ class RowTable(QTableView):
         self.setAccessibleName(name)
         self.setShowGrid(False)
         self.setWordWrap(False)
-        self.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # models differ at the end, too
+        self.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # model names also differ at the end
         self.setTabKeyNavigation(False)
         self.verticalHeader().hide()
         scaled(self, self.verticalHeader().setDefaultSectionSize, ROW_HEIGHT)
@@ -39,11 +39,11 @@ class RowTable(QTableView):
         self.setSelectionMode(QTableView.SelectionMode.SingleSelection)
 
     def set_headers(self, droppable: Sequence[int] = ()) -> None:
-        """Lay out the columns; `droppable` ones are hidden in this order if not all fit."""
+        """Lay out the columns; if they do not fit, hide those in `droppable`, in this order."""
         self._droppable = droppable
         header = self.horizontalHeader()
         header.setDefaultAlignment(Qt.AlignmentFlag.AlignLeft)
-        header.setHighlightSections(False)  # bold titles would be wider
+        header.setHighlightSections(False)  # highlighted titles are bold and thus wider
         header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
         header.setSectionResizeMode(0, QHeaderView.ResizeMode.Interactive)
         header.setMinimumSectionSize(60)
@@ -51,8 +51,8 @@ class RowTable(QTableView):
 
     @Slot()
     def fit_names(self) -> None:
-        """Set the width of the names, hiding other columns if they do not fit."""
-        if self._is_fitting or not self.isVisible():  # resizing columns calls it again
+        """Set the width of the name column, and hide other columns if they do not fit."""
+        if self._is_fitting or not self.isVisible():  # resizing a column calls this again
             return
         self._is_fitting = True
         room = self.viewport().width() - self._drop_columns()
@@ -61,7 +61,7 @@ class RowTable(QTableView):
 
     def _drop_columns(self) -> int:
         header = self.horizontalHeader()
-        # not `sectionSizeHint`: it is 0 for a hidden column, which would be shown again
+        # not `sectionSizeHint`: it is 0 for hidden columns, so they would be shown again
         widths = [
             max(
                 self.sizeHintForColumn(column),
@@ -93,11 +93,11 @@ class RowTable(QTableView):
             super().keyPressEvent(event)
 
 
-LINE_PIXELS = 10  # maximum vertical distance between widgets on one line
+LINE_PIXELS = 10  # maximum vertical distance between widgets in the same line
 
 
 def place_among(widgets: Sequence[QWidget], number: int) -> None:
-    """Restack a sibling at its place in the order, which screen readers follow."""
+    """Restack `widgets[number]` to match the list; screen readers follow the stacking order."""
     if number + 1 < len(widgets):
         widgets[number].stackUnder(widgets[number + 1])
     else:
@@ -105,12 +105,12 @@ def place_among(widgets: Sequence[QWidget], number: int) -> None:
 
 
 def tab_stops(regions: Iterable[QWidget]) -> list[QWidget]:
-    """Return the Tab stops by region, in each by lines from the top."""
+    """Return the Tab stops region by region, and within each, line by line from the top."""
     return [stop for region in regions for stop in _stops_in(region)]
 
 
 def neighbour(stops: Sequence[QWidget], now: QWidget | None, *, forward: bool) -> QWidget | None:
-    """Return the stop after or before `now`, wrapping around, or None without stops."""
+    """Return the stop after or before `now`, wrapping around; None if there are no stops."""
     if not stops:
         return None
     if now not in stops:
@@ -119,7 +119,7 @@ def neighbour(stops: Sequence[QWidget], now: QWidget | None, *, forward: bool) -
 
 
 def _stops_in(region: QWidget) -> list[QWidget]:
-    """Return the stops of a region, ordered independently of scroll positions."""
+    """Return a region's stops in an order that does not depend on scroll positions."""
     scrolls = region.findChildren(QScrollArea)
     areas = [area for area in scrolls if not _is_inside(area, scrolls)]
     stops = [
@@ -165,5 +165,5 @@ def _by_lines(widgets: Iterable[QWidget], region: QWidget) -> list[QWidget]:
 
 
 def _anchor(widget: QWidget) -> QPoint:
-    """Return the middle of the left edge, or of the first line of a tall widget."""
+    """Return the middle of the left edge; for a tall widget, the middle of its first line."""
     return QPoint(0, min(widget.height() // 2, 2 * LINE_PIXELS))

@@ -1,7 +1,7 @@
-"""All shortcuts of the window by name, listed by F1.
+"""All of the window's shortcuts by name; F1 lists them.
 
-Widgets that handle keys call `is_pressed`; `tests/app/widgets/test_shortcuts.py` checks that the
-declared and the used names are the same.
+Widgets that handle keys call `is_pressed`; `tests/app/widgets/test_shortcuts.py` checks that
+exactly the declared names are used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from app.core.translation import tr, tr_later
 
 @dataclass(frozen=True, slots=True)
 class Shortcut:
-    """Keys of an action, the first one for tooltips; `text` and `group` are for `tr`."""
+    """An action's keys (tooltips show the first); `text` and `group` are to be translated."""
 
     keys: tuple[str, ...]
     text: str
@@ -91,16 +91,16 @@ SHORTCUTS: Final[Mapping[str, Shortcut]] = {
     "zoom-out": Shortcut(("-",), tr_later("Shorter rows"), MAP),
     "no-zoom": Shortcut(("0",), tr_later("Fit rows to the view"), MAP),
 }  # fmt: skip
-"""All shortcuts by name, in the order of the list of shortcuts."""
+"""All shortcuts by name, in the order in which F1 lists them."""
 
 
 def sequences(name: str) -> list[QKeySequence]:
-    """Return the keys of a shortcut."""
+    """Return a shortcut's keys."""
     return [QKeySequence(keys) for keys in SHORTCUTS[name].keys]
 
 
 def make_shortcut(name: str, owner: QWidget, target: Callable[[], object]) -> QAction:
-    """Add a shortcut to the whole window of `owner`; return its action."""
+    """Add a shortcut that works in the whole window of `owner`; return its action."""
     action = QAction(tr(SHORTCUTS[name].text), owner)
     action.setShortcuts(sequences(name))
     action.triggered.connect(lambda _=False: target())
@@ -116,18 +116,18 @@ def make_local_shortcut(name: str, owner: QWidget, target: Callable[[], object])
 
 
 def is_pressed(name: str, event: QKeyEvent) -> bool:
-    """Return whether an event presses a shortcut, on the keypad or elsewhere."""
+    """Return whether a key event triggers a shortcut, including from the keypad."""
     pressed = event.keyCombination()
     keypad = Qt.KeyboardModifier.KeypadModifier
     bare = pressed.keyboardModifiers() & ~keypad
     keys = {QKeySequence(pressed.key() | bare)}
-    if len(event.text()) == 1 and event.text().isprintable():  # some layouts need Shift for it
+    if len(event.text()) == 1 and event.text().isprintable():  # some layouts require Shift
         keys.add(QKeySequence(event.text()))
     return any(sequence in keys for sequence in sequences(name))
 
 
 def shown_keys(name: str) -> list[str]:
-    """Return the keys in the desktop's notation: "Ctrl+N"; both Enter keys are "Enter"."""
+    """Return the keys in the desktop's notation ("Ctrl+N"); both Enter keys are "Enter"."""
     native, enter = QKeySequence.SequenceFormat.NativeText, tr("Enter")
     texts = (keys.toString(native) for keys in sequences(name))
     shown = (text.replace("Return", "Enter").replace("Enter", enter) for text in texts)
@@ -135,5 +135,5 @@ def shown_keys(name: str) -> list[str]:
 
 
 def with_keys(text: str, name: str) -> str:
-    """Return a tooltip with the first key: "New chat (Ctrl+N)"."""
+    """Return a tooltip that includes the first key: "New chat (Ctrl+N)"."""
     return f"{text} ({shown_keys(name)[0]})"

@@ -1,7 +1,7 @@
 """Text in the window, always shown as plain text.
 
-Qt would render a text that looks like HTML, and load its images. `tests/test_structure.py` checks
-that other modules create text widgets and tooltips with this one.
+Qt would render text that looks like HTML and load its images. `tests/test_structure.py` checks that
+all other modules use this one to create text widgets and tooltips.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from PySide6.QtWidgets import (
 
 from engine import one_line, printable
 
-MAX_TIP: Final = 2000  # maximum number of characters of a tooltip
+MAX_TIP: Final = 2000  # maximum number of characters in a tooltip
 
-MAX_CAPTION: Final = 80  # maximum number of characters of a button or menu entry
+MAX_CAPTION: Final = 80  # maximum number of characters in a button or menu entry
 
 
 class PlainLabel(QLabel):
-    """Label without HTML."""
+    """Label that never renders HTML."""
 
     def __init__(self, text: str = "", parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -43,7 +43,7 @@ class PlainLabel(QLabel):
 
 
 def label(text: str = "", role: str | None = None) -> PlainLabel:
-    """Return a label in a role of the style sheet."""
+    """Return a label with a style sheet role."""
     result = PlainLabel(text)
     if role:
         result.setProperty("role", role)
@@ -51,7 +51,7 @@ def label(text: str = "", role: str | None = None) -> PlainLabel:
 
 
 class ElidedLabel(PlainLabel):
-    """A label with an elided text; the tooltip has the whole text."""
+    """A label that elides its text; the tooltip shows the full text."""
 
     def __init__(self, text: str = "", parent: QWidget | None = None) -> None:
         super().__init__(parent=parent)
@@ -73,7 +73,7 @@ class ElidedLabel(PlainLabel):
         self.setText(shown)
 
     def shortened(self, text: str) -> str:
-        """Return a text elided to the label's width."""
+        """Return `text` elided to the label's width."""
         return self.fontMetrics().elidedText(text, Qt.TextElideMode.ElideRight, self.width())
 
     def minimumSizeHint(self) -> QSize:
@@ -89,7 +89,7 @@ class ElidedLabel(PlainLabel):
 
 
 class Sign(NamedTuple):
-    """A coloured symbol and the words after it."""
+    """A coloured symbol and the words that follow it."""
 
     colour: str
     text: str
@@ -97,7 +97,7 @@ class Sign(NamedTuple):
 
 
 class LegendLabel(QLabel):
-    """Label of coloured symbols with words, which are never rendered as HTML."""
+    """Label with coloured symbols and words; the words are never rendered as HTML."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class LegendLabel(QLabel):
         self.setProperty("role", "muted")
 
     def set_signs(self, signs: Sequence[Sign], end: str = "") -> None:
-        """Show signs, and `end` after the last one."""
+        """Show signs, followed by `end`."""
         texts = [
             f'<span style="color:{escape(sign.colour)}">{escape(printable(sign.text))}</span>'
             + f"&nbsp;{escape(printable(sign.words))}" * bool(sign.words)
@@ -124,15 +124,15 @@ def set_tip(target: TipTarget, text: str) -> None:
 
 
 def show_tip(widget: QWidget, place: QPoint, text: str) -> None:
-    """Show a plain-text tooltip at a point of the screen."""
+    """Show a plain-text tooltip at a point on the screen."""
     QToolTip.showText(place, plain_tip(text), widget)
 
 
 class TrayIcon(QSystemTrayIcon):
-    """Icon in the system tray; its messages have no markup."""
+    """System tray icon; its messages contain no markup."""
 
     def say(self, text: str) -> None:
-        """Show a desktop notification, escaped as some desktops render markup."""
+        """Show a desktop notification, escaped because some desktops render markup."""
         plain = one_line(text).translate({ord("<"): "‹", ord(">"): "›", ord("&"): "+"})
         self.showMessage("Tandem", plain, self.icon())
 
@@ -146,9 +146,9 @@ def plain_tip(text: str) -> str:
 
 
 def caption_text(text: str, most: int = MAX_CAPTION) -> str:
-    """Return `text` in one line, escaped for a button or menu.
+    """Return `text` as one line, escaped for a button or menu.
 
-    Qt interprets "&" as a mnemonic, and tabs in menus as the start of a shortcut.
+    Qt treats "&" as a mnemonic marker, and a tab in a menu entry as the start of a shortcut.
 
     Args:
         most: maximum number of characters, as in `one_line`.
@@ -171,12 +171,12 @@ def list_item(text: str, tip: str = "") -> QListWidgetItem:
 
 
 def unbroken(text: str) -> str:
-    """Return a text in which "tok/s" is not separated from its number by a line break."""
+    """Return `text` with no line breaks allowed between numbers and "tok/s"."""
     return text.replace(" tok/s", "\N{NO-BREAK SPACE}tok/\N{WORD JOINER}s")
 
 
 def html_text(text: str) -> str:
-    """Return `text` escaped for HTML, as in the axes of graphs."""
+    """Return `text` escaped for HTML, for example in graph axes."""
     return escape(one_line(text))
 
 
@@ -184,15 +184,15 @@ _last_folder: Path | None = None
 
 
 def reveal(path: str | Path) -> None:
-    """Open the folder of a file in the file manager."""
+    """Open a file's folder in the file manager."""
     QDesktopServices.openUrl(QUrl.fromLocalFile(str(Path(path).parent)))
 
 
 def ask_where_to_save(over: QWidget, title: str, name: str, kinds: str = "") -> tuple[str, str]:
-    """Ask for a file to write; return its path and the chosen filter, or "".
+    """Ask for a file to write; return its path ("" if cancelled) and the chosen filter.
 
     Args:
-        name: proposed name, in the folder of the last file or the user's documents.
+        name: suggested name, in the last file's folder or the user's documents folder.
         kinds: filters, as in `QFileDialog`.
     """
     global _last_folder

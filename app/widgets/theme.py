@@ -1,4 +1,4 @@
-"""Colours, fonts, icons and zoom; no other module of the app defines colours.
+"""Colours, fonts, icons and zoom; no other module in the app defines colours.
 
 `apply_theme` sets the application's palette, font and style sheet; painted widgets use `theme()`
 and `px`, and repaint on `theme_signals().changed`. The dynamic property `role` selects a widget's
@@ -37,12 +37,12 @@ _percent = 100
 
 
 def px(n: float) -> int:
-    """Return a length, given in pixels at 100 %, at the present zoom."""
+    """Scale a length in pixels at 100 % to the current zoom."""
     return round(n * _percent / 100)
 
 
 def zoom() -> int:
-    """Return the present zoom in percent."""
+    """Return the current zoom in percent."""
     return _percent
 
 
@@ -59,7 +59,7 @@ FONT_FAMILY: Final = "Inter"
 FONT_PIXELS: Final = 13
 ICON_SIZES: Final = (16, 20, 24, 32, 48)
 INDICATORS: Final = {"chevron-up": "muted", "chevron-down": "muted", "check": "on_accent"}
-"""Icons of the style sheet with their theme colour."""
+"""Icons used in the style sheet, with their theme colours."""
 
 LENGTH: Final = re.compile(r"(border-radius: )?\b(\d+)px")  # a length in the style sheet
 
@@ -69,13 +69,13 @@ atexit.register(_at_exit.close)
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """A palette of colours as "#rrggbb".
+    """A colour palette; colours are "#rrggbb".
 
     Attributes:
         window: background of the chat.
         surface: background of side panels.
         raised: background of cards and buttons.
-        on_accent: text on the accent colour or on a device colour.
+        on_accent: text on top of the accent colour or a device colour.
         devices: one colour per device.
     """
 
@@ -95,7 +95,7 @@ class Theme:
     devices: tuple[str, ...]
 
     def device_colour(self, index: int) -> str:
-        """Return the colour of the device at this position of the device list."""
+        """Return the colour for the device at this index in the device list."""
         return self.devices[index % len(self.devices)]
 
 
@@ -141,7 +141,7 @@ THEMES: Final = {"dark": DARK, "light": LIGHT}
 
 
 class ThemeSignals(QObject):
-    """`changed` is emitted after another theme or zoom was applied."""
+    """Emits `changed` after a new theme or zoom was applied."""
 
     changed = Signal()
 
@@ -149,7 +149,7 @@ class ThemeSignals(QObject):
 class _Current:
     choice = "system"
     theme = DARK
-    zoom = 0  # in percent; 0: not applied yet
+    zoom = 0  # in percent; 0 if not applied yet
     is_following = False
 
 
@@ -164,10 +164,10 @@ def theme_signals() -> ThemeSignals:
 
 
 def apply_theme(app: QApplication, choice: str, percent: int | None = None) -> None:
-    """Apply the theme "dark", "light" or, for "system", the desktop's preference.
+    """Apply the "dark" or "light" theme, or for "system" the one that the desktop prefers.
 
     Args:
-        percent: zoom of the whole window; None leaves it as it is.
+        percent: zoom for the whole window; None does not change it.
     """
     if percent is not None:
         set_zoom(percent)
@@ -182,14 +182,14 @@ def apply_theme(app: QApplication, choice: str, percent: int | None = None) -> N
 
 @cache
 def mix(first: str, second: str, weight: float) -> str:
-    """Return a mixture of two colours; `weight` (0 to 1) is that of `second`."""
+    """Blend two colours; `weight` (0 to 1) is the weight of `second`."""
     a, b = QColor(first), QColor(second)
     parts = zip((a.red(), a.green(), a.blue()), (b.red(), b.green(), b.blue()), strict=True)
     return QColor(*(round(x + (y - x) * weight) for x, y in parts)).name()
 
 
 def set_role(widget: QWidget, role: str, name: str = "role") -> None:
-    """Set the role of a widget in the style sheet, even after it was shown.
+    """Set a widget's style sheet role, even if the widget is already visible.
 
     Args:
         name: property that holds the role.
@@ -202,7 +202,7 @@ def set_role(widget: QWidget, role: str, name: str = "role") -> None:
 
 
 def icon(name: str, colour: str | None = None) -> QIcon:
-    """Return an icon of `resources/icons` in `colour`, by default the theme's text colour."""
+    """Return an icon from `resources/icons` in `colour`, by default the theme's text colour."""
     return _icon(name, colour or theme().text, theme().muted)
 
 
@@ -260,7 +260,7 @@ def _load_fonts() -> None:
 
 
 def _base_font() -> QFont:
-    """Return Inter with tabular digits, so that changing numbers do not move."""
+    """Return Inter with tabular digits, so that changing numbers keep their width."""
     font = QGuiApplication.font()
     if FONT_FAMILY in QFontDatabase.families():
         font.setFamily(FONT_FAMILY)
@@ -325,9 +325,9 @@ def _style_sheet(colours: Theme) -> str:
 
 
 def _zoomed(length: re.Match[str]) -> str:
-    """Return a length of the style sheet at the present zoom; lines keep their width."""
+    """Scale a style sheet length to the current zoom; thin lines keep their width."""
     n = int(length[2])
-    if length[1]:  # rounded down, as Qt ignores radii above half of the size
+    if length[1]:  # rounded down, because Qt ignores radii above half the size
         return f"{length[1]}{n * zoom() // 100}px"
     return f"{n if n <= 1 else px(n)}px"
 
@@ -341,7 +341,7 @@ def _device_rules(colours: Theme) -> list[str]:
 
 @cache
 def _indicator_folder() -> Path:
-    """Create a temporary folder for coloured icons, as style sheets load images from files."""
+    """Create a temporary folder for coloured icons, because style sheets load images from files."""
     folder = _at_exit.enter_context(temporary_folder(None))
     QDir.setSearchPaths("indicators", [str(folder)])
     return folder

@@ -1,1 +1,1 @@
-"""Links between devices, reported and measured; of the app, imports only `split`."""
+"""Links between devices, reported and measured; the only feature package it imports is `split`."""

@@ -1,4 +1,4 @@
-"""Links between devices as reported by the driver and as measured; slow, so run on threads."""
+"""Links between devices, reported by the driver or measured; slow, so run on threads."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ LINK_NAMES: Final = {
     "nvlink": "NVLink", "p2p": tr_later("PCIe, directly"),
     "host": tr_later("by the host's memory"), "network": tr_later("the network"),
 }  # fmt: skip
-"""Texts of kinds of links; part of the command line's JSON."""
+"""Text per kind of link; also used in the command line's JSON."""
 
 PLACES: Final = {
     "peer": tr_later("directly"), "host": tr_later("by the host"), None: tr_later("copies only"),
 }  # fmt: skip
-"""Texts of routes; part of the command line's JSON."""
+"""Text per route; also used in the command line's JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProvenRoute:
-    """Tested route from one GPU to another.
+    """A tested route from one GPU to another.
 
     Attributes:
         source, goal: device ids.
-        small, large: texts of the routes of small transfers, which kernels write, and of large
-            ones, which are copied.
-        record: results of the tests of all routes.
-        speed: measured speed of the routes in use, if any.
+        small, large: texts of the routes for small transfers, which kernels write, and for large
+            transfers, which are copied.
+        record: test results for all routes.
+        speed: measured speed of the chosen routes, if any.
         problems: sentences about faults and slow routes.
     """
 
@@ -50,7 +50,7 @@ class ProvenRoute:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Device in the graph, with the state of its slot ("4.0 x16"), and the maximum if higher."""
+    """Device in the graph, with its slot's state ("4.0 x16") and, if higher, its maximum."""
 
     device: str
     slot: str = ""
@@ -59,14 +59,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Link between two devices, or between ranks that share one device.
+    """Link between two devices, or between ranks that share a device.
 
     Attributes:
         a, b: device ids; equal for ranks that share a device.
-        kind: kind of the link between two GPUs; "host" for others.
-        route: text of the route.
+        kind: kind of link between two GPUs; "host" for other links on this machine.
+        route: the route as text.
         facts: measured or expected speed.
-        detail: sentences about the bus, the tests, and why no faster route can be used.
+        detail: sentences about the bus, the tests, and why no faster route is possible.
         problems: sentences about faults and slow routes.
     """
 
@@ -112,7 +112,7 @@ def proven_routes(
 def read_links(
     devices: Sequence[DeviceInfo], rig: Rig | None = None, wires: Wires | None = None
 ) -> InterconnectPicture:
-    """Return the links between these devices or of a simulated rig; `wires` lead to others."""
+    """Return the links of these devices or a simulated rig; `wires` lead to other machines."""
     if rig is not None:
         return links_picture(rig.devices, rig.topology, rig.links, {})
     usable = [device for device in devices if device.usable]
@@ -133,11 +133,11 @@ def links_picture(
     measured: Mapping[tuple[str, str], LinkFacts],
     routes: Sequence[ProvenRoute] = (),
 ) -> InterconnectPicture:
-    """Return devices and links for the graph.
+    """Return the devices and links for the graph.
 
     Args:
-        links: measured or expected speed of every pair.
-        measured: speeds of the pairs that were measured.
+        links: measured or expected speed of each pair.
+        measured: speeds of measured pairs.
         routes: tested routes between GPUs.
     """
     reported = {(link.a, link.b): link for link in topology.links}
@@ -160,7 +160,7 @@ def links_picture(
 
 
 def _is_shown(pair: tuple[str, str], ids: Sequence[str]) -> bool:
-    """Return whether a link is shown: between machines, only that of their first devices."""
+    """Return whether to show a link; for two machines, only their first devices' link is shown."""
     a, b = map(machine_of, pair)
     if a == b:
         return True
@@ -229,11 +229,11 @@ def measure_links(
 ) -> None:
     """Measure devices and the links between them, about a second each, and save the results.
 
-    Kernels and the routes between GPUs are tested again.
+    Kernels and routes between GPUs are tested again.
 
     Args:
-        say: receives a sentence per measurement and per error; failed ones are skipped.
-        is_stopped: called before each measurement; True stops.
+        say: receives a sentence per measurement and per error; failed measurements are skipped.
+        is_stopped: called before each measurement; returns True to stop.
     """
     file = engine.MachineFile.of_user()
     usable = [device for device in devices if device.usable and not machine_of(device.id)]

@@ -1,4 +1,4 @@
-"""Reads and measures links for the Links panel, on threads."""
+"""Reads and measures links on threads, for the Links panel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Meter = Callable[[Sequence[DeviceInfo], Callable[[str], None], Callable[[], bool
 class InterconnectPresenter(QObject):
     """Reads the links whenever the panel is shown, and measures on request."""
 
-    measured = Signal()  # predictions should be updated
+    measured = Signal()  # predictions must be updated
 
     _said = Signal(str)
 
@@ -58,20 +58,20 @@ class InterconnectPresenter(QObject):
     def set_devices(
         self, devices: Sequence[DeviceInfo], rig: Rig | None = None, wires: Wires | None = None
     ) -> None:
-        """Show these devices, simulated ones if `rig` is given; `wires` lead to other machines."""
+        """Show these devices, or the simulated `rig` if given; `wires` lead to other machines."""
         self._devices, self._rig, self._wires = tuple(devices), rig, wires
         if self._panel.isVisible():
             self.refresh()
 
     @Slot()
     def refresh(self) -> None:
-        """Read the links again, as the state of slots changes with load."""
+        """Read the links again, because slot states change with load."""
         devices, rig, wires = self._devices, self._rig, self._wires
         self._reader.run(lambda: self._read(devices, rig, wires))
 
     @Slot()
     def measure(self) -> None:
-        """Measure devices and links, unless this is running or they are simulated."""
+        """Measure devices and links, unless already measuring or the devices are simulated."""
         if self._meter.is_busy or self._rig is not None:
             return
         if self.lacks_engine:
@@ -83,7 +83,7 @@ class InterconnectPresenter(QObject):
         self._meter.run(lambda: self._measure(devices, self._said.emit, self._stop.is_set))
 
     def close(self) -> None:
-        """Stop measuring, and wait for the threads."""
+        """Stop measuring and wait for the threads."""
         self._stop.set()
         self._reader.close()
         self._meter.close()

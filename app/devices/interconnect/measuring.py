@@ -1,7 +1,7 @@
 """Measurements for the window in a separate process.
 
-They load torch, allocate memory on every GPU until the process ends, and can leave a GPU's driver
-in a state that only the end of the process clears.
+They import torch, hold memory on every GPU until the process exits, and can leave a GPU's driver
+in a state that is only cleared when the process exits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 
-import engine  # names that only measuring needs are imported on use
+import engine  # names needed only for measuring are imported on use
 from app.core.translation import ENGLISH, language, tr, use_language
 from app.devices.interconnect.interconnect import measure_links
 from engine import DeviceInfo, EngineError, list_devices, program_command, tie_to_parent
@@ -20,13 +20,13 @@ log = logging.getLogger(__name__)
 
 COMMAND = program_command("app.devices.interconnect.measuring")
 
-MAX_S = 600.0  # time limit of one measurement, in seconds; it may compile kernels for several GPUs
+MAX_S = 600.0  # time limit per measurement, in seconds; it may compile kernels for several GPUs
 
 
 def measure_apart(
     devices: Sequence[DeviceInfo], say: Callable[[str], None], is_stopped: Callable[[], bool]
 ) -> None:
-    """Run `measure_links` in another process, which is killed when stopped.
+    """Run `measure_links` in another process, which is killed if `is_stopped` returns True.
 
     Raises:
         EngineError: the process cannot be started, crashed or hung.

@@ -1,1 +1,1 @@
-"""The placement map: the device of each tensor, and pins; of the app, imports only `split`."""
+"""The placement map of tensors and pins; the only feature package it imports is `split`."""

@@ -1,7 +1,7 @@
-"""The map of a model as rows, columns and cells of tensors; no Qt.
+"""A model's map as rows, columns and cells of tensors; no Qt.
 
-A row is a block, a column a kind of tensor. Small tensors that every rank holds (norms, routers)
-share the last column. The first and last row are the ends of the model.
+Rows are blocks and columns are kinds of tensors. Small tensors that every rank holds (norms,
+routers) share the last column. The first and last rows are the ends of the model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine import PlacementMap, TensorPlace
 
 Part = tuple[int | None, str]
-"""Block number (None at the ends of the model) and name of a part; see `TensorPlace`."""
+"""Block index (None at the ends of the model) and part name; see `TensorPlace`."""
 
 Overrides = tuple[tuple[str, str], ...]
 
@@ -30,16 +30,16 @@ IN_BLOCK: Final[Mapping[str, str]] = {
     "experts": r"ffn_.*_exps\.",
     "shared": r"ffn_.*_shexp\.",
 }
-"""Pattern of the tensor names of a part, after "blk.N."."""
+"""Pattern for a part's tensor names, after the prefix "blk.N."."""
 
 AT_ENDS: Final[Mapping[str, str]] = {"embedding": r"^token_embd\.", "output": r"^output\."}
-"""Pattern of the tensor names of a part at the ends of the model."""
+"""Pattern for the tensor names in a part at the ends of the model."""
 
 BLOCKS: Final = re.compile(r"\^blk\\\.(\d+|\(\d+(?:\|\d+)*\))\\\.(.*)")
 
 
 def pins_of(overrides: Sequence[tuple[str, str]]) -> dict[Part, str]:
-    """Return the target of every pinned part."""
+    """Return the target of each pinned part."""
     found: dict[Part, str] = {}
     for pattern, target in overrides:
         for part in parts_of(pattern):
@@ -48,7 +48,7 @@ def pins_of(overrides: Sequence[tuple[str, str]]) -> dict[Part, str]:
 
 
 def parts_of(pattern: str) -> tuple[Part, ...]:
-    """Return the parts that a pattern of this module selects; none for other patterns."""
+    """Return the parts that a pattern written by this module selects; none for other patterns."""
     for end, written in AT_ENDS.items():
         if pattern == written:
             return ((None, end),)
@@ -75,7 +75,7 @@ def with_pins(
 
 
 def is_pinned(name: str, part: Part, overrides: Sequence[tuple[str, str]]) -> bool:
-    """Return whether an override decides the device of a movable tensor."""
+    """Return whether an override determines a movable tensor's device."""
     return any(
         part in parts_of(pattern) or (not parts_of(pattern) and re.search(pattern, name))
         for pattern, _ in overrides
@@ -83,7 +83,7 @@ def is_pinned(name: str, part: Part, overrides: Sequence[tuple[str, str]]) -> bo
 
 
 def _written(pins: Mapping[Part, str]) -> Overrides:
-    """Return the pins as overrides, one per part and target."""
+    """Return the pins as overrides, one per part name and target."""
     blocks: dict[tuple[str, str], list[int]] = defaultdict(list)
     ends: list[tuple[str, str]] = []
     for (block, part), target in pins.items():
@@ -112,33 +112,33 @@ PART_TITLES: Final = {
     "output": tr_later("output head"),
 }
 STEMS: Final = ("q", "k", "v", "qkv", "gate", "up", "gate_up", "down", "output")
-"""Ends of tensor names, in the order of their columns within a part."""
+"""Suffixes of tensor names, in the order of their columns within a part."""
 
-REST: Final = tr_later("norms, rest")  # title of the column of tensors that every rank holds
+REST: Final = tr_later("norms, rest")  # column title for tensors that every rank holds
 INPUT_ROW, OUTPUT_ROW = "emb", "head"
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Tensors of one kind in one block, with their bytes on each rank."""
+    """The tensors of one kind in one block, with their bytes per rank."""
 
     row: int
     column: int
     span: int  # in columns
     tensors: tuple[TensorPlace, ...]
     ranks: tuple[int, ...]
-    is_shared: bool  # every rank of the block holds a full copy
-    is_pinned: bool  # an override decides the device
+    is_shared: bool  # each of the block's ranks holds a full copy
+    is_pinned: bool  # an override determines the device
 
     @property
     def parts(self) -> frozenset[Part]:
-        """Parts that the tensors belong to; parts are pinned as a whole."""
+        """The parts that the tensors belong to; a part is always pinned as a whole."""
         return frozenset((t.block, t.part) for t in self.tensors if t.part)
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The whole map: titles of rows and columns, and cells by row and first column."""
+    """The whole map: row and column titles, and cells by row and first column."""
 
     rows: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
@@ -146,7 +146,7 @@ class Grid:
 
 
 def grid_of(found: PlacementMap, overrides: Sequence[tuple[str, str]]) -> Grid:
-    """Arrange the tensors of a model in rows and columns."""
+    """Arrange a model's tensors in rows and columns."""
     inside = [tensor for tensor in found.tensors if tensor.block is not None]
     columns = _columns(inside)
     at = {column: index for index, column in enumerate(columns)}
@@ -225,7 +225,7 @@ def tensor_text(tensor: TensorPlace) -> str:
 
 
 def cell_lines(cell: Cell, most: int = 3) -> list[str]:
-    """Return one line per tensor of a cell; beyond `most` lines, the smallest are summed up."""
+    """Return one line per tensor in a cell, at most `most`; the smallest tensors share the last."""
     if len(cell.tensors) <= most:
         return [tensor_text(tensor) for tensor in cell.tensors]
     largest = sorted(cell.tensors, key=lambda tensor: -tensor.n_bytes)[: most - 1]
@@ -236,7 +236,7 @@ def cell_lines(cell: Cell, most: int = 3) -> list[str]:
 
 
 def ranks_text(cell: Cell, labels: Sequence[str]) -> str:
-    """Return the bytes on each rank as "GPU 0 4.5 MiB (50 %) · GPU 1 4.5 MiB (50 %)"."""
+    """Return the bytes per rank as "GPU 0 4.5 MiB (50 %) · GPU 1 4.5 MiB (50 %)"."""
     total = max(1, sum(tensor.n_bytes for tensor in cell.tensors))
     shown = [
         f"{label} {size_text(n_bytes)} ({n_bytes / total:.0%})".replace("%)", " %)")
@@ -255,7 +255,7 @@ def spoken_text(cell: Cell, title: str, labels: Sequence[str]) -> str:
 
 
 def parts_text(parts: Iterable[Part]) -> str:
-    """Return the parts of a selection as "experts of 3 blocks, output head"."""
+    """Return selected parts as "experts of 3 blocks, output head"."""
     counts: dict[str, int] = {}
     blocks: dict[str, int | None] = {}
     for block, part in parts:

@@ -1,4 +1,4 @@
-"""Connects the placement map with the split; maps are computed on a thread."""
+"""Connects the placement map to the split; maps are computed on a thread."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from engine import PlacementMap, Planner
 
 WAIT_MS: Final = 60
-"""Milliseconds from a change of the split to a new map, as drags change it every frame."""
+"""Milliseconds from a change to the split to a new map, because drags change it every frame."""
 
 
 class PlacementPresenter(QObject):
-    """Shows the map of the present split while the panel is visible; turns pins into overrides."""
+    """Shows the current split's map while the panel is visible; turns pins into overrides."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class PlacementPresenter(QObject):
         self._panel, self._split, self._factory = panel, split, planner_factory
         self._picture: SplitPicture | None = None
         self._requested: LoadParams | None = None
-        self._planner: tuple[str, Planner] | None = None  # with its path; used by the thread
+        self._planner: tuple[str, Planner] | None = None  # with its path; used only by the thread
         self._job = LatestJob("tandem-map", self)
         self._job.done.connect(self._show)
         self._job.failed.connect(self._fail)
@@ -53,13 +53,13 @@ class PlacementPresenter(QObject):
 
     @Slot(object)
     def set_picture(self, picture: SplitPicture) -> None:
-        """Show the map of these settings soon."""
+        """Show the map for these settings after a short delay."""
         self._picture = picture
         if self._panel.isVisible() and not self._timer.isActive():
             self._timer.start()
 
     def close(self) -> None:
-        """Wait for the thread, and close the model file."""
+        """Wait for the thread and close the model file."""
         self._timer.stop()
         self._job.close()
         if self._planner is not None:
@@ -84,7 +84,7 @@ class PlacementPresenter(QObject):
             return None
 
     def _placement(self, params: LoadParams) -> PlacementMap:
-        """Return the map of a load; runs on the thread."""
+        """Return the map for these load parameters; runs on the thread."""
         opened = self._planner
         if opened is None or opened[0] != params.path:
             if opened is not None:
@@ -98,7 +98,7 @@ class PlacementPresenter(QObject):
         params, placement = found
         picture = self._picture
         if picture is None or params.devices != _devices(picture.settings):
-            self._requested = None  # the settings of these devices follow and request it again
+            self._requested = None  # settings with these devices will follow and request it again
             return
         look = look_of(picture, placement.devices)
         self._panel.show_map(placement, params.overrides, look, targets_of(picture))
@@ -120,7 +120,7 @@ def _devices(settings: SplitSettings) -> tuple[str, ...]:
 
 
 def look_of(picture: SplitPicture, devices: Sequence[str]) -> Look:
-    """Return labels and colours of the active ranks, then of other devices with tensors."""
+    """Return labels and colours for the active ranks, then for other devices with tensors."""
     settings, colours = picture.settings, picture.colours
     labels = rank_labels([rank.device for rank in settings.ranks])
     others = devices[len(settings.active) :]
@@ -133,7 +133,7 @@ def _place(ranks: Sequence[RankSettings], device: str) -> int:
 
 
 def targets_of(picture: SplitPicture) -> list[PinTarget]:
-    """Return the targets of pins: each active rank, and each inactive device."""
+    """Return the pin targets: each active rank and each inactive device."""
     settings, colours = picture.settings, picture.colours
     labels = rank_labels([rank.device for rank in settings.ranks])
     in_use = _devices(settings)

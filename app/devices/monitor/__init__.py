@@ -1,1 +1,1 @@
-"""The monitor of devices, tokens per second and ranks; of the app, imports only `split`."""
+"""Monitor for devices, speed and ranks; the only feature package it imports is `split`."""

@@ -1,4 +1,4 @@
-"""Saves the monitor's view in the settings and as files; polls the devices."""
+"""Saves the monitor's view to the settings and to files; polls the devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class MonitorPresenter(QObject):
-    """Connects the monitor with its buttons and the settings, which `keep` saves."""
+    """Connects the monitor to its buttons and to the settings, which `keep` saves."""
 
     noticed = Signal(object)  # Notice
 
@@ -47,11 +47,11 @@ class MonitorPresenter(QObject):
         self._show(current.monitor_overview, current.monitor_graphs)
 
     def close(self) -> None:
-        """Wait for a file that is being written."""
+        """Wait until any file being written is complete."""
         self._job.close()
 
     def save(self, path: Path) -> None:
-        """Write the view to a file on a thread: an image if it ends in ".png", else a table."""
+        """Write the view to a file on a thread: an image for ".png", otherwise a table."""
         if path.suffix.lower() == ".png":
             image = self._panel.grab().toImage()
             self._job.run(lambda: _written(path, lambda: image.save(str(path))))
@@ -110,18 +110,18 @@ def _csv(rows: Sequence[Sequence[str]]) -> bytes:
 
 
 BUSY_S, IDLE_S = 1.0, 2.0
-"""Seconds between readings while the engine is busy and idle; readings are most of the load of an
-idle window."""
+"""Seconds between readings while the engine is busy or idle; an idle window's CPU load is mostly
+due to readings."""
 
 
 class DevicePoller(QObject):
-    """Emits regular snapshots of all devices, read on a thread as drivers can be slow.
+    """Emits regular snapshots of all devices, read on a thread because drivers can be slow.
 
     Args:
         interval_s: seconds between readings while the engine is busy.
 
     Attributes:
-        others: returns snapshots of devices elsewhere; called on the thread.
+        others: returns snapshots of other machines' devices; called on the thread.
     """
 
     snapshots = Signal(object)  # list[DeviceSnapshot]
@@ -138,7 +138,7 @@ class DevicePoller(QObject):
         return self._monitor is not None
 
     def start(self) -> None:
-        """Start polling if it is stopped."""
+        """Start polling unless it is already running."""
         if self._monitor is None:
             self._monitor = engine.DeviceMonitor()
             self._monitor.start(
@@ -146,7 +146,7 @@ class DevicePoller(QObject):
             )
 
     def set_busy(self, busy: bool) -> None:
-        """Set the interval for a busy or idle engine."""
+        """Use the polling interval for a busy or an idle engine."""
         self._is_busy = busy
         if self._monitor is not None:
             self._monitor.pace(self._interval())

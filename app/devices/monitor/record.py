@@ -1,4 +1,4 @@
-"""The monitor's figures, their recent history, and marks of messages."""
+"""The monitor's figures, their recent history, and message marks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from engine import ClockLimit, DeviceSnapshot
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure of each device, shown in one graph.
+    """A figure measured on each device and shown in one graph.
 
     Args:
-        title: name of the graph, for `tr`.
-        form: format of a value.
-        value: returns the value in a snapshot, or None if unknown.
-        top: upper end of the scale; None follows the data.
+        title: the graph's name, to be translated.
+        form: format string for a value.
+        value: returns the value from a snapshot, or None if unknown.
+        top: upper end of the scale; None adapts it to the data.
     """
 
     title: str
@@ -41,7 +41,7 @@ def _scaled(value: float | None, unit: float) -> float | None:
 
 
 def traffic(snapshot: DeviceSnapshot) -> float | None:
-    """Return the bytes per second over PCIe in both directions, or None if unknown."""
+    """Return the PCIe traffic in both directions, in bytes per second, or None if unknown."""
     sent, received = snapshot.sent_bytes_s, snapshot.received_bytes_s
     return None if sent is None or received is None else sent + received
 
@@ -68,7 +68,7 @@ FIGURES: Final[Mapping[str, Figure]] = {
 }  # fmt: skip
 """Figures by name, in the order of their graphs."""
 
-RATE: Final = "rate"  # name of the graph of tokens per second
+RATE: Final = "rate"  # name of the tokens-per-second graph
 
 DEFAULT_GRAPHS: Final = ("memory", "load", RATE)
 
@@ -82,12 +82,12 @@ LIMITS: Final[Mapping[ClockLimit, str]] = {
 
 
 def limits_text(snapshot: DeviceSnapshot) -> str:
-    """Return what limits the clock: "heat, power limit"; "" for nothing or unknown."""
+    """Return what limits the clock: "heat, power limit"; "" if nothing does or it is unknown."""
     return ", ".join(tr(LIMITS[limit]) for limit in snapshot.clock_limits or ())
 
 
 def power_text(snapshot: DeviceSnapshot) -> str:
-    """Return the power draw and its limit: "215 / 450 W"; "" if unknown."""
+    """Return the power draw and limit: "215 / 450 W"; "" if unknown."""
     if snapshot.power_w is None:
         return ""
     if snapshot.power_limit_w is None:
@@ -104,14 +104,14 @@ def traffic_text(snapshot: DeviceSnapshot) -> str:
 
 
 def others_text(snapshot: DeviceSnapshot) -> str:
-    """Return the use by other programs: GPU memory or CPU load; "" if unknown."""
+    """Return what other programs use: GPU memory or CPU load; "" if unknown."""
     if snapshot.others_bytes is not None:
         return decimal(f"{snapshot.others_bytes / GIB:.1f} GiB")
     return "" if snapshot.others_percent is None else f"{snapshot.others_percent:.0f} %"
 
 
 def clock_text(snapshot: DeviceSnapshot) -> str:
-    """Return the clock and its limits: "2520 MHz · heat"; "" if unknown."""
+    """Return the clock and what limits it: "2520 MHz · heat"; "" if unknown."""
     if snapshot.clock_mhz is None:
         return ""
     limits = limits_text(snapshot)
@@ -126,7 +126,7 @@ def memory_text(snapshot: DeviceSnapshot) -> str:
 
 
 def spoken_state(name: str, snapshot: DeviceSnapshot) -> str:
-    """Return the state of a device as one line, for tooltips and screen readers."""
+    """Return a device's state as one line, for tooltips and screen readers."""
     if snapshot.problem:
         return f"{name}: {snapshot.problem}"
     load, heat = snapshot.load_percent, snapshot.temperature_c
@@ -146,7 +146,7 @@ def spoken_state(name: str, snapshot: DeviceSnapshot) -> str:
 
 
 class SeriesHistory:
-    """The newest `capacity` entries: a time, and one value per series."""
+    """The newest `capacity` entries, each with a time and one value per series."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -158,7 +158,7 @@ class SeriesHistory:
         return tuple(self._values)
 
     def append(self, time_s: float, values: dict[str, float]) -> None:
-        """Add an entry; missing values, and the past of new series, are NaN."""
+        """Add an entry; missing values and earlier values in new series are NaN."""
         for name in values.keys() - self._values.keys():
             self._values[name] = self._kept([math.nan] * len(self._times))
         self._times.append(time_s)
@@ -166,11 +166,11 @@ class SeriesHistory:
             kept.append(values.get(name, math.nan))
 
     def times(self, since_s: float) -> list[float]:
-        """Return the times from `since_s` on, oldest first."""
+        """Return the times since `since_s`, oldest first."""
         return list(islice(self._times, self._first(since_s), None))
 
     def values(self, name: str, since_s: float) -> list[float]:
-        """Return the values of a series at `times(since_s)`."""
+        """Return a series' values at `times(since_s)`."""
         return list(islice(self._values[name], self._first(since_s), None))
 
     def last(self, name: str) -> float:
@@ -187,12 +187,12 @@ class SeriesHistory:
 
 CAPACITY: Final = 512
 RATE_FADES_S: Final = 1.5
-"""Age in seconds at which a rate is outdated; a running engine reports more often."""
+"""Age in seconds at which a rate is outdated; a busy engine reports more often."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A message on the time axis of `time.monotonic()`."""
+    """A message mark; `time_s` is a `time.monotonic()` value."""
 
     time_s: float
 
@@ -202,13 +202,13 @@ class Mark:
 
 
 class MonitorRecord:
-    """The figures of all devices over time, and the speed of answers.
+    """Figures of all devices over time, and generation speed.
 
     Attributes:
         histories: one per figure, with a series per device, and one for `RATE`.
-        colours: index of each device's colour, by its id.
-        n_answers: number of answers in the newest rate.
-        drafts: text about draft tokens in the last answer, or "".
+        colours: colour index by device id.
+        n_answers: number of answers included in the newest rate.
+        drafts: text about draft tokens in the last answer; "" if there is none.
     """
 
     def __init__(self) -> None:
@@ -223,7 +223,7 @@ class MonitorRecord:
         self._has_ended = False
 
     def add(self, snapshots: Sequence[DeviceSnapshot]) -> None:
-        """Add a reading of all devices, with the rate since the one before."""
+        """Add a reading of all devices, with the rate since the previous reading."""
         self.now_s, self.latest = snapshots[0].time_s, tuple(snapshots)
         for snapshot in snapshots:
             self.colours.setdefault(snapshot.device, len(self.colours))
@@ -234,34 +234,34 @@ class MonitorRecord:
         self.histories[RATE].append(self.now_s, {RATE: self._take_rate()})
 
     def add_rate(self, tokens_per_s: float, n_answers: int = 1) -> None:
-        """Set the total rate of all answers, 0 at the end of the last one."""
+        """Set the total rate of all answers, 0 when the last one finishes."""
         self._has_ended = tokens_per_s <= 0
         if not self._has_ended:
             self._rate, self._rate_s = tokens_per_s, time.monotonic()
             self.n_answers = n_answers
 
     def mark_message(self) -> None:
-        """Mark the present moment, and reset `drafts`."""
+        """Mark the current time as that of a message, and reset `drafts`."""
         self.drafts = ""
         self._marks.append(Mark(time.monotonic()))
 
     def marks(self, since_s: float) -> list[Mark]:
-        """Return the marks from `since_s` until the newest reading."""
+        """Return the marks between `since_s` and the newest reading."""
         return [mark for mark in self._marks if since_s <= mark.time_s <= self.now_s]
 
     def labels(self) -> dict[str, str]:
-        """Return the label of each device, by its id."""
+        """Return the labels by device id."""
         devices = list(self.colours)
         return dict(zip(devices, rank_labels(devices), strict=True))
 
     def table(self, names: Sequence[str], since_s: float) -> list[list[str]]:
-        """Return the readings from `since_s` on as rows of a table with a header.
+        """Return the readings since `since_s` as table rows, with a header row.
 
-        The columns are time of day, seconds before the newest reading, figures by device, and
+        The columns are the time of day, seconds before the newest reading, figures by device, and
         whether a message was sent since the previous row.
 
         Args:
-            names: figures of `FIGURES`, or `RATE`.
+            names: keys of `FIGURES`, or `RATE`.
         """
         columns: list[tuple[str, list[float]]] = []
         for name in names if self.latest else ():
@@ -289,7 +289,7 @@ class MonitorRecord:
         return rows
 
     def _take_rate(self) -> float:
-        """Return the rate since the last reading, even if the answer has ended."""
+        """Return the rate since the last reading, even if the answer is already complete."""
         rate = self._rate if self.now_s - self._rate_s <= RATE_FADES_S else 0.0
         if self._has_ended:
             self._rate = 0.0
@@ -297,7 +297,7 @@ class MonitorRecord:
 
 
 def clock_text_of(time_s: float) -> str:
-    """Return a time of `time.monotonic()` as the time of day."""
+    """Return a `time.monotonic()` value as the time of day."""
     moment = datetime.fromtimestamp(time.time() - time.monotonic() + time_s)
     return moment.strftime("%H:%M:%S")
 

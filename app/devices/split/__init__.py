@@ -1,1 +1,1 @@
-"""The split of a model over devices; imports no other subject of the app."""
+"""Splitting a model over devices; imports none of the app's other feature packages."""

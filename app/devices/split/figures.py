@@ -1,7 +1,7 @@
-"""Figures of each rank for the split panel, computed without widgets.
+"""Figures per rank for the split panel, computed without widgets.
 
-Ranks on the same device share its memory, so the free memory of a row excludes the memory of all
-rows of that device.
+Ranks on the same device share its memory, so what all of them use is subtracted from the free
+memory in each of their rows.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ if TYPE_CHECKING:
     from engine import DevicePlan, Evaluation, Forecast, Plan, Remedy
 
 BRANDS = ("NVIDIA ", "GeForce ", "AMD ", "Intel(R) ", "(R)", "(TM)", " Processor")
-"""Parts of device names that short names leave out."""
+"""Parts of device names that short names omit."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowFigures:
-    """Figures in the row of one rank; sizes in bytes.
+    """Figures in one rank's row; sizes are in bytes.
 
     Attributes:
-        index: index of the rank in the settings.
-        colour: index of its device colour; virtual ranks of a device have consecutive ones.
-        label: name of the rank, such as "GPU 0".
-        name: name of the device, without its brand.
+        index: the rank's index in the settings.
+        colour: index of the device colour; virtual ranks on a device have consecutive indices.
+        label: name of the rank, for example "GPU 0".
+        name: name of the device without the brand.
         requested: share in the settings, 0 to 1.
-        effective: share in the plan, 0 to 1; None without a plan.
-        blocks: numbers of the rank's blocks in modes that distribute whole blocks.
-        of_weights: fraction of all bytes of weights on the rank, 0 to 1.
-        total: memory of the device.
-        memory: planned memory of this rank, by kind.
-        siblings: (colour, bytes) of each other rank on the same device.
-        outside: memory in use by other programs, the system and this window.
-        free: memory left after all other entries; negative if the model does not fit.
+        effective: share in the plan, 0 to 1; None if there is no plan.
+        blocks: indices of the rank's blocks, in modes that distribute whole blocks.
+        of_weights: fraction of all weight bytes that is on the rank, 0 to 1.
+        total: the device's memory.
+        memory: planned memory for this rank, by kind.
+        siblings: (colour, bytes) for each other rank on the same device.
+        outside: memory used by other programs, the system and this window.
+        free: memory that is left; negative if the model does not fit.
         sensors: slot, temperature and power.
-        overhead: memory for using the device at all, counted once for all its ranks.
-        guests: KV cache of GPUs in this device's memory (host memory).
-        kept: memory for state checkpoints of recurrent layers (host memory).
-        apart: memory for encoding images if no rank is on the device (host memory).
-        reserve: memory that has to stay free.
-        is_taker: whether the rank has no share but holds tensors that were moved to it.
-        note: caveat about the device, such as missing tests, or "".
+        overhead: fixed memory cost of using the device, counted once for all its ranks.
+        guests: the GPUs' KV cache kept in this device's memory (host memory only).
+        kept: state checkpoints of recurrent layers (host memory only).
+        apart: memory to encode images if no rank is on the device (host memory only).
+        reserve: memory to keep free.
+        is_taker: whether the rank has no share and holds only tensors moved to it.
+        note: caveat about the device, for example that it is untested, or "".
     """
 
     index: int
@@ -77,18 +77,18 @@ class RowFigures:
 
     @property
     def taken(self) -> int:
-        """Bytes of the model on the device, including other ranks."""
+        """Bytes that the model takes on the device, including its other ranks."""
         others = sum(size for _, size in self.siblings)
         return self.memory.total + others + self.overhead + self.visiting
 
     @property
     def visiting(self) -> int:
-        """Bytes in host memory that belong to no rank there."""
+        """Bytes in host memory that belong to no CPU rank."""
         return self.guests + self.kept + self.apart
 
     @property
     def share(self) -> float:
-        """Share to draw, 0 to 1: the effective one if known, else the requested one."""
+        """Share to draw, 0 to 1: the effective share if known, else the requested share."""
         return self.requested if self.effective is None else self.effective
 
     @property
@@ -102,10 +102,10 @@ class RowFigures:
 
 @dataclass(frozen=True, slots=True)
 class FigureInputs:
-    """What figures are computed from in addition to the settings.
+    """Inputs to the figures, in addition to the settings; see `RowFigures`.
 
-    Mappings are by device id, except `by_rank` by rank of the settings and `blocks` by rank of the
-    plan; see `RowFigures`.
+    Mappings are keyed by device id, except that `by_rank` is keyed by rank index in the settings
+    and `blocks` by rank index in the plan.
 
     Attributes:
         devices: all devices, in the order of their colours.
@@ -123,10 +123,10 @@ class FigureInputs:
 
 
 def plan_by_rank(settings: SplitSettings, plan: Plan | None) -> dict[int, DevicePlan]:
-    """Return the entries of a plan by index of their rank in the settings.
+    """Return a plan's entries by rank index in the settings.
 
-    A plan lists the active ranks, and then devices without a share that hold moved tensors. Each of
-    these gets the first inactive rank of its device.
+    A plan lists the active ranks, then devices that have no share but hold moved tensors. Each of
+    these devices is assigned its first inactive rank.
     """
     if plan is None:
         return {}
@@ -142,14 +142,14 @@ def plan_by_rank(settings: SplitSettings, plan: Plan | None) -> dict[int, Device
 def blocks_by_rank(
     settings: SplitSettings, evaluation: Evaluation | None
 ) -> dict[int, tuple[int, ...]]:
-    """Return the blocks of each rank of a plan, in the modes that distribute whole blocks."""
+    """Return each rank's blocks in a plan, for modes that distribute whole blocks."""
     if evaluation is None or settings.mode not in ("layer", "groups"):
         return {}
     return {d.rank: evaluation.split.blocks_of(d.rank) for d in evaluation.plan.devices}
 
 
 def row_figures(settings: SplitSettings, inputs: FigureInputs) -> list[RowFigures]:
-    """Return the figures of the shown ranks: all, or one per device in mode "single"."""
+    """Return figures for the visible ranks: all, or one per device in mode "single"."""
     labels = rank_labels([rank.device for rank in settings.ranks])
     shown = range(len(settings.ranks))
     if settings.mode == "single" and settings.ranks:
@@ -214,10 +214,10 @@ def _of_weights(inputs: FigureInputs, planned: DevicePlan | None) -> float:
 
 
 def rank_colour(settings: SplitSettings, inputs: FigureInputs, index: int) -> int:
-    """Return a rank's colour: the index of its device plus its number on the device.
+    """Return a rank's colour: the index of its device plus its index on that device.
 
-    The monitor uses the same colours. The CPU is the last device, so the colours of its virtual
-    ranks are unused.
+    The monitor uses the same colours. The CPU is the last device, so no other device uses the
+    colours of its virtual ranks.
     """
     device = settings.ranks[index].device
     earlier = sum(rank.device == device for rank in settings.ranks[:index])
@@ -225,9 +225,9 @@ def rank_colour(settings: SplitSettings, inputs: FigureInputs, index: int) -> in
 
 
 def rank_labels(devices: Sequence[str]) -> list[str]:
-    """Return a label for the device id of each rank.
+    """Return a label for each rank, given the ranks' device ids.
 
-    GPUs have their CUDA number, "GPU 0", and CPU ranks are numbered, "CPU 0". Devices of other
+    GPUs have their CUDA index ("GPU 0"), and CPU ranks are numbered ("CPU 0"). Devices on other
     machines are prefixed with the machine's number, counted from 1: "2: GPU 0", "2: CPU".
     """
     labels, n_cpu = [], 0
@@ -268,12 +268,12 @@ def outside_bytes(
     loaded: ModelLoaded | None,
     overhead: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, int]:
-    """Return the bytes in use per device id, excluding the loaded model.
+    """Return the bytes in use by device id, excluding the loaded model.
 
-    Its bytes are released before another load or are part of the next plan.
+    The model's bytes are either freed before the next load or counted in the next plan.
 
     Args:
-        overhead: bytes for using each of the model's devices at all.
+        overhead: fixed cost in bytes of using each of the model's devices.
     """
     model = dict(overhead) if loaded else {}
     for entry in loaded.memory if loaded else ():
@@ -284,7 +284,7 @@ def outside_bytes(
 
 
 def shortages(rows: Sequence[RowFigures]) -> list[str]:
-    """Return a sentence for each device on which the plan does not fit."""
+    """Return a sentence for each device whose memory the plan exceeds."""
     sentences: dict[str, str] = {}
     for row in rows:
         needed = row.taken
@@ -310,7 +310,7 @@ def shortages(rows: Sequence[RowFigures]) -> list[str]:
 def share_text(row: RowFigures) -> str:
     """Return "target 45.8 · actual 46.9 %", or "blocks 0-11 · 31.6 % of bytes".
 
-    With whole blocks, the shares of blocks and of bytes differ.
+    If whole blocks are distributed, a rank's shares of blocks and of bytes differ.
     """
     if row.is_taker and row.effective is not None:
         return tr("actual {percent} %").format(percent=percent_text(row.effective))
@@ -328,7 +328,7 @@ def share_text(row: RowFigures) -> str:
 
 
 def blocks_text(blocks: Sequence[int]) -> str:
-    """Return sorted numbers of blocks as "blocks 0-11, 14"."""
+    """Return sorted block indices as "blocks 0-11, 14"."""
     runs: list[tuple[int, int]] = []
     for number in blocks:
         first = runs.pop()[0] if runs and runs[-1][1] == number - 1 else number
@@ -338,7 +338,7 @@ def blocks_text(blocks: Sequence[int]) -> str:
 
 
 def kinds_of(row: RowFigures) -> list[tuple[str, int]]:
-    """Return the English name and bytes of each kind of memory in use."""
+    """Return the English name and the size in bytes of each kind of memory in use."""
     memory = row.memory
     kinds = [
         (tr_later("weights"), memory.weights),
@@ -355,7 +355,7 @@ def kinds_of(row: RowFigures) -> list[tuple[str, int]]:
 
 
 LoadState = Literal["empty", "ready", "loading", "loaded", "applying"]
-"""State of the model in the engine; "applying" is a live split."""
+"""State of the model in the engine; "applying" means that it is being split live."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,11 +363,11 @@ class SpeedFigures:
     """Predicted and measured speed of the split.
 
     Attributes:
-        forecast: predicted speed, if it can be predicted.
-        n_past: context of the decode forecast, in tokens.
-        is_measured: whether the forecast comes from measurements of these devices.
-        measured: speed of the last answer with this split, in tokens/s; 0 for none.
-        expected: predicted speed of that answer, times the gain from draft tokens; 0 for none.
+        forecast: predicted speed; None if it cannot be predicted.
+        n_past: tokens in the context for which decode speed is predicted.
+        is_measured: whether the forecast is based on measurements of these devices.
+        measured: speed of the last answer with this split, in tokens/s; 0 if there is none.
+        expected: predicted speed of that answer times the gain from draft tokens; 0 if unknown.
     """
 
     forecast: Forecast | None = None
@@ -379,7 +379,7 @@ class SpeedFigures:
 
     @property
     def error(self) -> float | None:
-        """Relative error of the prediction for the last answer; positive if it was too high."""
+        """Relative error of the prediction for the last answer; positive if too high."""
         if not self.measured or not self.expected:
             return None
         return self.expected / self.measured - 1.0
@@ -387,12 +387,12 @@ class SpeedFigures:
 
 @dataclass(frozen=True, slots=True)
 class FitFigures:
-    """The longest context that fits, and remedies.
+    """The longest context that fits, and remedies if the settings do not fit.
 
     Attributes:
-        n_ctx: longest context that fits, in tokens; None while it is unknown.
-        remedies: changes that make the settings fit if they do not.
-        is_current: whether both are for the present settings; else a search is under way.
+        n_ctx: longest context that fits, in tokens; None if unknown.
+        remedies: changes that would make the settings fit.
+        is_current: whether both apply to the current settings; if not, a search is running.
     """
 
     n_ctx: int | None = None
@@ -406,15 +406,15 @@ class SplitPicture:
 
     Attributes:
         has_model: whether a model is selected, loaded or not.
-        rows: figures of the shown ranks.
-        colours: index of the device colour of every rank.
-        plan: bytes on each device; None if no plan can be made.
-        problems: reasons why no plan can be made, or where it does not fit.
-        n_ctx: context in effect, in tokens.
-        measured: measured bytes by rank; empty if the settings differ from the loaded ones.
-        can_load: whether there is a model that can be loaded with the settings.
+        rows: figures for the visible ranks.
+        colours: index of each rank's device colour.
+        plan: bytes per device; None if planning failed.
+        problems: why planning failed, or on which devices the plan does not fit.
+        n_ctx: context length in effect, in tokens.
+        measured: measured bytes by rank; empty if the loaded settings differ.
+        can_load: whether a model is selected that these settings can load.
         has_changed: whether the settings differ from the loaded ones.
-        can_apply: whether a loaded model can change to the settings without a reload.
+        can_apply: whether the loaded model can adopt the settings without a reload.
         elsewhere: name of the server that runs the model; "" for this machine.
         chosen_because: reason for the suggested settings; "" if the user chose them.
     """
@@ -447,13 +447,13 @@ class SplitPicture:
         return self.load_state == "ready" and self.can_load
 
 
-SEEN_BYTES = 64 << 20  # smallest change of memory that is shown, as sizes have tenths of a GiB
+SEEN_BYTES = 64 << 20  # smallest visible change in memory; sizes show tenths of a GiB
 
-SEEN_W = 5.0  # smallest change of a device's power that is shown, in watts
+SEEN_W = 5.0  # smallest visible change in a device's power, in watts
 
 
 def readings_differ(old: DeviceSnapshot | None, new: DeviceSnapshot | None, part: float) -> bool:
-    """Return whether two readings look different; `part` is a fraction of the memory."""
+    """Return whether readings differ visibly; `part` is the smallest visible fraction of memory."""
     if old is None or new is None:
         return True
     if (old.device, old.problem, old.total_bytes) != (new.device, new.problem, new.total_bytes):

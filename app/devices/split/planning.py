@@ -1,7 +1,7 @@
-"""Plans and predicted speeds of the selected model, its longest context, and its first split.
+"""Plans and predicted speed for the selected model, its longest context, and its first split.
 
-A plan takes less than a frame and is made in place; the last two need many plans and run on
-threads.
+A plan takes less than a frame, so it is computed on the GUI thread; the last two need many plans
+and run on other threads.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from engine import (
 if TYPE_CHECKING:
     from engine import Choice, Evaluation, Forecast, Forecaster, Plan, Planner, Positions, Remedy
 
-MAX_KNOWN: Final = 64  # number of cached positions, by parameters and handle
+MAX_KNOWN: Final = 64  # maximum number of cached `Positions`, keyed by parameters and handle
 FREE_STEP: Final = 256 << 20
-"""Free memory is rounded down to this many bytes, so that its flicker needs no new plans."""
+"""Free memory is rounded down to a multiple of this, so that small changes need no new plans."""
 
 
 PlannerFactory = Callable[[str], "Planner"]  # path of the model file
@@ -46,7 +46,7 @@ def open_planner(path: str) -> Planner:
 
 
 class PlanSource:
-    """Plans splits of one model at a time."""
+    """Plans splits for one model at a time."""
 
     def __init__(self, factory: PlannerFactory) -> None:
         self._factory = factory
@@ -64,10 +64,10 @@ class PlanSource:
         return self._free
 
     def open(self, info: ModelInfo | None) -> None:
-        """Use another model, or none.
+        """Switch to another model, or to none.
 
         Raises:
-            EngineError: no plan can be made for the model.
+            EngineError: the model cannot be planned.
         """
         if self._planner is not None:
             self._planner.close()
@@ -77,7 +77,7 @@ class PlanSource:
             self._planner = self._take(info.path) or self._factory(info.path)
 
     def offer(self, path: str, planner: Planner | None) -> None:
-        """Give a planner to the next `open` of its file; thread-safe."""
+        """Provide a planner that the next `open` of its file will use; thread-safe."""
         with self._lock:
             old, self._offered = self._offered, (path, planner) if planner else None
         if old is not None:
@@ -91,17 +91,17 @@ class PlanSource:
             return planner
 
     def set_free(self, free: Mapping[str, int]) -> None:
-        """Set the free bytes by device id, on which the storage of weights depends."""
+        """Set the free bytes by device id; they affect how weights are stored."""
         rounded = {device: size // FREE_STEP * FREE_STEP for device, size in free.items()}
         if rounded != self._free:
             self._free = rounded
             self._forget()
 
     def evaluate(self, settings: SplitSettings) -> Evaluation | None:
-        """Return the evaluated settings, or None without a model.
+        """Evaluate the settings; return None if there is no model.
 
         Raises:
-            EngineError: the split cannot be made.
+            EngineError: the model cannot be split this way.
         """
         if self._planner is None or self.info is None:
             return None
@@ -111,25 +111,25 @@ class PlanSource:
         return self._known[1]
 
     def plan(self, settings: SplitSettings) -> Plan | None:
-        """Return the plan of `evaluate`."""
+        """Return the plan from `evaluate`."""
         evaluation = self.evaluate(settings)
         return evaluation.plan if evaluation else None
 
     def positions(self, settings: SplitSettings, handle: int) -> Positions | None:
-        """Return the possible positions of a boundary, or None without a model.
+        """Return the possible positions of a boundary, or None if there is no model.
 
-        They do not change while the boundary moves, so they are cached.
+        Moving the boundary does not change these positions, so they are cached.
 
         Args:
-            handle: number of the active rank that the boundary follows.
+            handle: index of the active rank before the boundary.
 
         Raises:
-            EngineError: the present split cannot be made.
+            EngineError: the model cannot be split this way.
         """
         if self._planner is None or self.info is None:
             return None
         params = settings.load_params(self.info.path)
-        at_end = settings.with_boundary(handle, 1.0).shares  # the same wherever the handle is
+        at_end = settings.with_boundary(handle, 1.0).shares  # the same wherever the handle is now
         key = replace(params, split=tuple(round(share, 9) for share in at_end)), handle
         if key not in self._positions:
             if len(self._positions) >= MAX_KNOWN:
@@ -138,22 +138,22 @@ class PlanSource:
         return self._positions[key]
 
     def boundary(self, settings: SplitSettings, handle: int) -> float:
-        """Return the position of a boundary in the plan, or without a model in the settings."""
+        """Return a boundary's position in the plan, or in the settings if there is no model."""
         plan = self.plan(settings)
         if plan is None:
             return settings.boundary(handle)
         return sum(device.effective for device in plan.devices[: handle + 1])
 
     def dragged(self, settings: SplitSettings, handle: int, position: float) -> SplitSettings:
-        """Return settings with a boundary at the possible position nearest to `position`."""
-        with suppress(EngineError):  # without a plan, any position is possible
+        """Return the settings with a boundary at the possible position nearest to `position`."""
+        with suppress(EngineError):  # if planning fails, any position is allowed
             positions = self.positions(settings, handle)
             if positions is not None and settings.can_move(handle):
                 return settings.with_split(positions[positions.nearest(position)].split)
         return settings.with_boundary(handle, position)
 
     def stepped(self, settings: SplitSettings, handle: int, notches: int) -> SplitSettings:
-        """Return settings with a boundary moved by `notches` possible positions."""
+        """Return the settings with a boundary moved by `notches` of its possible positions."""
         if not settings.can_move(handle):
             return settings
         with suppress(EngineError):
@@ -173,16 +173,16 @@ class PlanSource:
         self._positions.clear()
 
 
-MIN_TOKENS = 16  # shortest answer to learn speeds from, in tokens
+MIN_TOKENS = 16  # tokens; speeds are not learned from shorter answers
 
 
 class SpeedSource:
-    """Predicts the speed of splits, and compares answers with the predictions.
+    """Predicts the speed of splits and compares the predictions with actual answers.
 
     Attributes:
         n_past: number of tokens in the context.
-        measured: speed of the last answer of this model and split, in tokens/s; 0 for none.
-        expected: predicted speed of that answer, times the gain from draft tokens; 0 for none.
+        measured: speed of the last answer with this model and split, in tokens/s; 0 for none.
+        expected: predicted speed of that answer times the gain from draft tokens; 0 if unknown.
     """
 
     def __init__(self, factory: MachineFactory = this_machine) -> None:
@@ -192,49 +192,49 @@ class SpeedSource:
         self.forget()
 
     def forget(self) -> None:
-        """Forget the last answer."""
+        """Reset the figures from the last answer."""
         self.n_past = 0
         self.measured = self.expected = 0.0
 
     @property
     def machine(self) -> MachineFacts:
-        """Facts about the devices, found on first use."""
+        """Facts about the devices, looked up on first use."""
         if self._machine is None:
             self._machine = self._factory(self._devices)
         return self._machine
 
     def another(self) -> Callable[[], engine.Forecaster]:
-        """Return a factory of forecasters of these devices for another thread."""
+        """Return a factory of forecasters for these devices, for another thread."""
         factory, devices = self._factory, self._devices
         return lambda: factory(devices).forecaster
 
     def set_devices(
         self, devices: Sequence[DeviceInfo], machine: MachineFacts | None = None
     ) -> None:
-        """Use these devices, and find their facts unless `machine` has them."""
+        """Use these devices; if `machine` is None, facts about them are looked up on first use."""
         self._devices = tuple(devices)
         self._machine = machine
 
     def forecast(self, evaluation: Evaluation, params: LoadParams, quant: str) -> Forecast | None:
-        """Predict the speed with the present context, or with a default prompt if it is empty.
+        """Predict the speed with the current context, or with a default prompt if it is empty.
 
         Returns:
-            The forecast, or None if the speed of a device is unknown.
+            The forecast, or None if a device's speed is unknown.
         """
         return self.machine.forecaster.forecast(evaluation, params, quant, self.n_past or None)
 
     def is_measured(self, devices: Sequence[str]) -> bool:
-        """Return whether all of these devices were measured here."""
+        """Return whether all of these devices were measured on this machine."""
         return set(devices) <= self.machine.measured
 
     def note_answer(
         self, finished: Finished, evaluation: Evaluation, params: LoadParams, quant: str
     ) -> None:
-        """Compare an answer with its prediction, and learn from it if it is long enough.
+        """Compare an answer with its prediction; learn from the answer if it is long enough.
 
-        Predictions are without draft tokens, and the gain from these is only estimated. So the
-        prediction moves to the nearer of the speeds with and without them, or stays if it lies
-        between the two.
+        Predictions assume no draft tokens, and the gain from draft tokens is only an estimate. So
+        a prediction between the speeds with and without draft tokens stays as it is; any other
+        one moves towards the nearer speed.
         """
         usage, rate = finished.usage, finished.timings.decode_per_s
         self.n_past = usage.prompt_tokens + usage.completion_tokens
@@ -255,12 +255,12 @@ class SpeedSource:
         forecaster.learn_decode(evaluation, params, quant, 1 / nearest, middle)
 
 
-Rooms = tuple[tuple[str, int, float], ...]  # device id, free bytes, read bytes per second
+Rooms = tuple[tuple[str, int, float], ...]  # device id, free bytes, read speed in bytes/s
 
 
 @dataclass(frozen=True, slots=True)
 class FitQuestion:
-    """A load to find the longest context and remedies for; `n_ctx_train` 0 is unknown."""
+    """A load whose longest context and remedies are sought; `n_ctx_train` is 0 if unknown."""
 
     params: LoadParams
     rooms: Rooms
@@ -270,7 +270,7 @@ class FitQuestion:
 
 @dataclass(frozen=True, slots=True)
 class FitAnswer:
-    """Longest context that fits, None if the split cannot be made; and remedies."""
+    """The longest context that fits (None if the split is impossible), and remedies."""
 
     question: FitQuestion
     n_ctx: int | None
@@ -284,7 +284,7 @@ class _StoppedError(Exception):
 def find_out(
     question: FitQuestion, factory: PlannerFactory, stopped: threading.Event
 ) -> FitAnswer | None:
-    """Answer a question with a new planner; return None once `stopped` is set."""
+    """Answer a question with a new planner; return None if `stopped` gets set."""
     try:
         with closing(factory(question.params.path)) as planner:
             return _answer(question, planner, stopped)
@@ -313,13 +313,13 @@ def first_plan(
     factory: PlannerFactory,
     forecaster: Callable[[], Forecaster] | None,
 ) -> tuple[Planner | None, Choice | None]:
-    """Open a model's file and plan its first split.
+    """Open a model file and plan its first split.
 
     Args:
-        forecaster: see `suggestion`; None keeps the split of `settings`.
+        forecaster: see `suggestion`; None keeps the split in `settings`.
 
     Returns:
-        The planner, or None if there are no plans for the file; and the chosen split, if any.
+        The planner, or None if the file cannot be planned; and the chosen split, if any.
     """
     try:
         planner = factory(info.path)
@@ -340,16 +340,16 @@ def suggestion(
     planner: Planner,
     forecaster: Callable[[], Forecaster],
 ) -> Choice | None:
-    """Choose devices and split for a model.
+    """Choose the devices and the split for a model.
 
-    The rest is that of `settings`; without a context there, it is the longest that fits
-    comfortably.
+    All other parameters are taken from `settings`. If these set no context length, it is the
+    longest that fits comfortably.
 
     Args:
-        forecaster: makes a forecaster that no other thread uses.
+        forecaster: creates a forecaster that no other thread uses.
 
     Returns:
-        The choice, or None if no plan can be made for the model.
+        The choice, or None if the model cannot be planned.
     """
     if not settings.ranks:
         return None
@@ -381,7 +381,7 @@ def _comfortable_context(
     return n_ctx if n_ctx > params.context_for(info.n_ctx_train) else None
 
 
-PAUSE_MS = 150  # milliseconds that settings must be unchanged before a search starts
+PAUSE_MS = 150  # milliseconds without changes to the settings before a search starts
 
 
 class FitFinder(QObject):
@@ -400,7 +400,7 @@ class FitFinder(QObject):
         self._timer.timeout.connect(self._start)
 
     def ask(self, question: FitQuestion | None) -> None:
-        """Search for `question` in `PAUSE_MS` instead of any earlier one; None cancels."""
+        """Answer `question` instead of any earlier one, starting in `PAUSE_MS`; None cancels."""
         if question == self._wanted:
             return
         self._wanted = question

@@ -37,17 +37,17 @@ from engine import DeviceInfo, EngineError, Finished, LoadParams, ModelInfo, Mod
 if TYPE_CHECKING:
     from engine import ModelKey
 
-MAX_SHOWN: Final = 24  # maximum length in characters of a name on the button
+MAX_SHOWN: Final = 24  # maximum name length on the button, in characters
 FILTER: Final = tr_later("Plans (*.json);;All files (*)")
 
 
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
-    """Plan in the menu.
+    """A plan in the menu.
 
     Attributes:
-        speed: measured tokens per second; 0 for none.
-        problem: why the plan is disabled, or "".
+        speed: measured tokens per second; 0 if not measured.
+        problem: why the plan is disabled; "" if it is enabled.
     """
 
     name: str
@@ -62,7 +62,7 @@ class PlanEntry:
 
 
 class PlanMenu(QWidget):
-    """Button and menu to choose, save, rename, delete, export and import plans."""
+    """Button with a menu to choose, save, rename, delete, export and import plans."""
 
     chosen = Signal(str)
     fastest_requested = Signal()
@@ -92,7 +92,7 @@ class PlanMenu(QWidget):
         self.setEnabled(False)
 
     def set_plans(self, entries: Sequence[PlanEntry], current: str) -> None:
-        """Offer plans; `current` is the name of the one in use, or ""."""
+        """Offer plans; `current` is the name of the active plan, or ""."""
         self._entries, self._current = tuple(entries), current
         shown = current or tr("Not saved")
         elided = shown if len(shown) <= MAX_SHOWN else shown[: MAX_SHOWN - 1] + "…"
@@ -170,11 +170,11 @@ class PlanMenu(QWidget):
         self.button.setFocus(Qt.FocusReason.OtherFocusReason)
 
 
-MIN_TOKENS: Final = 16  # shortest answer to save the speed of, in tokens
+MIN_TOKENS: Final = 16  # tokens; speeds of shorter answers are not saved
 
 
 class PlansPresenter(QObject):
-    """Fills the menu with the plans of the selected model, and performs its actions.
+    """Fills the menu with the plans saved for the selected model and performs the menu's actions.
 
     Args:
         command: returns the terminal command for a load.
@@ -212,7 +212,7 @@ class PlansPresenter(QObject):
         self._connect()
 
     def set_model(self, info: ModelInfo) -> None:
-        """Offer the plans of this model."""
+        """Offer the plans saved for this model."""
         if self._info is not None and self._info.path == info.path and self._key is not None:
             return
         self._info, self._key, self._plans = info, None, []
@@ -223,13 +223,13 @@ class PlansPresenter(QObject):
 
     @Slot()
     def show_current(self) -> None:
-        """Show the name of the plan that the present settings match, if any."""
+        """Show the name of the plan that matches the current settings, if any."""
         if self._key is not None:
             self._menu.set_plans([self._entry(plan) for plan in self._plans], self._current())
 
     @Slot()
     def refresh(self) -> None:
-        """Reload the plans, as the command line can save some, too."""
+        """Reload the plans, because the command line can save plans too."""
         if self._key is None:
             return
         self._devices = self._list_devices()
@@ -237,7 +237,7 @@ class PlansPresenter(QObject):
         self.show_current()
 
     def note_answer(self, finished: Finished, loaded: ModelLoaded | None) -> None:
-        """Save the speed of an answer, without draft tokens, with the plan that is loaded."""
+        """Save an answer's speed without draft tokens in the plan that is loaded."""
         key, times = self._key, finished.timings
         if key is None or loaded is None or finished.usage.completion_tokens < MIN_TOKENS:
             return
@@ -253,7 +253,7 @@ class PlansPresenter(QObject):
         for job in (self._keys, self._search, self._notes):
             job.close()
 
-    # actions of the menu
+    # menu actions
 
     def _connect(self) -> None:
         menu = self._menu
@@ -272,7 +272,7 @@ class PlansPresenter(QObject):
         menu.command_requested.connect(lambda: self._do(lambda _: self._copy()))
 
     def _do(self, action: Callable[[ModelKey], None]) -> None:
-        """Perform an action for the selected model; an error becomes a banner."""
+        """Perform an action for the selected model; show errors in a banner."""
         if self._key is None:
             return
         try:
@@ -364,7 +364,7 @@ class PlansPresenter(QObject):
     def _fail(self, error: EngineError) -> None:
         self.noticed.emit(Notice.of(error))
 
-    # plans of the model
+    # the model's plans
 
     def _of_user(self) -> engine.PlanStore:
         if self._store is None:
@@ -386,7 +386,7 @@ class PlansPresenter(QObject):
             return ""
 
     def _name_of(self, params: LoadParams) -> str:
-        """Return the name of the plan with the same load, or ""."""
+        """Return the name of the plan that loads the model in the same way, or ""."""
         n_ctx_train = self._info.n_ctx_train if self._info else 0
         for plan in self._plans:
             try:

@@ -1,4 +1,4 @@
-"""Split settings to JSON and back; a settings file may contain anything."""
+"""Conversion of split settings to JSON and back; a settings file may contain anything."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_OVERRIDES: Final = 4096
 
 
 def to_dict(settings: SplitSettings) -> dict[str, Any]:
-    """Return the settings as a JSON-ready dictionary; devices are named by their `key`."""
+    """Return the settings as a JSON-serializable dict; devices are identified by `key`."""
     keys = {rank.device: rank.key for rank in settings.ranks}
     return {
         "mode": settings.mode,
@@ -47,10 +47,10 @@ def to_dict(settings: SplitSettings) -> dict[str, Any]:
 
 
 def from_dict(data: Mapping[str, Any], devices: Sequence[DeviceInfo]) -> SplitSettings:
-    """Return the settings of a `to_dict`, in its order, for the devices that are here now.
+    """Return the settings that `to_dict` saved, in the saved order, for the present devices.
 
-    Devices that are gone are dropped, new ones come last and are off. Invalid entries of `data`
-    get their default: the file may be damaged or from another version.
+    Missing devices are dropped; new ones come last and are off. Invalid entries in `data` are
+    replaced by defaults, because the file may be damaged or from another version.
     """
     settings = _with_saved_ranks(default_settings(devices), data.get("ranks"))
     mode, single = data.get("mode"), data.get("single")
@@ -74,7 +74,7 @@ def from_dict(data: Mapping[str, Any], devices: Sequence[DeviceInfo]) -> SplitSe
 
 
 def _read(name: str, value: object) -> Any:
-    """Return the value of a setting; None for one that is missing or not accepted."""
+    """Return the value of a setting, or None if it is missing or invalid."""
     if name == "kv_type":
         return _kv_type(value)
     if name == "draft_path":
@@ -148,7 +148,7 @@ def _reserve(saved: object, places: Mapping[str, str]) -> Iterator[tuple[str, in
 
 
 def _overrides(saved: object, places: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the overrides whose device still exists; rank numbers are kept unchecked."""
+    """Yield the overrides whose device still exists; rank numbers are not checked."""
     for entry in saved if isinstance(saved, list) else ():
         is_pair = isinstance(entry, list) and len(entry) == 2
         if not is_pair or not all(isinstance(text, str) for text in entry):
@@ -163,11 +163,11 @@ def _overrides(saved: object, places: Mapping[str, str]) -> Iterator[tuple[str, 
 def _share(value: object) -> float:
     if not isinstance(value, int | float):
         return 0.0
-    return float(min(1.0, max(0.0, value)))  # NaN gives 0; a huge int has no float, hence min first
+    return float(min(1.0, max(0.0, value)))  # NaN becomes 0; min comes first as huge ints overflow
 
 
 def _kv_type(value: object) -> str | None:
-    """Return a KV type as it is always written."""
+    """Return a KV cache type in its canonical spelling."""
     try:
         return str(kv_types(value)) if isinstance(value, str) else None
     except ValueError:

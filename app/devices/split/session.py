@@ -1,4 +1,4 @@
-"""State of the split panel: settings, the figures they lead to, undo, and load requests."""
+"""State of the split panel: settings, resulting figures, undo, and load requests."""
 
 from __future__ import annotations
 
@@ -58,18 +58,18 @@ from engine import (
 if TYPE_CHECKING:
     from engine import Choice, Evaluation, Forecaster
 
-LARGE_CHANGE = 0.01  # fraction of a device's memory; larger changes are shown immediately
+LARGE_CHANGE = 0.01  # fraction of a device's memory; larger changes are shown at once
 
 SMALL_EVERY = 4
-"""Number of readings after which smaller changes, which nearly every reading has, are shown."""
+"""Smaller changes occur in nearly every reading, so they are shown once in this many readings."""
 
-MAX_INT: Final = 2**31 - 1  # largest int of a Qt signal; a damaged file may claim a longer context
+MAX_INT: Final = 2**31 - 1  # maximum of a Qt signal's int; a damaged file may claim more context
 
 MAX_STEPS: Final = 200  # number of changes that can be undone
 
 
 class SettingsHistory:
-    """Undo and redo stacks of the settings."""
+    """Undo and redo stacks for the settings."""
 
     def __init__(self) -> None:
         self._before: list[SplitSettings] = []
@@ -87,7 +87,7 @@ class SettingsHistory:
         return bool(self._after)
 
     def begin(self) -> None:
-        """Begin a gesture such as a drag; one undo reverts all its changes."""
+        """Start a gesture such as a drag; all its changes form one undo step."""
         self._is_in_gesture, self._is_noted = True, False
 
     def end(self) -> None:
@@ -95,7 +95,7 @@ class SettingsHistory:
         self._is_in_gesture = False
 
     def note(self, now: SplitSettings) -> None:
-        """Push `now`, which is about to change."""
+        """Push `now` onto the undo stack, before it changes."""
         self._after.clear()
         if self._is_in_gesture and self._is_noted:
             return
@@ -104,15 +104,15 @@ class SettingsHistory:
         del self._before[:-MAX_STEPS]
 
     def undo(self, now: SplitSettings) -> SplitSettings:
-        """Return the settings before `now`, or `now` if there are none."""
+        """Return the settings before the last change, or `now` if there are none."""
         return self._step(self._before, self._after, now)
 
     def redo(self, now: SplitSettings) -> SplitSettings:
-        """Return the settings that the last `undo` left, or `now` if there are none."""
+        """Return the settings that the last `undo` reverted, or `now` if there are none."""
         return self._step(self._after, self._before, now)
 
     def clear(self) -> None:
-        """Forget all steps."""
+        """Clear both stacks."""
         self._before.clear()
         self._after.clear()
         self.end()
@@ -128,24 +128,24 @@ class SettingsHistory:
 
 
 class SplitSession(QObject):
-    """Devices, shares and context of the next load, and the figures they lead to.
+    """Devices, shares and context for the next load, and the resulting figures; uses no widgets.
 
-    Uses no widgets. However many mouse events a drag sends, at most one plan is made and shown
-    per iteration of the event loop.
+    At most one plan is computed and shown per iteration of the event loop, no matter how many
+    mouse events a drag sends.
 
     Attributes:
-        settings: without a drag that has not been planned yet.
+        settings: current settings, excluding a drag that has not been planned yet.
         devices: all devices, usable or not.
         speed: predicted and measured speed.
     """
 
-    pictured = Signal(object)  # SplitPicture of the present settings
+    pictured = Signal(object)  # SplitPicture of the current settings
     settings_changed = Signal()  # by the user
     devices_changed = Signal(object)  # tuple of DeviceInfo
-    model_changed = Signal(int)  # context length of the model's training; 0: unknown
+    model_changed = Signal(int)  # training context length; 0 if unknown
     block_changed = Signal(bool)  # whether the model may have an MTP block
     state_changed = Signal(str)  # LoadState
-    progressed = Signal(float)  # fraction of the load, 0 to 1
+    progressed = Signal(float)  # completed fraction of the load, 0 to 1
     load_requested = Signal()
     apply_requested = Signal()
     cancel_requested = Signal()
@@ -191,7 +191,7 @@ class SplitSession(QObject):
 
     @property
     def n_ctx_train(self) -> int:
-        """Context length of the model's training times the RoPE factor; 0: unknown."""
+        """The model's training context length times the RoPE factor; 0 if unknown."""
         n_ctx = self.info.n_ctx_train if self.info else 0
         return round(n_ctx * max(1.0, self.settings.rope_factor))
 
@@ -200,15 +200,15 @@ class SplitSession(QObject):
         """Whether the engine is loading or splitting the model."""
         return self.load_state in ("loading", "applying")
 
-    # devices, model and engine
+    # devices, model, engine
 
     def set_devices(
         self, devices: Sequence[DeviceInfo], machine: MachineFacts | None = None
     ) -> None:
-        """Replace the devices; settings of remaining ones are kept.
+        """Replace the devices; the settings of those that remain are kept.
 
         Args:
-            machine: facts about them; None finds them when they are first used.
+            machine: facts about the devices; if None, these are looked up on first use.
         """
         is_chosen = bool(self.devices) and self.settings != default_settings(self.devices)
         saved = self._saved or (to_dict(self.settings) if is_chosen else None)
@@ -221,7 +221,7 @@ class SplitSession(QObject):
         self._schedule()
 
     def set_model(self, info: ModelInfo | None) -> None:
-        """Plan for another model, or none."""
+        """Plan for another model, or for none."""
         self._finder.ask(None)
         is_other = info is not None and (self.info is None or self.info.path != info.path)
         self._model_error = self._server = ""
@@ -231,7 +231,7 @@ class SplitSession(QObject):
             self._plans.open(info)
         except EngineError as error:
             self._model_error = error_text(error)
-        if is_other:  # the settings refer to blocks and tensors of the previous model
+        if is_other:  # the settings refer to the previous model's blocks and tensors
             self._suggested = SplitSettings(), ""
             self.history.clear()
             n_ctx = self.settings.n_ctx
@@ -246,13 +246,13 @@ class SplitSession(QObject):
         self._schedule()
 
     def set_elsewhere(self, server: str) -> None:
-        """Plan for no model, as the server with this name runs the selected one."""
+        """Stop planning, because the server with this name runs the selected model."""
         self.set_model(None)
         self.set_state("empty")
         self._server = server
 
     def set_snapshots(self, snapshots: Sequence[DeviceSnapshot]) -> None:
-        """Use new readings; while a model loads, its memory use is not updated."""
+        """Use new readings; memory use is not updated while a model loads."""
         self._snapshots = tuple(snapshots)
         if not self.is_busy:
             self._outside = outside_bytes(snapshots, self.loaded, self._overhead)
@@ -260,12 +260,12 @@ class SplitSession(QObject):
         self._n_unpictured += 1
         part = 0.0 if self._n_unpictured >= SMALL_EVERY else LARGE_CHANGE
         pairs = zip_longest(self._pictured, snapshots)
-        if any(readings_differ(*pair, part) for pair in pairs):  # showing costs more
+        if any(readings_differ(*pair, part) for pair in pairs):  # showing costs more than comparing
             self._pictured, self._n_unpictured = tuple(snapshots), 0
             self._schedule()
 
     def set_state(self, state: LoadState) -> None:
-        """Set the state of the model in the engine."""
+        """Set the model's state in the engine."""
         self.load_state = state
         if state in ("empty", "ready"):
             self.loaded = None
@@ -275,7 +275,7 @@ class SplitSession(QObject):
         self._schedule()
 
     def set_loaded(self, loaded: ModelLoaded) -> None:
-        """Set the loaded model; its measurements are shown next to the predictions."""
+        """Set the loaded model; its measured figures are shown next to the predicted ones."""
         self.set_state("loaded")
         self.loaded, self._loaded_at = loaded, time.monotonic()
         self.speed.forget()
@@ -283,7 +283,7 @@ class SplitSession(QObject):
         self._overhead = evaluation.plan.overhead() if evaluation else {}
 
     def note_answer(self, finished: Finished) -> None:
-        """Compare an answer with its prediction if the present split computed all of it."""
+        """Compare an answer with its prediction if the current split computed all of it."""
         seconds = finished.timings.first_token_s + finished.timings.decode_s
         evaluation, _ = self._evaluation()
         is_whole = self.loaded is not None and time.monotonic() - seconds >= self._loaded_at
@@ -293,12 +293,12 @@ class SplitSession(QObject):
         self._schedule()
 
     def read_speeds(self) -> None:
-        """Reload the measurements of devices and links, and predict with them."""
+        """Reload the device and link measurements and use them for predictions."""
         self.speed.set_devices(self.devices)
         self._schedule()
 
     def free_bytes(self) -> dict[str, int]:
-        """Return the bytes available to the model, by device id."""
+        """Return the number of bytes available to the model, by device id."""
         return {
             device.id: max(0, device.total_bytes - self._outside[device.id])
             if device.id in self._outside
@@ -307,23 +307,23 @@ class SplitSession(QObject):
         }
 
     def stop(self) -> None:
-        """Stop searching for fits and emitting figures."""
+        """Stop searching for fits and stop emitting figures."""
         self._finder.stop()
         self._timer.stop()
 
     # load parameters
 
     def load_params(self) -> LoadParams:
-        """Return the parameters of a load with these settings.
+        """Return the load parameters for the current settings.
 
         Raises:
-            EngineError: there is no device.
+            EngineError: there are no devices.
         """
         self._place_dragged()
         return self._params()
 
     def resplit_params(self) -> LoadParams | None:
-        """Return the parameters for a live split, or None if it takes a reload."""
+        """Return the parameters for a live split, or None if a reload is required."""
         self._place_dragged()
         if self.loaded is None:
             return None
@@ -341,14 +341,14 @@ class SplitSession(QObject):
         return self.settings.load_params(self.info.path if self.info else "")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as a JSON-ready dictionary."""
+        """Return the settings as a JSON-serializable dict."""
         self._place_dragged()
         if not self.devices and self._saved is not None:
             return dict(self._saved)
         return to_dict(self.settings)
 
     def restore(self, data: Mapping[str, Any]) -> None:
-        """Use settings from `to_dict`, as soon as the devices are known."""
+        """Use settings saved by `to_dict`, as soon as the devices are known."""
         self._saved = data
         self.history.clear()
         if self.devices:
@@ -358,17 +358,17 @@ class SplitSession(QObject):
     # suggestions
 
     def tune_devices(self) -> tuple[str, ...]:
-        """Return the devices to tune: of the active ranks, or all if at most one is active."""
+        """Return the devices to tune: the active ranks' if there are several, otherwise all."""
         ranks = self.settings.ranks
         on = tuple(rank.device for rank in ranks if rank.is_on)
         return on if len(on) > 1 else tuple(rank.device for rank in ranks)
 
     def forecasters(self) -> Callable[[], Forecaster] | None:
-        """Return a factory of forecasters for another thread, or None without devices."""
+        """Return a factory of forecasters for another thread, or None if there are no devices."""
         return self.speed.another() if self.devices else None
 
     def suggest(self, choice: Choice) -> None:
-        """Use the suggested devices and split, and show the reason; the rest stays."""
+        """Use the suggested devices and split, and show the reason; keep all other settings."""
         if self.settings.n_ctx is None:
             self._suggested_context = choice.params.n_ctx
         made = settings_for(self.settings, choice.params)
@@ -382,11 +382,11 @@ class SplitSession(QObject):
         self._schedule()
 
     def suggester(self) -> Callable[[ModelInfo], Choice | None]:
-        """Return a function for another thread that suggests a split of a model.
+        """Return a function that suggests a split for a model, to be called on another thread.
 
-        It also opens a planner and makes the first plan, which saves `set_model` the time.
+        It also opens a planner and computes the first plan, so that `set_model` is fast.
         """
-        is_chosen = self.info is None and self.history.can_undo  # by the user, before any model
+        is_chosen = self.info is None and self.history.can_undo  # before selecting a model
         forecaster = None if is_chosen else self.speed.another()
         free, settings, factory = dict(self._plans.free), self.settings, self._factory
 
@@ -402,10 +402,10 @@ class SplitSession(QObject):
         suggested, reason = self._suggested
         return reason if self.settings == suggested else ""
 
-    # changes by the user
+    # user changes
 
     def change(self, settings: SplitSettings) -> None:
-        """Use other settings; undoable."""
+        """Switch to other settings; undoable."""
         self._schedule()  # even if unchanged: a control may show a rejected value
         if settings != self.settings:
             self.history.note(self.settings)
@@ -413,11 +413,11 @@ class SplitSession(QObject):
             self.settings_changed.emit()
 
     def choose(self, params: LoadParams) -> None:
-        """Use settings that load `params`; undoable."""
+        """Switch to settings that load `params`; undoable."""
         self.change(settings_for(self.settings, params))
 
     def set_overrides(self, overrides: tuple[tuple[str, str], ...]) -> None:
-        """Move tensors to other devices than the split's; undoable."""
+        """Override the split's choice of device for some tensors; undoable."""
         self.change(replace(self.settings, overrides=overrides))
 
     def split_by_memory(self) -> None:
@@ -439,7 +439,7 @@ class SplitSession(QObject):
         )
 
     def step(self, handle: int, notches: int) -> None:
-        """Move a boundary by `notches` possible positions."""
+        """Move a boundary by `notches` of its possible positions."""
         self.change(self._plans.stepped(self.settings, handle, notches))
 
     def drag(self, handle: int, position: float) -> None:
@@ -448,7 +448,7 @@ class SplitSession(QObject):
         self._schedule()
 
     def begin_gesture(self) -> None:
-        """Let one undo revert all changes until `end_gesture`."""
+        """Make all changes until `end_gesture` a single undo step."""
         self.history.begin()
 
     def end_gesture(self) -> None:
@@ -457,11 +457,11 @@ class SplitSession(QObject):
         self.history.end()
 
     def undo(self) -> None:
-        """Undo the last change."""
+        """Undo the most recent change."""
         self._go(self.history.undo)
 
     def redo(self) -> None:
-        """Redo the change that was undone last."""
+        """Redo the most recently undone change."""
         self._go(self.history.redo)
 
     def _go(self, step: Callable[[SplitSettings], SplitSettings]) -> None:
@@ -479,7 +479,7 @@ class SplitSession(QObject):
             self.change(self._plans.dragged(self.settings, *dragged))
 
     def request_load(self) -> None:
-        """Request a live split where possible, or else a load."""
+        """Request a live split if possible, otherwise a load."""
         picture = self._picture
         if picture is None or not picture.can_start:
             return
@@ -511,7 +511,7 @@ class SplitSession(QObject):
         self._schedule()
 
     def fit_question(self) -> FitQuestion | None:
-        """Return the fit question of the present settings, or None without a model."""
+        """Return the fit question for the current settings, or None if there is no model."""
         if self.info is None or self._model_error or not self.settings.ranks:
             return None
         speeds = self.speed.machine.bytes_per_s
@@ -519,7 +519,7 @@ class SplitSession(QObject):
         return FitQuestion(self._params(), rooms, self.n_ctx_train, self.info.n_layer)
 
     def picture(self) -> SplitPicture:
-        """Plan, and compute all figures."""
+        """Compute the plan and all figures."""
         evaluation, error = self._evaluation()
         plan = evaluation.plan if evaluation else None
         inputs = FigureInputs(

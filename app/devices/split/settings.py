@@ -1,7 +1,7 @@
-"""Settings of the split as immutable values, and their conversion to and from load parameters.
+"""Split settings as immutable values, and their conversion to and from load parameters.
 
-Every change returns a new `SplitSettings` in which the shares of active ranks sum to 1 and the
-others are 0. A locked rank keeps its share while others change. The CPU can have several ranks.
+Every change returns a new `SplitSettings` in which active ranks' shares sum to 1 and all others
+are 0. A locked rank keeps its share when others change. The CPU can have several ranks.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ OWN_BLOCK = "mtp"  # value of `SplitSettings.draft_path` for the model's MTP blo
 
 @dataclass(frozen=True, slots=True)
 class RankSettings:
-    """Settings of one rank.
+    """Settings for one rank.
 
     Attributes:
-        device: device id such as "cuda:0"; repeated for virtual ranks of one device.
-        key: the device's UUID, or without one its id.
-        share: share of the model, 0 to 1; 0 while the rank is off.
-        is_locked: whether the share stays while others change.
-        joins: whether the rank is in the group of the one before it, in mode "groups".
+        device: device id, for example "cuda:0"; virtual ranks on one device share it.
+        key: the device's UUID, or its id if it has none.
+        share: fraction of the model, 0 to 1; 0 while the rank is off.
+        is_locked: whether the share stays the same when others change.
+        joins: in mode "groups", whether the rank is in the same group as the previous rank.
     """
 
     device: str
@@ -59,21 +59,21 @@ class RankSettings:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the rank is on a CPU, of this or another machine."""
+        """Whether the rank is on a CPU, on this or another machine."""
         return is_cpu(self.device)
 
 
 @dataclass(frozen=True, slots=True)
 class SplitSettings(LoadOptions):
-    """The split and everything else that decides where the bytes go.
+    """The split and all other settings that determine the memory used on each device.
 
     Attributes:
         ranks: all ranks in order, on or off.
-        single: index of the rank that holds the model in mode "single"; the shares are kept for
-            the other modes.
+        single: index of the rank that holds the model in mode "single"; `ranks` keeps the shares
+            for the other modes.
         n_draft: maximum number of draft tokens per step; 0 turns speculative decoding off.
-        draft_path: file of the draft model, "mtp" for the model's MTP block, "" for neither;
-            specific to one model.
+        draft_path: draft model file, "mtp" for the model's own MTP block, "" for neither; reset
+            when another model is selected.
     """
 
     ranks: tuple[RankSettings, ...] = ()
@@ -98,21 +98,21 @@ class SplitSettings(LoadOptions):
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Share of every rank in the present mode; they sum to 1."""
+        """Share of each rank in the current mode; the shares sum to 1."""
         if self.mode == "single":
             return tuple(float(i == self.single) for i in range(len(self.ranks)))
         return tuple(rank.share for rank in self.ranks)
 
     @property
     def active(self) -> tuple[int, ...]:
-        """Indices of the active ranks; the engine numbers its ranks in this order."""
+        """Indices of the active ranks, in the order in which the engine numbers its ranks."""
         if self.mode == "single":
             return (self.single,) if self.ranks else ()
         return tuple(i for i, rank in enumerate(self.ranks) if rank.is_on)
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """Sizes of the groups of active ranks in the mode "groups"."""
+        """Number of active ranks in each group, for mode "groups"."""
         sizes: list[int] = []
         for i in self.active:
             if sizes and self.ranks[i].joins:
@@ -128,13 +128,13 @@ class SplitSettings(LoadOptions):
 
     @property
     def encoder_devices(self) -> tuple[str, ...]:
-        """Devices that can run the vision encoder: active GPUs of this machine, and the CPU."""
+        """Devices that can run the vision encoder: this machine's active GPUs and its CPU."""
         own = [self.ranks[i].device for i in self.active if not machine_of(self.ranks[i].device)]
         return (*dict.fromkeys(device for device in own if not is_cpu(device)), "cpu")
 
     @property
     def encoder_device(self) -> str:
-        """Device of the vision encoder; "auto" if the chosen one is not active."""
+        """The vision encoder's device; "auto" if the chosen device is not active."""
         return self.mmproj_device if self.mmproj_device in self.encoder_devices else "auto"
 
     @property
@@ -143,22 +143,22 @@ class SplitSettings(LoadOptions):
         return sum(rank.device == "cpu" for rank in self.ranks)
 
     def can_move(self, handle: int) -> bool:
-        """Return whether neither neighbour of the boundary after active rank `handle` is locked."""
+        """Return whether the ranks on both sides of a boundary are unlocked (see `boundary`)."""
         return not any(self.ranks[i].is_locked for i in self.active[handle : handle + 2])
 
     def reserved(self, device: str) -> int:
-        """Return the bytes to keep free on a device."""
+        """Return the number of bytes to keep free on a device."""
         return dict(self.reserve).get(device, 0)
 
     def boundary(self, handle: int) -> float:
-        """Return where active rank number `handle` ends and the next begins, 0 to 1."""
+        """Return the position, 0 to 1, of the boundary after the active rank at index `handle`."""
         return math.fsum(self.shares[i] for i in self.active[: handle + 1])
 
     def load_params(self, path: str) -> LoadParams:
-        """Return the parameters of a load with these settings.
+        """Return the load parameters for these settings.
 
         Raises:
-            EngineError: there is no device.
+            EngineError: there are no devices.
         """
         return LoadParams(
             path=path,
@@ -176,13 +176,13 @@ class SplitSettings(LoadOptions):
         )
 
     def values(self) -> dict[str, Any]:
-        """Return the settings that load parameters share, by name."""
+        """Return the settings that are also load parameters, by name."""
         return {name: getattr(self, name) for name in SHARED_LOAD_OPTIONS}
 
     # changes
 
     def for_another_model(self, n_ctx: int | None) -> SplitSettings:
-        """Set the context, and reset settings that refer to the present model."""
+        """Set the context length and reset settings that are specific to the current model."""
         own = {n: LOAD_DEFAULTS[n] for n, one in SHARED_LOAD_OPTIONS.items() if one.of_model}
         mmproj = self.mmproj if self.mmproj in MMPROJ_KINDS else "auto"
         return replace(self, n_ctx=n_ctx, draft_path="", draft_vocab=0, mmproj=mmproj, **own)
@@ -192,9 +192,9 @@ class SplitSettings(LoadOptions):
         return replace(self, mode=mode)
 
     def with_chosen_mode(self, mode: Mode) -> SplitSettings:
-        """Change the mode, and make at least two ranks active if it splits the model.
+        """Change the mode; if it splits the model, make sure that at least two ranks are active.
 
-        These are all GPUs, or else all devices, or two ranks on the CPU.
+        If too few are, activate all GPUs, else all devices, else two ranks on the CPU.
         """
         changed = self.with_mode(mode)
         gpus = [i for i, rank in enumerate(self.ranks) if not rank.is_cpu]
@@ -206,7 +206,7 @@ class SplitSettings(LoadOptions):
         return changed if len(changed.active) > 1 else changed.with_cpu_ranks(2)
 
     def with_share(self, index: int, share: float) -> SplitSettings:
-        """Set the share of one rank; unlocked others keep their proportions."""
+        """Set one rank's share; the other unlocked ranks keep their proportions."""
         if self.mode == "single" or index not in self.active or self.ranks[index].is_locked:
             return self
         others = [i for i in self.active if i != index and not self.ranks[i].is_locked]
@@ -221,7 +221,7 @@ class SplitSettings(LoadOptions):
         return self._with_shares(shares)
 
     def with_boundary(self, handle: int, position: float) -> SplitSettings:
-        """Move the boundary between two ranks; all others keep their shares."""
+        """Move the boundary between two ranks; all other ranks keep their shares."""
         active = self.active
         is_handle = self.mode != "single" and 0 <= handle < len(active) - 1
         if not is_handle or not self.can_move(handle):
@@ -238,15 +238,15 @@ class SplitSettings(LoadOptions):
         return self._with_shares(dict(zip(self.active, shares, strict=True)))
 
     def with_weights(self, weights: Sequence[float]) -> SplitSettings:
-        """Set shares proportional to one weight per rank; inactive and locked ranks keep theirs."""
+        """Set shares proportional to `weights`, one per rank; skip inactive and locked ranks."""
         if all(rank.is_locked for rank in self.ranks if rank.is_on):
             return self
         return self._rescaled(weights)
 
     def with_rank_on(self, index: int, is_on: bool) -> SplitSettings:
-        """Switch a rank on or off; in mode "single" it replaces the active one.
+        """Switch a rank on or off; in mode "single", a rank switched on replaces the active one.
 
-        A rank that is switched on takes an even share from the others. The last one stays on.
+        In other modes, it takes an even share from the others. The last active rank stays on.
         """
         if self.mode == "single":
             return replace(self, single=index) if is_on else self
@@ -265,11 +265,11 @@ class SplitSettings(LoadOptions):
         return self._with_rank(index, is_locked=is_locked)
 
     def with_joined(self, index: int, joins: bool) -> SplitSettings:
-        """Put a rank into the group of the one before it, or start a group with it."""
+        """Put a rank into the previous rank's group, or let it start a new group."""
         return self._with_rank(index, joins=joins)
 
     def with_rank_moved(self, index: int, steps: int) -> SplitSettings:
-        """Move a rank down by `steps`; the sizes of groups stay."""
+        """Move a rank down by `steps`; group sizes do not change."""
         target = min(len(self.ranks) - 1, max(0, index + steps))
         order = [i for i in range(len(self.ranks)) if i != index]
         order.insert(target, index)
@@ -286,9 +286,9 @@ class SplitSettings(LoadOptions):
         return replace(self, reserve=tuple(sorted(others + added)))
 
     def with_cpu_ranks(self, count: int) -> SplitSettings:
-        """Set the number of CPU ranks by adding or removing at the end.
+        """Set the number of CPU ranks by adding or removing ranks at the end.
 
-        Adding one leaves mode "single".
+        Adding a rank in mode "single" changes the mode to "tensor".
         """
         count = min(MAX_CPU_RANKS, max(1, count))
         cpu = [i for i, rank in enumerate(self.ranks) if rank.device == "cpu"]
@@ -321,7 +321,7 @@ class SplitSettings(LoadOptions):
         return self._rescaled([rank.share for rank in self.ranks])
 
     def _rescaled(self, weights: Sequence[float]) -> SplitSettings:
-        """Distribute the share that locked ranks leave, or everything if they leave none."""
+        """Distribute what locked ranks leave, or the whole model if they leave nothing."""
         on = [i for i, rank in enumerate(self.ranks) if rank.is_on]
         movable = [i for i in on if not self.ranks[i].is_locked]
         room = 1.0 - math.fsum(self.ranks[i].share for i in on if i not in movable)
@@ -334,13 +334,13 @@ class SplitSettings(LoadOptions):
 WINDOW_OPTIONS: Mapping[str, LoadOption] = {
     spec.name: spec.metadata["option"] for spec in fields(SplitSettings) if spec.metadata
 }
-"""All settings other than the split, by the name of their field."""
+"""All settings other than the split, by field name."""
 
 
 def default_settings(devices: Sequence[DeviceInfo]) -> SplitSettings:
-    """Return a split by memory size over all usable GPUs, or the CPU without any.
+    """Return a split over all usable GPUs by memory size, or over the CPU if there are no GPUs.
 
-    With several machines, each holds whole blocks.
+    If there are several machines, each holds whole blocks.
     """
     usable = [device for device in devices if device.usable]
     with_gpus = {machine_of(device.id) for device in usable if device.kind == "cuda"}
@@ -367,14 +367,14 @@ def _with_groups(ranks: tuple[RankSettings, ...]) -> tuple[RankSettings, ...]:
 
 
 def ensure_on(ranks: tuple[RankSettings, ...]) -> tuple[RankSettings, ...]:
-    """Switch the first rank on if none is."""
+    """Switch on the first rank if all are off."""
     if not ranks or any(rank.is_on for rank in ranks):
         return ranks
     return (replace(ranks[0], is_on=True), *ranks[1:])
 
 
 def normalised(weights: Sequence[float]) -> list[float]:
-    """Return the weights scaled to sum to 1, or equal ones if all are 0."""
+    """Return the weights scaled to sum to 1, or equal weights if all are 0."""
     total = math.fsum(weights)
     if total <= 0.0:
         return [1.0 / len(weights)] * len(weights) if weights else []
@@ -382,12 +382,12 @@ def normalised(weights: Sequence[float]) -> list[float]:
 
 
 def is_same_load(first: LoadParams, second: LoadParams, n_ctx_train: int) -> bool:
-    """Return whether both load the same model the same way, up to rounding of the shares."""
+    """Return whether both load the same model in the same way, up to rounding of the shares."""
     return _load_key(first, n_ctx_train) == _load_key(second, n_ctx_train)
 
 
 def resplit_params(wanted: LoadParams, loaded: LoadParams, n_ctx_train: int) -> LoadParams | None:
-    """Return the parameters for a live split of a loaded model, or None if it takes a reload."""
+    """Return the parameters to resplit a loaded model live, or None if a reload is required."""
     if wanted.context_for(n_ctx_train) != loaded.context_for(n_ctx_train):
         return None
     if any(getattr(wanted, name) != getattr(loaded, name) for name in NEEDING_A_LOAD):
@@ -395,7 +395,7 @@ def resplit_params(wanted: LoadParams, loaded: LoadParams, n_ctx_train: int) -> 
     if _drafter(wanted) != _drafter(loaded):
         return None
     if set(map(machine_of, wanted.all_devices)) != set(map(machine_of, loaded.all_devices)):
-        return None  # the processes of other machines would have to start
+        return None  # processes on other machines would have to be started or stopped
     return replace(
         wanted,
         n_ctx=loaded.n_ctx,
@@ -422,24 +422,24 @@ def _load_key(params: LoadParams, n_ctx_train: int) -> tuple[object, ...]:
     )
 
 
-SPECIAL = ("n_ctx", "mmproj_device", "p2p")  # settings that `_load_key` compares itself
+SPECIAL = ("n_ctx", "mmproj_device", "p2p")  # settings that `_load_key` handles separately
 
 NEEDING_A_LOAD = (
     "path", "n_draft", "mmproj_device",
     *(name for name, one in SHARED_LOAD_OPTIONS.items() if one.is_kept and name != "n_ctx"),
 )  # fmt: skip
-"""Settings that cannot be changed without a reload."""
+"""Settings that require a reload to change."""
 
 
 def _drafter(params: LoadParams) -> str:
-    """Return the value of `SplitSettings.draft_path`."""
+    """Return the equivalent `SplitSettings.draft_path`."""
     return OWN_BLOCK if params.draft == OWN_BLOCK else params.draft_path
 
 
 def settings_for(settings: SplitSettings, params: LoadParams) -> SplitSettings:
-    """Return settings that load `params` as far as their devices exist; no rank is locked.
+    """Return settings that load `params` on those of its devices that exist; none is locked.
 
-    The active ranks are sorted as in `params` and stay at the same set of indices.
+    The active ranks are ordered as in `params`, within the same set of indices.
     """
     settings = settings.with_cpu_ranks(max(1, params.devices.count("cpu")))
     places: list[int] = []

@@ -1,4 +1,4 @@
-"""Speeds of the devices and links of a machine, measured here or known for their models."""
+"""Speeds of a machine's devices and links, measured here or known for their product names."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """Facts about the devices of a machine.
+    """Facts about a machine's devices.
 
     Attributes:
-        bytes_per_s: read speed of weights by device id.
-        measured: ids of the devices that were measured here; other facts go by the device's name.
-        slots: slots of GPUs such as "PCIe 4 ×16", by device id.
-        is_simulated: whether the devices are simulated, so nothing can be loaded.
+        bytes_per_s: speed of reading weights, by device id.
+        measured: ids of devices measured here; facts about the others are based on their names.
+        slots: GPU slots by device id, for example "PCIe 4 ×16".
+        is_simulated: whether the devices are simulated, in which case no model can be loaded.
     """
 
     forecaster: engine.Forecaster
@@ -32,10 +32,10 @@ class MachineFacts:
 
 
 def this_machine(devices: Sequence[DeviceInfo], wires: Wires | None = None) -> MachineFacts:
-    """Return the measured facts of these devices, or those known for their models.
+    """Return facts about these devices, as measured or as known for their product names.
 
     Args:
-        wires: links to other machines among the devices; None for typical ones.
+        wires: links to the other machines; None assumes typical links.
     """
     file = engine.MachineFile.of_user()
     engine.use_measured_overheads(devices, file)
@@ -57,7 +57,7 @@ def this_machine(devices: Sequence[DeviceInfo], wires: Wires | None = None) -> M
 
 
 def simulated_machine(rig: Rig) -> MachineFacts:
-    """Return the facts of a simulated machine."""
+    """Return facts about a simulated machine."""
     speeds = {device: facts.bytes_per_s for device, facts in rig.facts.items()}
     return MachineFacts(
         engine.Forecaster.of_rig(rig), speeds, frozenset(), slot_texts(rig.topology), True
@@ -65,9 +65,9 @@ def simulated_machine(rig: Rig) -> MachineFacts:
 
 
 def slot_texts(topology: engine.Topology) -> dict[str, str]:
-    """Return slots such as "PCIe 4 ×16" by device id.
+    """Return the slots by device id, for example "PCIe 4 ×16".
 
-    The generation is the highest of the slot, as idle GPUs lower the present one.
+    The generation is the slot's maximum, because idle GPUs lower the current one.
     """
     numbers = {
         device: (slot.max_generation or slot.generation, slot.width or slot.max_width)

@@ -1,4 +1,4 @@
-"""Editor of a chat template with a preview, which is rendered on a thread."""
+"""Chat template editor with a preview, which is rendered on a thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from engine import EngineError
 
 @dataclass(frozen=True, slots=True)
 class TemplatePreview:
-    """Source of a chat template, and the prompt it renders or the problem with it."""
+    """A chat template's source, with the prompt that it renders or an error."""
 
     source: str
     text: str = ""
@@ -28,7 +28,7 @@ class TemplatePreview:
 
 
 class TemplatePreviewer(QObject):
-    """Renders previews in a child process with limits on time and memory; the newest wins."""
+    """Renders previews in a child process with time and memory limits; the newest request wins."""
 
     made = Signal(object)  # TemplatePreview
 
@@ -40,7 +40,7 @@ class TemplatePreviewer(QObject):
         self._job.failed.connect(self._on_failed)
 
     def ask(self, source: str) -> None:
-        """Render a template, the file's if `source` is empty; `made` reports the result."""
+        """Render `source`, or the file's template if it is empty; emit `made` with the result."""
         self._source, turns = source, sample()
         path = self._path
         self._job.run(lambda: _rendered(path, source, turns))
@@ -72,14 +72,14 @@ def _rendered(path: str, source: str, turns: list[dict[str, str]]) -> TemplatePr
         return TemplatePreview(template.source, problem=translated(error.message))
 
 
-TYPED_MS = 400  # milliseconds from the last key to the preview
+TYPED_MS = 400  # milliseconds from the last keystroke to the preview
 
 
 class TemplateDialog(QDialog):
-    """Editor of a template's source above the prompt it renders."""
+    """Editor for a template's source, above the prompt that it renders."""
 
-    typed = Signal(str)  # source, a moment after the last key
-    chosen = Signal(str)  # source; "" for the file's
+    typed = Signal(str)  # source, shortly after the last keystroke
+    chosen = Signal(str)  # source; "" for the file's template
 
     def __init__(self, parent: QWidget, source: str) -> None:
         super().__init__(parent)
@@ -99,13 +99,13 @@ class TemplateDialog(QDialog):
 
     @Slot()
     def flush(self) -> None:
-        """Request the preview now."""
+        """Request the preview immediately."""
         self._timer.stop()
         self.typed.emit(self.source.toPlainText())
 
     @Slot(object)
     def show_preview(self, made: TemplatePreview) -> None:
-        """Show a rendered template; the first one has the file's source."""
+        """Show a preview; if the editor is empty, put the previewed template into it."""
         if not self.source.toPlainText():
             self._of_the_file = made.source
             with QSignalBlocker(self.source):

@@ -1,1 +1,1 @@
-"""The search for the fastest split by measurement; of the app, imports only `split`."""
+"""Search for the fastest split by measuring; the only feature package it imports is `split`."""

@@ -1,4 +1,4 @@
-"""Tuning results as texts and points for the window; no Qt."""
+"""Tuning results as text and graph points for the window; no Qt."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ GOAL_TEXTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A trial as a point of the graph.
+    """A trial as a point in the graph.
 
     Attributes:
-        share: share of the first device, 0 to 1.
-        tokens_per_s: speed over prompt and answer of the goal's request; 0 if it cannot run.
-        text: text of the split.
+        share: the first device's share, 0 to 1.
+        tokens_per_s: speed over the goal's prompt and answer together; 0 if it cannot run.
+        text: the split as text.
     """
 
     share: float
@@ -48,32 +48,32 @@ class Point:
 
 
 def point_of(trial: Trial, goal: Goal, devices: Sequence[str]) -> Point:
-    """Return the point of a trial; `devices` are all that the search may use."""
+    """Return a trial as a point; `devices` are all devices that the search may use."""
     first = devices[0] if devices else ""
     share = sum(
         part for device, part in zip(trial.devices, trial.shares, strict=False) if device == first
     )
-    if devices.count(first) > 1:  # virtual ranks of one device: the share of the first
+    if devices.count(first) > 1:  # virtual ranks on one device: the first rank's share
         share = trial.shares[0] if trial.shares else 0.0
     return Point(share, request_rate(trial, goal), shape_of(trial.params), trial_text(trial))
 
 
 def request_rate(trial: Trial, goal: Goal) -> float:
-    """Return tokens/s over prompt and answer of the goal's request; 0 if it cannot run."""
+    """Return tokens/s over the goal's prompt and answer together; 0 if it cannot run."""
     if trial.sample is None:
         return 0.0
     return (goal.n_prompt + goal.n_gen) / trial.seconds(goal)
 
 
 def shape_of(params: LoadParams) -> Shape:
-    """Return how a load splits the model."""
+    """Return how these load parameters split the model."""
     if len(params.devices) == 1:
         return "single"
     return next((shape for shape in SHAPES if shape == params.split_mode), "tensor")
 
 
 def trial_text(trial: Trial) -> str:
-    """Return the split of a trial as "Tensor: GPU 0 62.5 %, GPU 1 37.5 %"."""
+    """Return a trial's split as "Tensor: GPU 0 62.5 %, GPU 1 37.5 %"."""
     shape = tr(SHAPE_TEXTS[shape_of(trial.params)])
     labels = rank_labels(trial.devices)
     if len(labels) == 1:
@@ -86,7 +86,7 @@ def trial_text(trial: Trial) -> str:
 
 
 def estimate_text(estimate: TuneEstimate) -> str:
-    """Return the number of trials and the time of a search."""
+    """Return a search's number of trials and duration as text."""
     n = estimate.n_choices
     return tr_n(
         "Tries {n} combination of devices and modes. Runs: about {n_runs} of {run_s} s, {total} in "
@@ -102,7 +102,7 @@ def estimate_text(estimate: TuneEstimate) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a time as "45 s", "3 min" or "2 min 30 s"."""
+    """Return a duration as "45 s", "3 min" or "2 min 30 s"."""
     whole = max(1, round(seconds))
     if whole < 100:
         return f"{whole} s"
@@ -111,7 +111,7 @@ def duration_text(seconds: float) -> str:
 
 
 def result_text(result: TuneResult) -> str:
-    """Return the result of a search in a sentence or two."""
+    """Return a search's result in a sentence or two."""
     winner = result.winner
     if winner is None:
         return translated(result.reason) or tr("No split could be run.")

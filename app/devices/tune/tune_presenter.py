@@ -1,4 +1,4 @@
-"""Connects the tuning dialog with the engine and the split."""
+"""Connects the tuning dialog to the engine and the split."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Question:
     Attributes:
         params: parameters common to all runs.
         goal: key of `engine.GOALS`.
-        budget_s: time limit in seconds; None leaves it to the estimate.
-        free_bytes: free memory by device, including that of the loaded model.
+        budget_s: time limit in seconds; None uses the estimate's default.
+        free_bytes: free memory by device, including what the loaded model uses.
     """
 
     params: LoadParams
@@ -43,7 +43,7 @@ Answer = tuple["engine.TuneEstimate", tuple["engine.Region", ...]]
 
 
 def estimate(question: Question) -> Answer:
-    """Return the plan of a search and the shares it excludes; slow.
+    """Return a search's plan and the shares it excludes; slow.
 
     Raises:
         EngineError: nothing fits, or the file cannot be read.
@@ -60,14 +60,14 @@ LEFT_OUT = tr_later("Pins to one of several ranks of a device are ignored.")
 
 
 def _is_of_rank(override: tuple[str, str]) -> bool:
-    """Return whether an override names a rank by number; these depend on the split."""
+    """Return whether an override names a rank by index, so that its target depends on the split."""
     return override[1].startswith("#")
 
 
 class TunePresenter(QObject):
-    """Performs the dialog's requests: estimates, a search, and the use of its winner."""
+    """Handles the dialog's requests: estimates, searches, and applying the winner."""
 
-    choosing = Signal()  # the winner is about to become the split and should be applied
+    choosing = Signal()  # the winner is about to become the split and must be applied
 
     def __init__(
         self,
@@ -96,11 +96,11 @@ class TunePresenter(QObject):
 
     @Slot()
     def open(self) -> None:
-        """Show the dialog for the present split."""
+        """Show the dialog for the current split."""
         self.dialog.open_for(self._split.tune_devices(), tr(LEFT_OUT) if self._has_pins() else "")
 
     def close(self) -> None:
-        """Wait for the thread, and close the dialog."""
+        """Wait for the thread and close the dialog."""
         self._job.close()
         self.dialog.close()
 

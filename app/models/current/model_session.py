@@ -1,5 +1,5 @@
-"""The model in use: opening its file, loading it, and its presenter. A failed load keeps the old
-model."""
+"""The model in use: opening its file, loading it, and its presenter. If a load fails, the previous
+model stays loaded."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ class ModelSession(QObject):
     """The selected model file and the state of its load.
 
     Args:
-        plan: returns the load parameters of the selected model; called when loading starts.
-        suggest: called when a file is opened; returns a function that suggests a split on another
-            thread.
+        plan: returns the selected model's load parameters; called when loading starts.
+        suggest: called when a file is opened; returns a function that suggests a split and is
+            called on another thread.
 
     Attributes:
-        is_returning: whether the model will be loaded again by the engine that replaces this one.
+        is_returning: whether the engine that replaces the current one will reload the model.
     """
 
     selected = Signal(object)  # ModelInfo
-    suggested = Signal(object)  # Choice of a split, before the model is loaded
+    suggested = Signal(object)  # Choice (a split), before the model is loaded
     loading = Signal(object)  # ModelInfo
-    applying = Signal(object)  # ModelInfo of the loaded model, at the start of a live split
+    applying = Signal(object)  # ModelInfo of the loaded model, when a live split starts
     kept = Signal(object)  # ModelLoaded, after a failed live split
     replacing = Signal()  # the loaded model is about to be unloaded
     progressed = Signal(float)  # 0 to 1
-    doing = Signal(str)  # step of the load, "" while reading the file
+    doing = Signal(str)  # loading step; "" while reading the file
     loaded = Signal(object)  # ModelLoaded
-    emptied = Signal(object)  # ModelInfo that can be loaded again, or None
+    emptied = Signal(object)  # ModelInfo of a model that can be loaded again, or None
     noticed = Signal(object)  # Notice
-    fallbacks_changed = Signal(object)  # tuple of Fallback of the loaded model
-    blocked = Signal(object)  # ModelInfo that waits for `unblock`
+    fallbacks_changed = Signal(object)  # tuple of the loaded model's Fallbacks
+    blocked = Signal(object)  # ModelInfo of a model that waits for `unblock`
 
     _read = Signal(int, object, object)  # ModelInfo or EngineError, Choice or None; from a thread
 
@@ -85,26 +85,26 @@ class ModelSession(QObject):
 
     @property
     def info(self) -> ModelInfo | None:
-        """The header of the last selected file, if any."""
+        """The header of the most recently selected file, if any."""
         return self._info
 
     @property
     def is_opening(self) -> bool:
-        """Whether a model will be loaded: its file is being read or waits for the engine."""
+        """Whether a load is pending: the file is being read, or the load waits for the engine."""
         return bool(self._waiting) or self._is_reading or self.is_returning
 
     def hold(self) -> None:
-        """Delay opening files until `release`, as the devices are not known yet."""
+        """Delay opening files until `release`, because the devices are not known yet."""
         self._is_held = True
 
     def release(self) -> None:
-        """Open the file that was requested last, if any, and others immediately from now on."""
+        """Open the most recently requested file, if any; open later files immediately."""
         self._is_held, path, self._waiting = False, self._waiting, ""
         if path:
             self.open(path)
 
     def block(self, *, is_returning: bool = False) -> None:
-        """Delay loads until `unblock`, as there is no engine; files are still opened and planned.
+        """Delay loads until `unblock`, because there is no engine; still open and plan files.
 
         Args:
             is_returning: see the attribute.
@@ -112,7 +112,7 @@ class ModelSession(QObject):
         self._is_blocked, self.is_returning = True, is_returning
 
     def unblock(self) -> bool:
-        """Allow loads, and open the file that was requested; return whether there is one."""
+        """Allow loads and open the requested file, if any; return whether there is one."""
         self._is_blocked = self.is_returning = False
         path, self._requested = self._requested, ""
         if path:
@@ -120,7 +120,7 @@ class ModelSession(QObject):
         return bool(path)
 
     def open(self, path: str) -> None:
-        """Read a file's header on a thread, then load the model; load a remote one directly."""
+        """Read a file's header on a thread, then load the model; load a remote model directly."""
         if self._is_held and not is_remote(path):
             self._waiting = path
             return
@@ -150,7 +150,7 @@ class ModelSession(QObject):
 
     @Slot()
     def load(self) -> None:
-        """Load the selected model with the present plan."""
+        """Load the selected model with the current plan."""
         if self._info is None or self._must_wait(self._info):
             return
         try:
@@ -164,7 +164,7 @@ class ModelSession(QObject):
         self.loading.emit(self._info)
 
     def load_again(self, loaded: ModelLoaded) -> None:
-        """Load a model that was lost, with the parameters it had."""
+        """Reload a model that was lost, with the parameters it had."""
         if self._info != loaded.info:
             self._info = loaded.info
             self.selected.emit(loaded.info)
@@ -182,7 +182,7 @@ class ModelSession(QObject):
         return False
 
     def apply(self, params: LoadParams) -> None:
-        """Change the split of the loaded model; its chat is kept."""
+        """Change the loaded model's split; the chat is kept."""
         if self._client.model is not None:
             self._client.resplit(params)
             self.applying.emit(self._client.model.info)
@@ -223,7 +223,7 @@ class ModelSession(QObject):
     def _on_loaded(self, loaded: ModelLoaded) -> None:
         self._info = loaded.info
         self.loaded.emit(loaded)
-        if loaded.warnings:  # in one notice, as a second one would replace it
+        if loaded.warnings:  # in one notice, because a second notice would replace it
             text = " ".join(map(translated, loaded.warnings))
             self.noticed.emit(Notice(text, kind="warning", is_of_engine=True))
 
@@ -257,7 +257,7 @@ class ModelSession(QObject):
 
     @Slot()
     def _on_unloaded(self) -> None:
-        if self._client.state is not EngineState.LOADING:  # the load emits its own signals
+        if self._client.state is not EngineState.LOADING:  # a load emits its own signals
             self.emptied.emit(self._info)
 
 
@@ -275,21 +275,21 @@ DEMO_PROMPTS = (
     tr_later("What is Tandem?"), tr_later("What is tensor parallelism?"),
     tr_later("What is a KV cache?"), tr_later("What does Q4_K_M mean?"),
 )  # fmt: skip
-"""Messages that the demo model can answer; it is English only, so they are sent in English."""
+"""Messages that the demo model can answer; it knows only English, so they are sent in English."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelViews:
-    """The widgets of the model in use."""
+    """The widgets that show the model in use."""
 
     bar: ModelBar
     start: StartView
 
 
 class ModelPresenter(QObject):
-    """Connects a `ModelSession` with its views and the split; `keep` saves settings."""
+    """Connects a `ModelSession` to its views and the split; `keep` saves settings."""
 
-    changed = Signal(str)  # name of the loaded model, "" for none
+    changed = Signal(str)  # name of the loaded model; "" if there is none
     noticed = Signal(object)  # Notice
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The model bar above the chat, and the start page instead of an empty chat."""
+"""The model bar above the chat, and the start page that replaces an empty chat."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from app.widgets.theme import icon, mix, px, set_role, theme, theme_signals
 from engine import Fallback, LoadParams, ModelInfo, ModelLoaded, one_line
 
 TEXT, SHORT = tr_later("Slower than possible"), tr_later("Slower")
-"""Texts of the chip in wide and narrow windows."""
+"""The chip's texts in wide and narrow windows."""
 
 
 class SlowerChip(Chip):
-    """Chip shown while a GPU uses a slower fallback; a click opens the reasons."""
+    """Chip shown while a GPU uses a slower fallback; a click shows the reasons."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -100,12 +100,12 @@ class _Reasons(Sheet):
 
 HEIGHT, MARGINS, SPACING = 52, 44, 8
 NAME_WIDTH, GOOD_NAME_WIDTH, MIN_NAME_WIDTH = 420, 150, 96
-"""Maximum width of the model's name, its width before chips shorten, and its minimum."""
+"""Widths of the model's name: maximum, minimum before chips are shortened, absolute minimum."""
 PROGRESS_WIDTH = 180
 
 
 class ModelBar(QFrame):
-    """Bar with the selected model, the progress of its load, or the loaded model."""
+    """Bar with the selected model, its load progress, or the loaded model."""
 
     open_requested = Signal()
     demo_requested = Signal()
@@ -130,7 +130,7 @@ class ModelBar(QFrame):
         made = (label(role="pill") for _ in range(4))
         self._size, self._loaded, self.vision, self._context = made
         self.slower = SlowerChip(self)
-        self._chips: list[Chip] = []  # shown in narrow bars, too; the most important last
+        self._chips: list[Chip] = []  # shown even if the bar is narrow; the most important last
         self._progress = QProgressBar(self, minimum=0, maximum=1000, textVisible=False)
         self._progress.setAccessibleName(tr("Loading"))
         scaled(self, self._progress.setFixedWidth, PROGRESS_WIDTH)
@@ -151,7 +151,7 @@ class ModelBar(QFrame):
         self.refresh()
 
     def add_chip(self, chip: Chip) -> None:
-        """Show another chip before the button."""
+        """Add a chip before the button."""
         self._row.insertWidget(self._row.count() - 1, chip)
         self._follow(chip)
 
@@ -163,7 +163,7 @@ class ModelBar(QFrame):
     def set_menu(self, recent: tuple[str, ...], *, has_demo: bool) -> None:
         """Fill the menu of models to open."""
         self.menu.clear()
-        opened = self.menu.addAction(tr("Open model…\tCtrl+O"))  # the window owns the key
+        opened = self.menu.addAction(tr("Open model…\tCtrl+O"))  # the window handles the key
         opened.triggered.connect(self.open_requested)
         if has_demo:
             demo = self.menu.addAction(tr("Demo model"))
@@ -173,7 +173,7 @@ class ModelBar(QFrame):
         remote.triggered.connect(self.remote_requested)
         if recent:
             self.menu.addSeparator()
-            title = self.menu.addAction(tr("Recent"))  # styled menus draw no section titles
+            title = self.menu.addAction(tr("Recent"))  # style sheets hide section titles
             title.setEnabled(False)
         for path in recent:
             action = self.menu.addAction(caption_text(model_caption(path)))
@@ -206,7 +206,7 @@ class ModelBar(QFrame):
         self._percent.setText(f"{share:.0%}".replace("%", " %"))
 
     def set_doing(self, text: str) -> None:
-        """Show the step of a load; "" leaves the percentage."""
+        """Show the current loading step; "" keeps the percentage."""
         if text:
             self._percent.setText(text)
 
@@ -240,7 +240,7 @@ class ModelBar(QFrame):
         set_role(self._button, "")
 
     def set_fallbacks(self, fallbacks: Sequence[Fallback]) -> None:
-        """Show the fallbacks of the loaded model."""
+        """Show the loaded model's fallbacks."""
         self.slower.set_fallbacks(fallbacks)
 
     @Slot()
@@ -286,7 +286,7 @@ class ModelBar(QFrame):
 
     @Slot()
     def _fit(self) -> None:
-        """Distribute the width: first the button, then progress, chips, name and pills."""
+        """Distribute the width in this order: button, progress, chips, name, pills."""
         left = self.width() - MARGINS
         if not self._button.isHidden():
             left -= self._button.sizeHint().width()
@@ -303,7 +303,7 @@ class ModelBar(QFrame):
             left -= chip.sizeHint().width() + SPACING
             self._fit_name(left)
         self._fit_pills(left - self._name.sizeHint().width())
-        for chip in self._chips:  # last, when there is room for them
+        for chip in self._chips:  # last, once there is room for them
             chip.setVisible(chip.is_wanted)
 
     def _fit_name(self, left: int) -> None:
@@ -340,7 +340,7 @@ class ModelBar(QFrame):
 
 
 class _Menu(QMenu):
-    """Menu with left-to-right contents below a right-to-left button."""
+    """Left-to-right menu below a right-to-left button."""
 
     def __init__(self, owner: QToolButton, parent: QWidget) -> None:
         super().__init__(parent)
@@ -354,7 +354,7 @@ class _Menu(QMenu):
 
 N_RECENT = 4
 WIDTH = 320
-PADDING = 32  # padding of a button's text, in pixels
+PADDING = 32  # padding of button text, in pixels
 
 
 class StartView(QWidget):
@@ -408,9 +408,9 @@ class StartView(QWidget):
         """Show that a model is loading or ready, or offer models to open.
 
         Args:
-            model: name of the model that is ready; "" for none.
-            loading: name of the model that is being loaded; "" for none.
-            prompts: messages to send with a click, shown in the window's language.
+            model: name of the model that is ready; "" if none is.
+            loading: name of the model that is being loaded; "" if none is.
+            prompts: messages that a click sends, shown in the window's language.
         """
         is_free = not (model or loading)
         title = tr("Welcome to Tandem")
@@ -460,7 +460,7 @@ def _empty(layout: QVBoxLayout) -> None:
 
 
 def _cut(name: str, on: QWidget) -> str:
-    """Return a name elided in the middle to the width of the buttons."""
+    """Return a name elided in the middle to fit the buttons."""
     on.ensurePolished()  # sets its font
     return on.fontMetrics().elidedText(name, Qt.TextElideMode.ElideMiddle, px(WIDTH) - PADDING)
 

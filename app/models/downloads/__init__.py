@@ -1,1 +1,1 @@
-"""Search and download of models from Hugging Face and from links."""
+"""Searching for models on Hugging Face, and downloading from there or from links."""

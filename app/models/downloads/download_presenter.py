@@ -1,4 +1,4 @@
-"""Connects downloads and the hub with their page."""
+"""Connects downloads and the hub to their page."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from engine import EngineError
 
 
 class DownloadPresenter(QObject):
-    """Connects a `DownloadSession` and the hub with their page.
+    """Connects a `DownloadSession` and the hub to their page.
 
     Args:
-        situation: returns the devices to predict for.
+        situation: returns the devices for which to predict.
         keep: saves settings.
-        may_open: returns whether a model may be opened without a click now.
+        may_open: returns whether a finished download may be opened automatically now.
     """
 
     noticed = Signal(object)  # Notice
@@ -97,7 +97,7 @@ class DownloadPresenter(QObject):
 
     @Slot(str)
     def search(self, text: str) -> None:
-        """Search for words, or open the repository or file that `text` names."""
+        """Open the repository or file that `text` names, or else search for its words."""
         address = parse_address(text, hub_endpoint())
         if address is not None:
             self._ask(address)

@@ -28,23 +28,23 @@ log = logging.getLogger(__name__)
 
 JobState = Literal["waiting", "running", "paused", "failed", "done"]
 
-MAX_RECORD = 1 << 20  # maximum bytes of a record
+MAX_RECORD = 1 << 20  # maximum size of a record in bytes
 
 ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
 class DownloadJob:
-    """Download of a model and its helper files.
+    """A download of a model and its helper files.
 
     Attributes:
         id: 32 hexadecimal digits.
-        publisher, model: folders of its files in `folder`.
-        page: address of the model's page; "" for none.
-        files: all files; the first one is opened.
+        publisher, model: names of the nested folders in `folder` where the files are stored.
+        page: address of the model's web page; "" if it has none.
+        files: all files; the first is the one to open.
         finished: names of complete files.
-        problem, hint: why it failed and what to do; "" if it did not.
-        needs_account: whether it failed for lack of access rights.
+        problem, hint: why the download failed and what to do; "" if it did not fail.
+        needs_account: whether it failed because access was denied.
     """
 
     id: str
@@ -66,14 +66,14 @@ class DownloadJob:
 
     @property
     def path(self) -> Path:
-        """Path of the file to open."""
+        """Path to the file to open."""
         return self.paths()[0]
 
     def paths(self) -> list[Path]:
         """Return the path of each file.
 
         Raises:
-            EngineError: a name is not valid.
+            EngineError: a name is invalid.
         """
         names = file_names([file.name for file in self.files])
         folder = Path(self.folder)
@@ -89,13 +89,13 @@ class DownloadJob:
 def new_job(
     title: str, repo: str, files: Sequence[RemoteFile], folder: Path, page: str = ""
 ) -> DownloadJob:
-    """Return a job for files of a repository.
+    """Create a job that downloads files from a repository.
 
     Args:
-        repo: repository as "owner/name", or the host of a plain link.
+        repo: repository as "owner/name", or the host for a plain link.
 
     Raises:
-        EngineError: a name is not valid.
+        EngineError: a name is invalid.
     """
     publisher, _, model = repo.partition("/")
     first = files[0].name.rpartition("/")[2]
@@ -115,15 +115,15 @@ def run_job(
     note: Callable[[str], None],
     patience: Patience | None = None,
 ) -> None:
-    """Fetch the missing files of a job.
+    """Fetch a job's missing files.
 
     Args:
-        report: receives the number of bytes on the disk, and whether they are being verified.
-        note: receives the name of each complete file.
+        report: receives the number of bytes on disk, and whether they are being verified.
+        note: receives the name of each completed file.
 
     Raises:
         Cancelled: `stopped` was set.
-        EngineError: it failed.
+        EngineError: the download failed.
     """
     n_before = 0
     for part in job.part_files():
@@ -143,36 +143,36 @@ def run_job(
 
 
 def discard_job(job: DownloadJob) -> None:
-    """Delete the incomplete files of a job."""
+    """Delete a job's incomplete files."""
     for part in job.part_files():
         part.discard()
-    with suppress(OSError):  # not if they contain something else
+    with suppress(OSError):  # the folders may contain other files
         job.path.parent.rmdir()
         job.path.parent.parent.rmdir()
 
 
 class JobStore:
-    """The records of downloads in a folder, one file each; invalid ones are ignored."""
+    """Download records in a folder, one file per download; invalid files are ignored."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def load(self) -> list[DownloadJob]:
-        """Return the downloads, oldest first; running ones become paused."""
+        """Return the downloads, oldest first; all that have not failed become paused."""
         with suppress(OSError):
             paths = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
             return [job for path in paths if (job := _read(path)) is not None]
         return []
 
     def save(self, job: DownloadJob) -> None:
-        """Write the record of a download; if that fails, a restart forgets it."""
+        """Write a download's record; if that fails, the download is lost after a restart."""
         try:
             replace_json(self._folder / f"{job.id}.json", asdict(job))
         except OSError as error:
             log.info("a download's record cannot be written: %s", error.strerror)
 
     def delete(self, job: DownloadJob) -> None:
-        """Delete the record of a download."""
+        """Delete a download's record."""
         with suppress(OSError):
             (self._folder / f"{job.id}.json").unlink(missing_ok=True)
 
@@ -217,10 +217,10 @@ class _Run:
 
 
 class DownloadSession(QObject):
-    """The downloads of a window; the network is not used before `add` or `resume`.
+    """A window's downloads; does not use the network before `add` or `resume` is called.
 
     Args:
-        open_source: opens connections for one download; called on its thread.
+        open_source: opens connections for one download; called on the download's thread.
     """
 
     listed = Signal()  # downloads were added or removed
@@ -247,14 +247,14 @@ class DownloadSession(QObject):
 
     @property
     def jobs(self) -> list[DownloadJob]:
-        """All downloads in the order of adding."""
+        """All downloads, in the order in which they were added."""
         return list(self._jobs.values())
 
     def progress(self, job_id: str) -> TransferProgress:
         return self._progress.setdefault(job_id, TransferProgress())
 
     def add(self, job: DownloadJob) -> bool:
-        """Add a download to the queue; return whether it is new."""
+        """Queue a download; return whether it is new."""
         for other in self.jobs:
             if other.path != job.path:
                 continue
@@ -283,7 +283,7 @@ class DownloadSession(QObject):
             self._put(replace(self._jobs[job_id], state="paused"))
 
     def cancel(self, job_id: str) -> None:
-        """Stop a download and delete its partial files, or remove a complete one from the list."""
+        """Stop a download and delete its partial files, or remove a completed one from the list."""
         job, run = self._jobs[job_id], self._runs.get(job_id)
         if run is not None:
             run.is_leaving = True
@@ -297,7 +297,7 @@ class DownloadSession(QObject):
         thread.start()
 
     def close(self) -> None:
-        """Pause all downloads, to be resumed after a restart."""
+        """Pause all downloads, so that they can be resumed after a restart."""
         self._is_closed = True
         self._timer.stop()
         for run in self._runs.values():
@@ -382,7 +382,7 @@ class DownloadSession(QObject):
         if not self._runs:
             self._timer.stop()
         if error is None:
-            self._store.delete(job)  # the models page lists it now
+            self._store.delete(job)  # from now on, the models page lists it
             job = self._jobs[job_id] = replace(job, state="done")
             self.changed.emit(job_id)
             self.done.emit(job)

@@ -42,7 +42,7 @@ STEPS = 1000
 
 
 class TransferRow(QWidget):
-    """Row of one download with the buttons of its state."""
+    """Row for one download, with buttons that depend on its state."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
@@ -63,7 +63,7 @@ class TransferRow(QWidget):
 
     @property
     def text(self) -> str:
-        """Text of the download's state."""
+        """The download's state as text."""
         return self._problem.text() or self._state.text()
 
     def show_job(self, job: DownloadJob, progress: TransferProgress) -> None:
@@ -85,12 +85,12 @@ class TransferRow(QWidget):
         self.cancel.setText(tr("Remove from the list") if job.state == "done" else tr("Cancel"))
         for control in (self.pause, self.resume, self.open, self.cancel):
             control.setAccessibleName(f"{control.text()}: {job.title}")
-        if had_focus:  # the clicked button may be hidden now
+        if had_focus:  # the clicked button may now be hidden
             next(c for c in (self.pause, self.resume, self.open) if not c.isHidden()).setFocus()
 
 
 class TransfersView(QScrollArea):
-    """List of downloads, hidden if empty; signals carry the id of a download."""
+    """List of downloads, hidden if empty; signals carry a download's id."""
 
     pause_requested = Signal(str)
     resume_requested = Signal(str)
@@ -150,7 +150,7 @@ KEY = Qt.ItemDataRole.UserRole + 1
 
 
 def row_of(cells: Sequence[LibraryCell], key: str) -> list[QStandardItem]:
-    """Return the items of a row with `key` as data."""
+    """Return the items for a row, with `key` as their data."""
     items = []
     for cell in cells:
         item = row_item(cell.text, cell.tip)
@@ -197,7 +197,7 @@ VERDICT = 1
 
 
 class OffersView(QWidget):
-    """Table of a repository's offers; signals carry the number of an offer."""
+    """Table of a repository's offers; signals carry an offer's index."""
 
     back_requested = Signal()
     page_requested = Signal(str)  # address
@@ -232,7 +232,7 @@ class OffersView(QWidget):
     def show_repository(
         self, repository: Repository, offers: Sequence[ModelOffer], verdicts: Sequence[LibraryCell]
     ) -> None:
-        """Show the offers of a repository and select the first."""
+        """Show a repository's offers and select the first."""
         self._page = repository.page
         self._title.set_full_text(repository.repo)
         self._facts.set_full_text(repository_facts(repository))
@@ -249,7 +249,7 @@ class OffersView(QWidget):
         self.select(0)
 
     def set_verdict(self, number: int, verdict: LibraryCell) -> None:
-        """Show the verdict on an offer."""
+        """Show the verdict about an offer."""
         if number < self._rows.rowCount():
             self._rows.setItem(number, VERDICT, row_of([verdict], str(number))[0])
 
@@ -288,7 +288,7 @@ def _cells(offer: ModelOffer, verdict: LibraryCell) -> list[LibraryCell]:
 
 
 class DownloadView(QWidget):
-    """Page with a search, its results or the offers of one repository, and all downloads."""
+    """Page with a search field, its results or a repository's offers, and all downloads."""
 
     search_requested = Signal(str)
     folder_requested = Signal()
@@ -319,7 +319,7 @@ class DownloadView(QWidget):
 
     @property
     def has_offers(self) -> bool:
-        """Whether the offers of a repository are shown."""
+        """Whether a repository's offers are shown."""
         return self._middle.currentWidget() is self.offers
 
     def set_status(self, text: str) -> None:
@@ -333,12 +333,12 @@ class DownloadView(QWidget):
 
     @Slot()
     def show_results(self) -> None:
-        """Show the repositories that were found."""
+        """Show the repositories found by the search."""
         self._middle.setCurrentWidget(self.results)
         self.results.table.setFocus()
 
     def show_offers(self) -> None:
-        """Show the offers of a repository."""
+        """Show the repository's offers."""
         self._middle.setCurrentWidget(self.offers)
         self.offers.table.setFocus()
 
@@ -381,7 +381,7 @@ def _hint() -> PlainLabel:
 
 
 class TokenDialog(QDialog):
-    """Input of a token, which is never shown again."""
+    """Dialog to enter a token; the stored token is never shown."""
 
     entered = Signal(str)  # "" removes the token
 

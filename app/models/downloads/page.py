@@ -28,7 +28,7 @@ class DownloadsPart(QObject):
     noticed = Signal(object)  # Notice
     open_requested = Signal(str)  # path of a model
     arrived = Signal()  # a download is complete
-    progressed = Signal(object)  # fraction of all running downloads, or None
+    progressed = Signal(object)  # completed fraction of all running downloads, or None
     left = Signal()
 
     def __init__(
@@ -55,7 +55,7 @@ class DownloadsPart(QObject):
         return tr("Download")
 
     def widget(self) -> QWidget:
-        """Return the page, which is filled once its modules are imported."""
+        """Return the page; its content appears once the modules are imported."""
         if self._frame is None:
             self._frame = QWidget()
             QVBoxLayout(self._frame).setContentsMargins(0, 0, 0, 0)
@@ -69,7 +69,7 @@ class DownloadsPart(QObject):
             self.view.search.setFocus()
 
     def close(self) -> None:
-        """Pause the downloads and wait for all threads."""
+        """Pause all downloads and wait for all threads."""
         self._imports.close()
         if self.session is not None and self._questions is not None:
             self.session.close()

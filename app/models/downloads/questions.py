@@ -1,4 +1,4 @@
-"""Requests to the hub and the keyring on threads; the newest one wins."""
+"""Requests to the hub and the keyring on threads; a newer request replaces an older one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from app.models.library.library_view import LibraryCell, count_text, outlook
 from app.models.library.scan import FoundModel
 from engine import EngineError
 
-ROOM_FOR_REST = 1.1  # memory of a model with a short context, relative to its weights
+ROOM_FOR_REST = 1.1  # memory needed with a short context, relative to the weights
 
 
 def look_at(
@@ -38,7 +38,7 @@ def look_at(
     situation: Situation,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> LibraryEntry:
-    """Fetch the header of an offer and predict how it would run.
+    """Fetch an offer's header and predict how the model would run.
 
     Raises:
         EngineError: the header cannot be fetched.
@@ -52,14 +52,14 @@ def look_at(
 
 
 def verdict_of(entry: LibraryEntry) -> LibraryCell:
-    """Return the verdict of a header."""
+    """Return the verdict for an offer whose header was fetched."""
     cell = outlook(entry)
     tip = tr("{what}. Planned from the model's header.").format(what=cell.tip.rstrip("."))
     return replace(cell, tip=tip)
 
 
 def estimate(offer: ModelOffer, free_bytes: dict[str, int]) -> LibraryCell:
-    """Return the verdict by size alone: whether there is about as much free memory."""
+    """Return a verdict based only on the size: whether about that much memory is free."""
     n_weights = sum(part.n_bytes for part in offer.parts)
     free = sum(free_bytes.values())
     if not free:
@@ -78,12 +78,12 @@ def direct_name(url: str) -> str:
     return unquote(urlsplit(url).path).rpartition("/")[2]
 
 
-LEAVE_S = 1.0  # maximum wait in seconds for a request when the window closes
+LEAVE_S = 1.0  # maximum wait for a request when the window closes, in seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The offers of a repository; `first` is the index of the requested one, or 0."""
+    """A repository's offers; `first` is the index of the requested offer, or 0."""
 
     repository: Repository
     offers: tuple[ModelOffer, ...]
@@ -135,11 +135,11 @@ class HubQuestions(QObject):
         self._asking.run(lambda: self._choices(address))
 
     def look(self, offer: ModelOffer, situation: Situation) -> None:
-        """Fetch the header of an offer, and plan with it."""
+        """Fetch an offer's header and plan with it."""
         self._looking.run(lambda: self._look(offer, situation))
 
     def keep_token(self, token: str) -> None:
-        """Store another token; "" removes it."""
+        """Store a new token; "" removes the stored one."""
         self._keeping.run(lambda: self._tokens.put(token))
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ def result_headers() -> tuple[str, ...]:
 
 
 def result_cells(found: FoundRepo) -> list[LibraryCell]:
-    """Return the cells of a repository's row; see `result_headers`."""
+    """Return the cells in a repository's row; see `result_headers`."""
     publisher, _, name = found.repo.partition("/")
     updated = found.updated
     lock = tr("{name} · gated").format(name=name) if found.is_gated else name
@@ -220,7 +220,7 @@ def result_cells(found: FoundRepo) -> list[LibraryCell]:
 
 
 def repository_facts(found: Repository) -> str:
-    """Return one line about a repository."""
+    """Return facts about a repository in one line."""
     parts = [
         tr("{count} parameters").format(count=count_text(found.n_params)) if found.n_params else "",
         tr("licence: {name}").format(name=found.licence) if found.licence else "",
@@ -230,7 +230,7 @@ def repository_facts(found: Repository) -> str:
 
 
 def state_text(job: DownloadJob, progress: TransferProgress) -> str:
-    """Return the state of a download: "1.2 of 4.9 GB · 35 MB/s · 2 min left"."""
+    """Return a download's state as "1.2 of 4.9 GB · 35 MB/s · 2 min left"."""
     if job.state == "failed":
         return f"{job.problem} {job.hint}".strip()
     if job.state == "done":

@@ -1,1 +1,1 @@
-"""The models on this machine, including other programs' models."""
+"""The models on this machine, including those of other programs."""

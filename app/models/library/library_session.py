@@ -1,4 +1,4 @@
-"""The models on this machine: searched in the background, their folders watched."""
+"""The models on this machine: found in the background; their folders are watched."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """Prediction for a model with its suggested split.
+    """Prediction for a model that uses the suggested split.
 
     Attributes:
-        n_ctx: context in tokens.
-        devices: ids of the used devices.
+        n_ctx: context length in tokens.
+        devices: ids of the devices it would use.
         tokens_per_s: predicted decode speed; 0 if unknown.
     """
 
@@ -43,11 +43,11 @@ class Prospect:
 
 @dataclass(frozen=True, slots=True)
 class LibraryEntry:
-    """A model on the disk.
+    """A model on disk.
 
     Attributes:
-        info: its header; None if it was not read or is unreadable.
-        problem: why it cannot be opened, as a sentence, or "".
+        info: the model's header; None if not read or not readable.
+        problem: sentence that says why it cannot be opened, or "".
         prospect: prediction; None if there is none.
         is_judged: whether a prediction was attempted.
     """
@@ -61,12 +61,12 @@ class LibraryEntry:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """The present devices, for predictions on another thread.
+    """The current devices, for predictions on another thread.
 
     Attributes:
-        settings: default settings of all devices.
+        settings: default settings for all devices.
         free_bytes: free memory by device.
-        forecaster: makes a forecaster that no other thread uses; None without devices.
+        forecaster: creates a forecaster that no other thread uses; None if there are no devices.
     """
 
     settings: SplitSettings
@@ -76,7 +76,7 @@ class Situation:
 
 
 def read_entry(found: FoundModel) -> LibraryEntry:
-    """Return a model with its header, or the reason why it cannot be opened."""
+    """Return a model with its header, or with the reason why it cannot be opened."""
     if found.missing:
         several, one = tr("{file} and {n} more are missing."), tr("{file} is missing.")
         n_more = len(found.missing) - 1
@@ -94,7 +94,7 @@ def read_entry(found: FoundModel) -> LibraryEntry:
 
 
 def prospect_of(info: ModelInfo, situation: Situation) -> Prospect | None:
-    """Predict how a model would run, or return None if no plan can be made."""
+    """Predict how a model would run; return None if it cannot be planned."""
     if situation.forecaster is None or not situation.settings.ranks:
         return None
     try:
@@ -114,20 +114,20 @@ def prospect_of(info: ModelInfo, situation: Situation) -> Prospect | None:
 
 log = logging.getLogger(__name__)
 
-SETTLE_MS = 1500  # milliseconds without changes until folders are searched again
+SETTLE_MS = 1500  # milliseconds without changes before folders are searched again
 
 JOIN_S = 5.0
-MAX_WATCHED = 200  # maximum number of watched folders, as systems limit watches
+MAX_WATCHED = 200  # maximum number of watched folders, because systems limit watches
 
 Known = dict[tuple[Path, int, float], LibraryEntry]
 
 
 class LibrarySession(QObject):
-    """The models on this machine; nothing is read before `refresh`.
+    """The models on this machine; nothing is read before `refresh` is called.
 
     Args:
         places: returns the folders to search.
-        situation: returns the devices to predict for.
+        situation: returns the devices for which to predict.
     """
 
     listed = Signal(object)  # list of LibraryEntry: all models, with cached details
@@ -147,7 +147,7 @@ class LibrarySession(QObject):
         self._known: Known = {}
         self._number = 0
         self._is_busy = False
-        self._threads: list[threading.Thread] = []  # the last one, and earlier ones that are ending
+        self._threads: list[threading.Thread] = []  # the newest, and older ones still stopping
         self._watcher = QFileSystemWatcher(self)
         self._watcher.directoryChanged.connect(self._on_changed)
         self._settle = QTimer(self, singleShot=True, interval=SETTLE_MS)
@@ -162,7 +162,7 @@ class LibrarySession(QObject):
     @Slot()
     def refresh(self) -> None:
         """Search for models again; details of unchanged files are kept."""
-        self._number += 1  # a running search ends at its next model
+        self._number += 1  # a running search stops at its next model
         number, places, situation = self._number, list(self._places()), self._situation()
 
         def work() -> None:
@@ -253,11 +253,11 @@ def _key(found: FoundModel) -> tuple[Path, int, float]:
 
 @dataclass(frozen=True, slots=True)
 class LastUse:
-    """The last load of a model.
+    """The last use of a model.
 
     Attributes:
-        plan: text of its split; "" if it was never loaded.
-        tokens_per_s: measured speed of the last answer; 0 for none.
+        plan: its split as text; "" if it was never loaded.
+        tokens_per_s: measured speed of the last answer; 0 if there is none.
     """
 
     plan: str = ""
@@ -265,14 +265,14 @@ class LastUse:
 
 
 def last_use(settings: Settings, path: str) -> LastUse:
-    """Return the last load of the model at `path`."""
+    """Return the last use of the model at `path`."""
     plan, speed = settings.plans.get(path), settings.speeds.get(path)
     rate = float(speed) if isinstance(speed, int | float) and 0 < speed < 1e9 else 0.0
     return LastUse(_plan_text(plan) if isinstance(plan, Mapping) else "", rate)
 
 
 def _plan_text(plan: Mapping[str, object]) -> str:
-    """Return "Tensor 60 : 40 · context 32k"; invalid parts are left out."""
+    """Return "Tensor 60 : 40 · context 32k"; invalid parts are omitted."""
     modes = {
         "single": tr("One device"), "tensor": tr("Tensor"), "layer": tr("Layers"),
         "groups": tr("Groups"),
@@ -288,7 +288,7 @@ def _plan_text(plan: Mapping[str, object]) -> str:
 
 
 def _share(rank: object) -> float:
-    """Return the share of an active rank; 0 for others and invalid data."""
+    """Return the rank's share; 0 if it is inactive or invalid."""
     if not isinstance(rank, Mapping) or rank.get("on") is not True:
         return 0.0
     share = rank.get("share")
@@ -296,7 +296,7 @@ def _share(rank: object) -> float:
 
 
 def files_of(found: FoundModel, all_models: Iterable[FoundModel]) -> list[Path]:
-    """Return the files of a model: its parts, and helpers that no other model needs."""
+    """Return a model's files: its parts, and helpers that no other model needs."""
     others = [other for other in all_models if other.path != found.path]
     needed = {path for other in others for path in (other.projector, other.draft)}
     helpers = (found.projector, found.draft)
@@ -304,7 +304,7 @@ def files_of(found: FoundModel, all_models: Iterable[FoundModel]) -> list[Path]:
 
 
 def question_of(found: FoundModel, files: list[Path]) -> str:
-    """Return the confirmation question for moving files to the trash."""
+    """Return the question that confirms moving files to the trash."""
     n_bytes = sum(path.stat().st_size for path in files if path.exists())
     return tr("Move {name} to the trash ({files}, {size})?").format(
         name=found.name, files=tr_n("{n} file", "{n} files", len(files)), size=decimal_size(n_bytes)
@@ -312,7 +312,7 @@ def question_of(found: FoundModel, files: list[Path]) -> str:
 
 
 def move_to_trash(files: Iterable[Path]) -> list[Path]:
-    """Move files to the trash; return the ones that could not be moved."""
+    """Move files to the trash; return those that could not be moved."""
     from send2trash import send2trash  # late: starts a service on some systems
 
     kept = []
@@ -325,43 +325,43 @@ def move_to_trash(files: Iterable[Path]) -> list[Path]:
     return kept
 
 
-Mark = Literal["", "loaded", "loading"]  # state of a model of the library in the engine
+Mark = Literal["", "loaded", "loading"]  # a library model's state in the engine
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedFile:
-    """An opened model file; `identity` is None for remote models and missing files."""
+    """An open model file; `identity` is None if the model is remote or the file is missing."""
 
     path: str
     identity: FileIdentity | None
 
     @classmethod
     def at(cls, path: str) -> OpenedFile:
-        """Return the file at a path or address."""
+        """Return the file at a path or remote address."""
         return cls(path, file_identity(path))
 
     def is_of(self, found: FoundModel) -> bool:
-        """Return whether this is a model of the library, maybe under another path."""
+        """Return whether this is `found`, possibly under another path."""
         is_same = self.identity is not None and self.identity == found.identity
         return is_same or self.path == str(found.path)
 
 
 @dataclass(frozen=True, slots=True)
 class RunningModel:
-    """The loaded model, and the one that is being loaded."""
+    """The model that is loaded and the one being loaded."""
 
     loaded: OpenedFile | None = None
     loading: OpenedFile | None = None
 
     @classmethod
     def at(cls, loaded: str, loading: str) -> RunningModel:
-        """Return the models at these paths; "" is none."""
+        """Return the models at these paths; "" means none."""
         return cls(
             OpenedFile.at(loaded) if loaded else None, OpenedFile.at(loading) if loading else None
         )
 
     def mark(self, found: FoundModel) -> Mark:
-        """Return the state of a model in the engine."""
+        """Return a model's state in the engine."""
         if self.loading is not None and self.loading.is_of(found):
             return "loading"
         return "loaded" if self.loaded is not None and self.loaded.is_of(found) else ""

@@ -1,4 +1,4 @@
-"""The table of models on this machine, and the details of a model."""
+"""The table of models on this machine, and a dialog with a model's details."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ UNKNOWN = "…"
 
 @dataclass(frozen=True, slots=True)
 class LibraryCell:
-    """Text and sort key of a cell.
+    """A cell's text and sort key.
 
     Attributes:
         tip: tooltip, or "".
-        spoken: text for screen readers if `text` has symbols, or "".
+        spoken: text for screen readers if `text` contains symbols, else "".
     """
 
     text: str
@@ -66,7 +66,7 @@ class LibraryCell:
 
 
 def cells(entry: LibraryEntry, last: LastUse, *, is_pinned: bool, mark: Mark) -> list[LibraryCell]:
-    """Return the cells of a model's row; see `HEADERS`."""
+    """Return the cells in a model's row; see `HEADERS`."""
     found, info = entry.found, entry.info
     unread = "" if entry.problem else UNKNOWN
     return [
@@ -101,7 +101,7 @@ HEADERS = (
 
 
 def _name_cell(found: FoundModel, *, is_pinned: bool, mark: Mark) -> LibraryCell:
-    """Return a model's name with its state, such as "● Qwen · loaded"."""
+    """Return a model's name and state, for example "● Qwen · loaded"."""
     helpers = [path.name for path in (found.projector, found.draft) if path is not None]
     with_helpers = tr("with {files}").format(files=", ".join(helpers))
     signs = "★ " * is_pinned + "● " * (mark == "loaded")
@@ -126,7 +126,7 @@ def _last_cell(last: LastUse) -> LibraryCell:
 
 
 def outlook(entry: LibraryEntry) -> LibraryCell:
-    """Return the prediction for a model: "~ 61 tok/s · 32k", or why it does not run."""
+    """Return the prediction for a model ("~ 61 tok/s · 32k"), or why it cannot run."""
     if entry.problem:
         return LibraryCell(tr("cannot be opened"), -2.0, entry.problem)
     prospect = entry.prospect
@@ -153,7 +153,7 @@ def outlook(entry: LibraryEntry) -> LibraryCell:
 
 
 def count_text(n: int) -> str:
-    """Return a number of parameters as "8.0 B", "135 M"."""
+    """Return a count as "8.0 B" or "135 M"."""
     for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
         if n >= size:
             return decimal(f"{n / size:.1f} {unit}") if n < 100 * size else f"{n / size:.0f} {unit}"
@@ -166,7 +166,7 @@ PATH: Final = Qt.ItemDataRole.UserRole + 2
 MARK: Final = Qt.ItemDataRole.UserRole + 3
 
 DROPPABLE: Final = (7, 6, 5, 2, 4, 3)
-"""Columns of `HEADERS` that narrow tables hide, the least important first."""
+"""Columns of `HEADERS` that a narrow table hides, least important first."""
 
 BUTTON_WIDTH: Final = 240
 
@@ -176,7 +176,7 @@ Index = QModelIndex | QPersistentModelIndex
 
 
 class LibraryView(QWidget):
-    """Table of models; signals carry the path of the file to open."""
+    """Table of models; signals carry a model's path."""
 
     open_requested = Signal(str)
     eject_requested = Signal()
@@ -220,11 +220,11 @@ class LibraryView(QWidget):
     def set_entries(
         self, entries: Sequence[LibraryEntry], pinned: Collection[str], uses: Mapping[str, LastUse]
     ) -> None:
-        """Replace all models, keeping the selection.
+        """Replace all models and keep the selection.
 
         Args:
-            pinned: paths of the models that come first.
-            uses: last runs by path.
+            pinned: paths of models to list first.
+            uses: last use by path.
         """
         chosen = self.selected
         self._uses = uses
@@ -247,7 +247,7 @@ class LibraryView(QWidget):
                     self._rows.setItem(row, column, item)
 
     def set_running(self, running: RunningModel) -> None:
-        """Mark the loaded model and the one that is being loaded."""
+        """Mark the model that is loaded and the one being loaded."""
         self._running = running
         self._refresh_marks()
 
@@ -265,7 +265,7 @@ class LibraryView(QWidget):
                 self.set_entry(entry)
 
     def show_folders(self, folders: Sequence[str]) -> None:
-        """Set the folders to list if no models are found."""
+        """Set the folders that are named if no models are found."""
         text = tr(
             "Tandem searches {folders} and the folders of Hugging Face, LM Studio, Ollama,"
             " llama.cpp and Jan."
@@ -293,7 +293,7 @@ class LibraryView(QWidget):
         return self._path_at(index) if index.isValid() else None
 
     def menu_for(self, path: str) -> QMenu:
-        """Return the menu of a model."""
+        """Return a model's context menu."""
         menu = QMenu(self)
         found, is_pinned = self._entries[Path(path)].found, path in self._pinned
         is_own = found.program in (YOUR_FOLDERS, OPENED)
@@ -309,7 +309,7 @@ class LibraryView(QWidget):
             menu.addAction(text).triggered.connect(lambda _=False, s=signal: s.emit(path))
         menu.addSeparator()
         remove = menu.addAction(tr("Move to trash…"))
-        if not is_own:  # other programs manage their files
+        if not is_own:  # other programs manage their own files
             text = tr("Remove it in {program}").format(program=found.program)
             remove.setText(caption_text(text))
         remove.setEnabled(is_own)
@@ -406,7 +406,7 @@ def _colour(name: QStandardItem, mark: Mark) -> None:
 
 
 class _Sorted(QSortFilterProxyModel):
-    """Rows with all words of a search; pinned ones always come first."""
+    """Filter for rows that contain all search words; pinned rows always come first."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
@@ -434,7 +434,7 @@ class _Sorted(QSortFilterProxyModel):
 
 
 class DetailsDialog(QDialog):
-    """Metadata and tensors of a file with a search."""
+    """Dialog with a file's metadata and tensors, and a search field."""
 
     def __init__(self, inspection: Inspection, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class LibraryPresenter(QObject):
-    """Connects a `LibrarySession` with its page; `keep` saves settings."""
+    """Connects a `LibrarySession` to its page; `keep` saves settings."""
 
     noticed = Signal(object)  # Notice
     open_requested = Signal(str)
@@ -142,7 +142,7 @@ class LibraryPresenter(QObject):
 
 
 class LibraryPage(QObject):
-    """Page of all models, shown in the middle of the window.
+    """Page with all models, shown in the middle of the window.
 
     Args:
         keep: saves settings.
@@ -150,7 +150,7 @@ class LibraryPage(QObject):
         leave: returns to the chat.
 
     Attributes:
-        tabs: all tabs of the page; None until it is first shown.
+        tabs: the page's tabs; None until the page is first shown.
     """
 
     noticed = Signal(object)  # Notice
@@ -178,7 +178,7 @@ class LibraryPage(QObject):
         self._loaded = self._loading = ""
 
     def add(self, part: DownloadsPart) -> None:
-        """Add a tab; to be called before the first `toggle`."""
+        """Add a tab; call this before the first `toggle`."""
         self._parts.append(part)
         part.noticed.connect(self.noticed)
         part.open_requested.connect(self._open)
@@ -197,7 +197,7 @@ class LibraryPage(QObject):
         self._refresh()
 
     def show_part(self, part: DownloadsPart) -> None:
-        """Show the page with the tab of `part`."""
+        """Show the page with `part`'s tab in front."""
         tabs = self.tabs or self._make()
         if not tabs.isVisible():
             self.toggle()
@@ -205,7 +205,7 @@ class LibraryPage(QObject):
         self._enter()
 
     def show_running(self, loaded: str, loading: str) -> None:
-        """Mark the loaded model and the one being loaded, given by path or ""."""
+        """Mark the model that is loaded and the one being loaded, given their paths or ""."""
         self._loaded, self._loading = loaded, loading
         if self.view is not None:
             self._mark_running(self.view)
@@ -216,7 +216,7 @@ class LibraryPage(QObject):
         view.set_running(RunningModel.at(self._loaded, self._loading))
 
     def note_speed(self, loaded: ModelLoaded | None, tokens_per_s: float) -> None:
-        """Save the speed of the loaded model without draft tokens."""
+        """Save the loaded model's speed without draft tokens."""
         if loaded is not None:
             self._keep(self._settings.current.with_speed(loaded.info.path, tokens_per_s))
 
@@ -272,7 +272,7 @@ class LibraryPage(QObject):
         return tabs
 
     def situation(self) -> Situation:
-        """Return the present devices, for predictions on another thread."""
+        """Return the current devices, for predictions on another thread."""
         from app.models.library.library_session import Situation
 
         split = self._split

@@ -1,4 +1,4 @@
-"""Search for model files: split models and helpers are grouped, duplicates removed."""
+"""Finds model files; groups split models and helpers, and removes duplicates."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Final, Literal
 from app.core.translation import tr_later
 from engine import read_file
 
-YOUR_FOLDERS: Final = tr_later("Your folders")  # program name of folders that the user added
+YOUR_FOLDERS: Final = tr_later("Your folders")  # program name for folders that the user added
 
-OPENED: Final = tr_later("Opened")  # program name of opened models outside of known folders
+OPENED: Final = tr_later("Opened")  # program name for opened models outside known folders
 
 Layout = Literal["files", "hub", "ollama", "file"]
 """Layout of a place: folders, Hugging Face's cache, Ollama's manifests, or one file."""
@@ -24,7 +24,7 @@ Layout = Literal["files", "hub", "ollama", "file"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A folder with models or one model file, and the name of its program."""
+    """A folder of models or a single model file, with the name of the program it belongs to."""
 
     path: Path
     program: str
@@ -36,11 +36,11 @@ def known_places(
     home: Path | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> list[Place]:
-    """Return the existing folders, each once: the user's, then other programs'.
+    """Return the existing folders, each once: first the user's, then other programs'.
 
     Args:
         own: folders that the user added.
-        home: home folder; None uses the system's.
+        home: home folder; None uses the system's home folder.
     """
     found = [Place(Path(path).expanduser(), YOUR_FOLDERS) for path in own]
     if home is None:
@@ -67,7 +67,7 @@ def known_places(
 
 
 def opened_models(paths: Iterable[str | Path]) -> list[Place]:
-    """Return opened model files that still exist."""
+    """Return the opened model files that still exist."""
     return [Place(Path(path), OPENED, "file") for path in paths if Path(path).is_file()]
 
 
@@ -85,29 +85,29 @@ def _existing(places: Iterable[Place]) -> list[Place]:
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
-DEEPEST = 8  # maximum depth of folders
+DEEPEST = 8  # maximum folder depth
 
-MAX_FILES = 20_000  # maximum number of files; a folder with more is not one of models
+MAX_FILES = 20_000  # maximum number of files; a folder with more is not a models folder
 
 SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.IGNORECASE)
 OLLAMA_MODEL = "application/vnd.ollama.image.model"
 OLLAMA_PROJECTOR = "application/vnd.ollama.image.projector"
-MAX_MANIFEST = 1 << 20  # maximum bytes of an Ollama manifest
+MAX_MANIFEST = 1 << 20  # maximum size of an Ollama manifest in bytes
 
-FileIdentity = tuple[int, int]  # device and inode of a file
+FileIdentity = tuple[int, int]  # the file's device and inode
 
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model on the disk.
+    """A model on disk.
 
     Attributes:
-        path: file to open; the first part of a split model.
-        name: name in its folder or program.
-        n_bytes: total size of its parts.
-        modified: last change in seconds since the epoch.
-        parts: all existing files of the model.
-        missing: names of missing parts.
+        path: file to open; the first part if the model is split.
+        name: name in the folder or the program.
+        n_bytes: total size of the parts.
+        modified: time of the last change, in seconds since the epoch.
+        parts: all of the model's files that exist.
+        missing: names of the parts that are missing.
         projector: vision encoder ("mmproj"), if any.
         draft: MTP heads ("mtp"), if any.
         identity: see `file_identity`.
@@ -128,7 +128,7 @@ class FoundModel:
 def scan(
     places: Iterable[Place], is_cancelled: Callable[[], bool] = lambda: False
 ) -> list[FoundModel]:
-    """Return the models in folders, each file once, in the order of the folders.
+    """Return the models in `places`, in order, each file once.
 
     Unreadable folders are skipped.
     """
@@ -157,7 +157,7 @@ def _models_at(place: Place, is_cancelled: Callable[[], bool]) -> Iterator[Found
 
 
 def file_identity(path: str | Path) -> FileIdentity | None:
-    """Return a path-independent identity of a file, or None if it does not exist."""
+    """Return a file's path-independent identity, or None if the file does not exist."""
     try:
         status = os.stat(path)
     except OSError:
@@ -176,7 +176,7 @@ def _in_folder(place: Place, is_cancelled: Callable[[], bool]) -> Iterator[Found
 
 
 def _walk(top: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Yield (folder, names of its files) for a folder and its subfolders, without hidden ones."""
+    """Yield (folder, file names) for a folder and its subfolders, except hidden ones."""
     depth = len(top.parts)
     for root, folders, names in os.walk(top):
         folder = Path(root)
@@ -235,9 +235,9 @@ def _model(place: Place, folder: Path, parts: list[str]) -> FoundModel | None:
 
 
 def _hub_name(place: Place, folder: Path, stem: str) -> str:
-    """Return the repository and name of a file in Hugging Face's cache.
+    """Return the repository and name for a file in Hugging Face's cache.
 
-    The folder of a repository is "models--owner--name".
+    A repository's folder is "models--owner--name".
     """
     parts = folder.relative_to(place.path).parts
     repository = parts[0].removeprefix("models--").replace("--", "/", 1) if parts else ""
@@ -245,9 +245,9 @@ def _hub_name(place: Place, folder: Path, stem: str) -> str:
 
 
 def _in_ollama(place: Place) -> Iterator[FoundModel]:
-    """Yield the models of Ollama's manifests.
+    """Yield the models that Ollama's manifests list.
 
-    A manifest is "manifests/host/owner/name/tag", JSON with the digests of the model's layers.
+    A manifest is "manifests/host/owner/name/tag": JSON with the digests of the model's layers.
     """
     top = place.path / "manifests"
     for folder, tags in _walk(top):
@@ -270,7 +270,7 @@ def _in_ollama(place: Place) -> Iterator[FoundModel]:
 
 
 def _layers(manifest: Path) -> dict[str, str]:
-    """Return the digests of a manifest's layers by type; none if it is invalid."""
+    """Return a manifest's layer digests by type; none if the manifest is invalid."""
     try:
         document = json.loads(read_file(manifest, MAX_MANIFEST))
         return {str(layer["mediaType"]): str(layer["digest"]) for layer in document["layers"]}

@@ -1,4 +1,4 @@
-"""Choice of the engine's libraries at each start; imports little, as it runs before the window."""
+"""Chooses the engine's libraries at start-up; imports little, to show the window quickly."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Literal
 import engine
 from app.core.paths import engines_dir
 
-Origin = Literal["own", "pack", "none"]  # source of torch: installed with Tandem, a pack, or none
+Origin = Literal["own", "pack", "none"]  # source of torch; "own": installed with Tandem
 
-_lock = threading.Lock()  # of `activate`
+_lock = threading.Lock()  # serializes `activate`
 
 
 def has_own_engine() -> bool:
@@ -25,10 +25,10 @@ def has_own_engine() -> bool:
 
 
 def activate() -> Origin:
-    """Use the current pack if torch is not installed with Tandem; return the source of torch.
+    """Use the current pack unless torch is installed with Tandem; return where torch comes from.
 
-    Call it at the start, and after a pack was installed, rolled back or removed, for later child
-    processes. This process keeps its imports. Thread-safe.
+    Call this at start-up and, for the sake of later child processes, after a pack was installed,
+    rolled back or removed. This process keeps what it has imported. Thread-safe.
     """
     with _lock:
         if has_own_engine():

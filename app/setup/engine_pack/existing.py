@@ -1,4 +1,4 @@
-"""Use of an existing Python environment with torch instead of a pack."""
+"""Uses an existing Python environment that has torch, instead of a pack."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ FACTS = Path(__file__).with_name("children") / "environment_facts.py"
 
 
 def find_python(place: Path) -> Path:
-    """Return the Python executable at a path or in the environment in a folder.
+    """Return the Python executable at a path, or in the environment in a folder.
 
     Raises:
-        EngineError: there is none.
+        EngineError: there is no Python executable.
     """
     names = ("Scripts/python.exe", "python.exe", "bin/python3", "bin/python")
     for path in (place, *(place / name for name in names)):
@@ -54,11 +54,11 @@ def use_environment(
     """Test an existing Python environment and use it from now on.
 
     Args:
-        place: its Python executable or its folder.
+        place: the environment's folder or Python executable.
 
     Raises:
         Cancelled: `is_stopped` returned True.
-        EngineError: it cannot be used; the engine in use stays.
+        EngineError: the environment cannot be used; the current engine stays in use.
     """
     store = store or PackStore()
     python = find_python(place)
@@ -83,10 +83,10 @@ def use_environment(
 
 
 def _facts(python: Path, is_stopped: Callable[[], bool]) -> dict[str, Any]:
-    """Return the output of `environment_facts`.
+    """Run `environment_facts` and return its output.
 
     Raises:
-        EngineError: it does not start or prints something else.
+        EngineError: the program cannot be started or its output is invalid.
     """
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("PYTHON")
@@ -121,10 +121,10 @@ def _check(python: Path, facts: dict[str, Any]) -> None:
 
 
 def _check_versions(python: Path, versions: Mapping[str, str]) -> None:
-    """Check that an environment has the engine's dependencies in supported versions.
+    """Check that an environment has supported versions of the engine's dependencies.
 
     Raises:
-        EngineError: it has not.
+        EngineError: a dependency is missing or has an unsupported version.
     """
     missing = [name for name, version in versions.items() if not version]
     if missing:
@@ -147,7 +147,7 @@ def _check_versions(python: Path, versions: Mapping[str, str]) -> None:
 
 
 def is_within(version: str, bounds: str) -> bool:
-    """Return whether a version is within bounds such as ">=2.11,<3", or unclear."""
+    """Return whether a version is within bounds such as ">=2.11,<3"; True if unclear."""
     own = _numbers(version)
     for bound in bounds.split(","):
         match = BOUND.fullmatch(bound.strip())

@@ -1,4 +1,4 @@
-"""Downloads, checks and unpacks the wheels of a lock."""
+"""Downloads, verifies and unpacks a lock's wheels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from engine import Cancelled, EngineError, one_line
 
 
 class InstallStage(Enum):
-    """Stages of an installation in order."""
+    """Stages of an installation, in order."""
 
     FETCHING = auto()
     CHECKING = auto()
@@ -37,10 +37,10 @@ class InstallProgress:
     """Progress of an installation.
 
     Attributes:
-        stage: present stage; `InstallStage.TRYING` has no numbers.
-        n_done: completed bytes of this stage.
-        n_bytes: bytes of this stage; 0 if unknown.
-        name: present file, or "".
+        stage: current stage; `InstallStage.TRYING` has no byte counts.
+        n_done: bytes completed in this stage.
+        n_bytes: total bytes in this stage; 0 if unknown.
+        name: current file, or "".
     """
 
     stage: InstallStage
@@ -53,23 +53,23 @@ Report = Callable[[InstallProgress], None]
 IsStopped = Callable[[], bool]
 
 
-MAGIC = b"PK"  # first bytes of a wheel, a ZIP archive
+MAGIC = b"PK"  # first bytes of a wheel, which is a ZIP archive
 
 
 class MissingWheels(EngineError):
-    """Error of a folder without the right wheels."""
+    """Error raised if a folder does not have the right wheels."""
 
 
 class LackingWheels(MissingWheels):
-    """Error of a folder that lacks wheels."""
+    """Error raised if wheels are missing from a folder."""
 
 
 class MissingAddresses(EngineError):
-    """Error of a lock without addresses of its wheels."""
+    """Error raised if a lock has no addresses for its wheels."""
 
 
 def n_fetched(lock: Lock, folder: Path) -> int:
-    """Return the number of downloaded bytes of a lock's wheels."""
+    """Return how many bytes of a lock's wheels are already downloaded."""
     total = 0
     for wheel in lock.wheels:
         part = PartFile(folder / wheel.file.name, wheel.file, MAGIC)
@@ -88,11 +88,11 @@ def fetch_wheels(
     report: Report,
     patience: Patience | None = None,
 ) -> None:
-    """Download the missing wheels of a lock to a folder; other wheels there are deleted.
+    """Download a lock's missing wheels to a folder and delete other wheels there.
 
     Raises:
         Cancelled: `stopped` was set; the partial download is kept.
-        EngineError: it failed; the partial download is kept if it is still valid.
+        EngineError: the download failed; the partial file is kept if it is still valid.
     """
     _check_addresses(lock)
     _delete_others(lock, folder)
@@ -109,7 +109,7 @@ def fetch_wheels(
 
 
 class _Counter:
-    """Callback that reports one wheel's progress as that of all wheels."""
+    """Callback that converts one wheel's progress to progress over all wheels."""
 
     def __init__(self, lock: Lock, wheel: Wheel, n_before: int, report: Report) -> None:
         self._n_bytes, self._name = lock.n_bytes, wheel.file.name
@@ -169,11 +169,11 @@ def _delete_others(lock: Lock, folder: Path) -> None:
 
 
 def check_folder(lock: Lock, folder: Path, stopped: threading.Event, report: Report) -> None:
-    """Check that a folder has all wheels of a lock with the right hashes.
+    """Check that a folder has all of a lock's wheels, with the right hashes.
 
     Raises:
         Cancelled: `stopped` was set.
-        MissingWheels: wheels are missing or have other hashes.
+        MissingWheels: wheels are missing or have different hashes.
     """
     missing = [wheel for wheel in lock.wheels if not (folder / wheel.file.name).is_file()]
     if missing:
@@ -192,7 +192,7 @@ def check_folder(lock: Lock, folder: Path, stopped: threading.Event, report: Rep
 
 
 def _missing(missing: Sequence[Wheel], folder: Path) -> MissingWheels:
-    """Return the error of missing wheels, which names another version in the folder."""
+    """Return the error for missing wheels; if the folder has another version, name it."""
     first = missing[0]
     prefix = f"{first.name.replace('-', '_')}-"
     others = sorted(path.name for path in folder.glob("*.whl"))
@@ -221,29 +221,29 @@ def _hash(path: Path, stopped: threading.Event, report: _Counter) -> str:
         return ""
 
 
-LIMIT_S = 3600.0  # time limit in seconds, for slow disks
+LIMIT_S = 3600.0  # time limit in seconds; allows for slow disks
 
 LOOK_S = 1.0  # seconds between progress reports while unpacking
 
 FULL = re.compile(r"os error (28|112|122)\b")  # uv's message for a full disk or quota
 
 PLACES = (Path(__file__).resolve().parents[4] / "bin", Path(sys.executable).parent)
-"""Folders of uv: that of Tandem's programs, and that of this Python."""
+"""Folders to search for uv: Tandem's program folder and this Python's folder."""
 
 
 class UvMissing(EngineError):
-    """Error of a Tandem without uv."""
+    """Error raised if Tandem has no uv."""
 
 
 def find_uv() -> Path:
-    """Return the path of uv: the bundled one, else that in the PATH.
+    """Return the path to uv: the bundled uv if there is one, else uv from the PATH.
 
     Raises:
-        UvMissing: there is none.
+        UvMissing: uv was not found.
     """
     name = "uv.exe" if sys.platform == "win32" else "uv"
     others = (Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder)
-    for folder in (*PLACES, *others):  # shutil.which also searches the working directory
+    for folder in (*PLACES, *others):  # not shutil.which: it also searches the working directory
         path = folder / name
         if path.is_file() and os.access(path, os.X_OK):
             return path
@@ -253,22 +253,22 @@ def find_uv() -> Path:
 def unpack(
     lock: Lock, wheels: Path, site: Path, work: Path, is_stopped: IsStopped, report: Report
 ) -> None:
-    """Install the wheels of a lock from a folder into an empty one.
+    """Install a lock's wheels from the folder `wheels` into the empty folder `site`.
 
     Args:
-        work: folder for temporary files in the store.
+        work: folder in the store for temporary files.
 
     Raises:
         Cancelled: `is_stopped` returned True.
         NoRoom: the disk is full.
-        EngineError: it failed.
+        EngineError: unpacking failed.
     """
     requirements = work / "requirements.txt"
     try:
         requirements.write_text(_requirements(lock), encoding="utf-8")
     except OSError as error:
         raise disk_error(requirements, error) from None
-    unpacked, looked = work / "uv", 0.0  # uv unpacks there, then creates hard links
+    unpacked, looked = work / "uv", 0.0  # uv unpacks here, then creates hard links
 
     def look() -> None:
         nonlocal looked
@@ -285,7 +285,7 @@ def unpack(
         "-r", str(requirements),
     ]  # fmt: skip
     try:
-        look()  # uv may end before the first poll
+        look()  # uv may finish before the first poll
         ended = run_child(command, _environment(), LIMIT_S, is_stopped, look)
     except OSError as error:
         raise EngineError(

@@ -1,4 +1,4 @@
-"""Installation of an engine pack: download, unpack, test, use."""
+"""Installation of an engine pack: download, unpack, test, activate."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from app.setup.engine_pack.lock import Lock
 from app.setup.engine_pack.store import SITE, Pack, PackStore, disk_error, folder_bytes
 from engine import Cancelled, EngineError, one_line, temporary_folder
 
-LIMIT_S = 300.0  # time limit in seconds; most of it is reading from the disk for the first time
+LIMIT_S = 300.0  # time limit in seconds; the first read from disk takes most of the time
 
-BYTECODE = "PYTHONDONTWRITEBYTECODE"  # environment variable that keeps Python from writing bytecode
+BYTECODE = "PYTHONDONTWRITEBYTECODE"  # environment variable that stops Python from writing bytecode
 
 MODULE = "app.setup.engine_pack.children.smoke_program"
 
 
 class PackFails(EngineError):
-    """Error of a pack with which the engine does not work."""
+    """Error raised if the engine does not work with a pack."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """Version of PyTorch in a working pack, and why it cannot use GPUs, or ""."""
+    """A working pack's PyTorch version, and why it cannot use GPUs ("" if it can)."""
 
     version: str
     gpu_problem: str
@@ -59,12 +59,12 @@ def try_pack(
     """Generate an answer in a child process with the libraries in `folders`.
 
     Args:
-        command: replaces `MODULE`.
-        writes_bytecode: whether Python writes bytecode, which halves the time of later imports.
+        command: command to run instead of `MODULE`.
+        writes_bytecode: whether Python writes bytecode, which halves later import times.
 
     Raises:
         Cancelled: `is_stopped` returned True.
-        PackFails: it failed.
+        PackFails: the test failed.
     """
     variables = {"TANDEM_ENGINE_PACK": os.pathsep.join(folders)}
     environment = engine.child_environment(variables) | {BYTECODE: "1"}
@@ -96,7 +96,7 @@ def _failure(why: str) -> PackFails:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """The pack in use, and why it cannot use GPUs, or ""."""
+    """The pack now in use, and why it cannot use GPUs ("" if it can)."""
 
     pack: Pack
     gpu_problem: str
@@ -105,13 +105,13 @@ class Installed:
 class Installation:
     """Installation of one pack.
 
-    `run` works on any thread, and resumes after a stop or a failure, even in another process, as
-    downloaded files are kept until `discard`.
+    `run` works on any thread and can resume after a stop or a failure, even in another process,
+    because downloaded files are kept until `discard`.
 
     Args:
-        store: target; None for this user's.
-        wheels: folder with all wheels of the lock; None downloads them.
-        report: receives the progress on the thread of `run`.
+        store: where to install; None for the user's store.
+        wheels: folder with all of the lock's wheels; None to download them.
+        report: receives the progress, on the thread that calls `run`.
     """
 
     def __init__(
@@ -130,21 +130,21 @@ class Installation:
 
     @property
     def n_fetched(self) -> int:
-        """Downloaded bytes; 0 if the wheels are in a folder."""
+        """Number of downloaded bytes; 0 if the wheels come from a folder."""
         return 0 if self._wheels else n_fetched(self._lock, self._store.fetched)
 
     @property
     def needed_bytes(self) -> int:
-        """Maximum disk space in bytes that the rest of the installation needs."""
+        """Maximum disk space that the rest of the installation needs, in bytes."""
         missing = 0 if self._wheels else self._lock.n_bytes - self.n_fetched
         return missing + self._lock.unpacked_bytes
 
     def stop(self) -> None:
-        """Let `run` raise Cancelled soon; thread-safe."""
+        """Make `run` raise Cancelled soon; thread-safe."""
         self._stopped.set()
 
     def discard(self) -> None:
-        """Delete the downloaded files after `run` has ended.
+        """Delete the downloaded files; call this after `run` has returned or raised.
 
         Raises:
             EngineError: another window or command is installing.
@@ -152,15 +152,15 @@ class Installation:
         self._store.discard_fetched()
 
     def run(self) -> Installed:
-        """Install the pack and use it from now on, in this process and later child processes.
+        """Install the pack and use it in this process and in child processes started later.
 
         Raises:
             Cancelled: `stop` was called.
-            EngineError: it failed; the engine in use stays.
+            EngineError: the installation failed; the current engine stays in use.
         """
         self._stopped.clear()
         self._check_fit()
-        fetching.find_uv()  # fails before gigabytes are downloaded
+        fetching.find_uv()  # fail before gigabytes are downloaded
         with self._store.locked():
             self._report(InstallProgress(InstallStage.CHECKING))  # sweeping may take a while
             self._store.sweep_left_over()
@@ -229,6 +229,6 @@ class Installation:
 
 
 def flush_disks() -> None:
-    """Flush the system's buffers, so that a power failure leaves complete files."""
+    """Flush the system's disk buffers, so that files stay complete after a power failure."""
     if hasattr(os, "sync"):
         os.sync()

@@ -1,6 +1,6 @@
-"""Lock files of engine packs: wheels with addresses, sizes and hashes.
+"""Lock files for engine packs: wheels with their addresses, sizes and hashes.
 
-They follow PEP 751 and are written by `packaging/lock`; the table "tool.tandem" extends them.
+They follow PEP 751, with the extra table "tool.tandem"; `packaging/lock` writes them.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ HASH = re.compile(r"[0-9a-f]{64}")
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 VERSION = re.compile(r"[0-9a-zA-Z.!+]+")
 MACOS = re.compile(r"[.-]macosx_(\d+)_")
-HOSTS = ("files.pythonhosted.org", "download.pytorch.org")  # servers in the locks of a release
+HOSTS = ("files.pythonhosted.org", "download.pytorch.org")  # servers in a release's locks
 
 SYSTEMS = {"linux": "linux", "win32": "windows", "darwin": "macos"}
 MACHINES = {"amd64": "x86_64", "x86_64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 
 WRONG = (EngineError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
-"""Errors of reading an invalid lock."""
+"""Errors that reading an invalid lock can raise."""
 
 
 class BadLock(EngineError):
-    """Error of an invalid lock file."""
+    """Error raised if a lock file is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A wheel; its file has no address if the user has to provide it."""
+    """A wheel; its file has no address if the user must provide it."""
 
     name: str
     version: str
@@ -48,13 +48,13 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """The wheels of one pack.
+    """The wheels in one pack.
 
     Attributes:
         backend: kind of PyTorch: "cpu", "cuda13", "cuda12" or "rocm".
-        system: platform, such as "linux-x86_64".
-        python: version of Python, such as "3.11".
-        unpacked_bytes: size on the disk.
+        system: platform, for example "linux-x86_64".
+        python: Python version, for example "3.11".
+        unpacked_bytes: size on disk.
         digest: SHA-256 of the lock file.
     """
 
@@ -67,22 +67,22 @@ class Lock:
 
     @property
     def n_bytes(self) -> int:
-        """Size of the download in bytes."""
+        """Download size in bytes."""
         return sum(wheel.file.n_bytes for wheel in self.wheels)
 
     @property
     def version(self) -> str:
-        """Version of PyTorch."""
+        """PyTorch version."""
         return next((wheel.version for wheel in self.wheels if wheel.name == "torch"), "")
 
     @property
     def is_for_here(self) -> bool:
-        """Whether the lock is for this system and this version of Python."""
+        """Whether the lock is for this system and Python version."""
         return (self.system, self.python) == (this_system(), this_python())
 
     @property
     def least_macos(self) -> int:
-        """Minimum macOS version of all wheels; 0 for other systems."""
+        """Minimum macOS version that the wheels require; 0 for other systems."""
         names = (wheel.file.name for wheel in self.wheels)
         needed = [min(map(int, versions)) for name in names if (versions := MACOS.findall(name))]
         return max(needed, default=0)
@@ -94,23 +94,23 @@ class Lock:
 
 
 def this_system() -> str:
-    """Return the name of this system in locks, such as "linux-x86_64"."""
+    """Return this system's name in locks, for example "linux-x86_64"."""
     machine = platform.machine().lower()
     return f"{SYSTEMS.get(sys.platform, sys.platform)}-{MACHINES.get(machine, machine)}"
 
 
 def this_python() -> str:
-    """Return this Python's version in locks, such as "3.11"."""
+    """Return this Python's version in locks, for example "3.11"."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def locks_dir() -> Path:
-    """Return the folder of the bundled locks."""
+    """Return the folder with the bundled locks."""
     return Path(__file__).resolve().parents[3] / "resources" / "engine"
 
 
 def find_locks(folder: Path | None = None) -> tuple[Lock, ...]:
-    """Return the locks for this system in a folder, by default the bundled ones."""
+    """Return the locks for this system in a folder, by default the bundled locks."""
     paths = sorted((folder or locks_dir()).glob("pylock.*.toml"))
     return tuple(lock for lock in map(read_lock, paths) if lock.is_for_here)
 
@@ -119,7 +119,7 @@ def read_lock(path: Path) -> Lock:
     """Read a lock file.
 
     Raises:
-        BadLock: it cannot be read or is invalid.
+        BadLock: the file cannot be read or is invalid.
     """
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -151,10 +151,10 @@ def read_lock(path: Path) -> Lock:
 
 
 def _wheel(package: dict[str, Any]) -> Wheel:
-    """Return the only wheel of an entry.
+    """Return a package entry's only wheel.
 
     Raises:
-        ValueError: it has none, several, or an invalid one.
+        ValueError: the entry has no wheel, several, or an invalid wheel.
     """
     name, version = _text(package["name"], NAME), _text(package["version"], VERSION)
     (found,) = package["wheels"]

@@ -1,15 +1,15 @@
-"""The folder of the engine packs.
+"""The folder that stores the engine packs.
 
     engines/
-      current.json            names of the current and the previous pack; replaced atomically
+      current.json            names of the current and previous packs; replaced atomically
       cuda13-2.15.0-4/        a pack: pack.json, site/ with the unpacked wheels, and in-use,
                               which is open in the processes that use it
       environment-5/          an existing Python environment: only pack.json
-      fetched/                complete and partial downloads of wheels
+      fetched/                complete and partial wheel downloads
       .tandem-….tmp/          a pack being installed
       lock                    held during changes
 
-`current.json` only ever names complete packs that were tested.
+`current.json` names only complete, tested packs.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ TEXTS = ("backend", "version", "python", "digest", "source")  # strings in a pac
 
 MOVE_TRIES = 10
 MOVE_PAUSE_S = 0.3
-"""Retries of moving a folder, as virus scanners briefly hold new files open."""
+"""Retries when moving a folder, because virus scanners briefly keep new files open."""
 
 
 class PackBusy(EngineError):
-    """Error while another window or command is changing the engine."""
+    """Error raised if another window or command is changing the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +64,14 @@ class Pack:
     """An engine pack.
 
     Attributes:
-        name: name of its folder in the store.
-        backend: kind of PyTorch, such as "cpu", or "environment".
-        version: version of PyTorch.
-        python: version of Python, such as "3.11".
+        name: folder name in the store.
+        backend: kind of PyTorch, for example "cpu", or "environment".
+        version: PyTorch version.
+        python: Python version, for example "3.11".
         folders: folders to import from.
-        digest: digest of its lock; "" for an environment.
-        n_bytes: size on the disk; 0 for an environment.
-        source: Python executable of an environment, else "".
+        digest: the lock's digest; "" for an environment.
+        n_bytes: size on disk; 0 for an environment.
+        source: Python executable if the pack is an environment, else "".
     """
 
     name: str
@@ -90,52 +90,52 @@ class Pack:
 
     @property
     def is_usable(self) -> bool:
-        """Whether its folders exist and are for this version of Python."""
+        """Whether the pack's folders exist and are for this Python version."""
         if self.python != this_python():
             return False
         try:
             return all(Path(one).is_dir() for one in self.folders)
-        except (OSError, ValueError):  # too long, or with a null character
+        except (OSError, ValueError):  # path too long or with a null character
             return False
 
 
 class PackStore:
-    """The packs in a folder, by default `paths.engines_dir()`."""
+    """The packs stored in a folder, by default `paths.engines_dir()`."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or engines_dir()
 
     @property
     def is_private(self) -> bool:
-        """Whether no other user can write to its packs."""
+        """Whether no other user can modify the packs."""
         return not exposure(self.folder)
 
     @property
     def fetched(self) -> Path:
-        """Folder of downloaded wheels."""
+        """Folder for downloaded wheels."""
         return self.folder / FETCHED
 
     @property
     def current(self) -> Pack | None:
-        """Current pack, if any; see `Pack.is_usable`."""
+        """Current pack, if any; it may be unusable."""
         return self._read(self._names()[0])
 
     @property
     def previous(self) -> Pack | None:
-        """Pack before the current one, if any."""
+        """Previous pack, if any."""
         return self._read(self._names()[1])
 
     def n_bytes(self) -> int:
-        """Return the size of all packs and wheels on the disk; slow."""
+        """Return the disk space used by all packs and wheels; slow."""
         return folder_bytes(self.folder)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder; the end of the process releases it, too.
+        """Lock the folder; the lock is also released when the process exits.
 
         Raises:
-            PackBusy: it is locked.
-            EngineError: the folder cannot be written.
+            PackBusy: the folder is already locked.
+            EngineError: the folder cannot be written to.
         """
         try:
             make_private(self.folder)
@@ -158,19 +158,19 @@ class PackStore:
             os.close(handle)
 
     def adopt(self, made: Path, pack: Pack) -> Pack:
-        """Move a complete pack into the store and use it; call it with the lock held.
+        """Move a complete pack into the store and make it current; call this with the lock held.
 
         Args:
-            made: its folder, on the same disk.
-            pack: its manifest; `name` and relative folders are completed.
+            made: the pack's folder, on the same disk.
+            pack: the manifest; `name` is filled in, and folders are made absolute.
 
         Raises:
-            EngineError: the folder cannot be written; nothing has changed.
+            EngineError: the folder cannot be written to; nothing has changed.
         """
         number = 1 + max((_number(path.name) for path in self.folder.iterdir()), default=0)
         name = f"{pack.backend}-{pack.version}-{number}"
         home = self.folder / name
-        folders = tuple(str(home / folder) for folder in pack.folders)  # absolute ones stay
+        folders = tuple(str(home / folder) for folder in pack.folders)  # absolute paths stay
         pack = replace(pack, name=name, folders=folders)
         old = self.current
         try:
@@ -188,7 +188,7 @@ class PackStore:
         """Swap the current and the previous pack.
 
         Raises:
-            EngineError: there is none, or the folder cannot be written.
+            EngineError: there is no previous pack, or the folder cannot be written to.
         """
         with self.locked():
             current, previous = self._names()
@@ -202,12 +202,12 @@ class PackStore:
             return pack
 
     def remove(self) -> None:
-        """Delete all packs and wheels, but not environments, and use none from now on.
+        """Delete all packs and wheels, but not environments, and leave no pack in use.
 
-        Packs in use by other processes are deleted by a later sweep.
+        Packs that other processes are using are deleted by a later sweep.
 
         Raises:
-            EngineError: something cannot be deleted.
+            EngineError: the folder cannot be written to.
         """
         with self.locked():
             try:
@@ -222,21 +222,21 @@ class PackStore:
         """Delete the downloaded wheels.
 
         Raises:
-            PackBusy: they are being downloaded.
+            PackBusy: wheels are being downloaded.
         """
         with self.locked():
             shutil.rmtree(self.fetched, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Delete remains of killed installations unless one is running."""
+        """Delete what killed installations left, unless an installation is running."""
         if self.folder.is_dir():
             with suppress(EngineError), self.locked():
                 self.sweep_left_over()
 
     def sweep_left_over(self) -> None:
-        """Delete all packs except the current, the previous and those in use by processes.
+        """Delete all packs except the current one, the previous one and those in use by processes.
 
-        Call it with the lock held.
+        Call this with the lock held.
         """
         sweep_temporaries(self.folder)
         kept = self._names()
@@ -245,7 +245,7 @@ class PackStore:
                 delete_pack(path)
 
     def _names(self) -> tuple[str, str]:
-        """Return the names of the current and previous pack, or ""."""
+        """Return the names of the current and previous packs; "" if there is none."""
         pointer = _read_json(self.folder / POINTER)
         names = (str(pointer.get(key) or "") for key in ("current", "previous"))
         current, previous = (name if _number(name) else "" for name in names)
@@ -269,7 +269,7 @@ class PackStore:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the size of the files in a folder and its subfolders; unreadable ones count 0."""
+    """Return the total size of the files in a folder and its subfolders; skip unreadable ones."""
     total = 0
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -282,7 +282,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def disk_error(path: Path, error: OSError) -> EngineError:
-    """Return an error of the disk as `EngineError`."""
+    """Return the `EngineError` for a disk error."""
     return EngineError(
         tr("{path} cannot be written: {why}.").format(path=path, why=error.strerror or error),
         tr("Check its permissions and the free disk space."),
@@ -334,7 +334,7 @@ TITLES = {
     "rocm": tr_later("AMD GPUs (ROCm)"),
     "environment": tr_later("an existing environment"),
 }
-"""Names of the kinds of PyTorch."""
+"""Names for the kinds of PyTorch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,31 +343,31 @@ class PackOffer:
 
     lock: Lock
     is_recommended: bool  # the best offer for this machine
-    uses_gpus: bool  # whether it can use GPUs of this machine
+    uses_gpus: bool  # whether it can use this machine's GPUs
 
     @property
     def backend(self) -> str:
-        """Kind of PyTorch, such as "cpu"."""
+        """Kind of PyTorch, for example "cpu"."""
         return self.lock.backend
 
     @property
     def title(self) -> str:
-        """Name of the kind of PyTorch."""
+        """Name for the kind of PyTorch."""
         return title_of(self.lock.backend)
 
 
 def title_of(backend: str) -> str:
-    """Return the name of a kind of PyTorch in the window's language."""
+    """Return the name for a kind of PyTorch, in the window's language."""
     return tr(TITLES[backend]) if backend in TITLES else backend
 
 
 def find_offers(folder: Path | None = None) -> tuple[PackOffer, ...]:
-    """Return the packs that can be installed here, best first; queries drivers, up to a second.
+    """Return the packs that can be installed here, best first; querying drivers takes up to 1 s.
 
-    Without a CPU-only lock, a pack for GPUs is recommended, as all of them run on the CPU, too.
+    If there is no CPU-only lock, a pack for GPUs is recommended, because all packs can use the CPU.
 
     Args:
-        folder: folder of lock files; None for the bundled ones.
+        folder: folder with lock files; None for the bundled files.
 
     Raises:
         EngineError: a lock file is invalid.
@@ -386,7 +386,7 @@ def find_offers(folder: Path | None = None) -> tuple[PackOffer, ...]:
 
 
 def find_update(pack: Pack | None, offers: Sequence[PackOffer]) -> PackOffer | None:
-    """Return the newer offer of the kind in use, if any."""
+    """Return an offer that is newer than `pack` and of the same kind, if any."""
     if pack is None or pack.is_environment:
         return None
     offer = next((offer for offer in offers if offer.backend == pack.backend), None)

@@ -1,1 +1,1 @@
-"""The engine in the window: its page and its part of the settings."""
+"""The engine's user interface: its page and its part of the settings."""

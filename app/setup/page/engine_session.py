@@ -1,6 +1,6 @@
-"""Installed and available engines, and the running installation, on threads.
+"""Installed and available engines, and the running installation; uses threads.
 
-The network is not used before `install`.
+The network is not used before `install` is called.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TELL_MS = 300
-CLOSE_S = 4.0  # maximum wait in seconds for an installation when the window closes
+CLOSE_S = 4.0  # maximum wait for an installation when the window closes, in seconds
 
 InstallState = Literal["idle", "running", "paused", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class InstallRequest:
-    """Requested engine: an offer, maybe with local wheels, or an environment."""
+    """A request for an engine: an offer, possibly with local wheels, or an environment."""
 
-    backend: str = ""  # kind of PyTorch of an offer
-    wheels: str = ""  # folder of wheels to use instead of a download
+    backend: str = ""  # the offer's kind of PyTorch
+    wheels: str = ""  # folder of wheels to use instead of downloading
     environment: str = ""  # folder of an existing Python environment
 
     @property
     def is_fetched(self) -> bool:
-        """Whether the engine is downloaded, so a partial download can be resumed."""
+        """Whether the engine is downloaded, so that a partial download can be resumed."""
         return bool(self.backend) and not self.wheels
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """Installed and available engines of this machine.
+    """Installed and available engines on this machine.
 
     Attributes:
-        origin: source of the engine in use.
+        origin: where the engine in use comes from.
         offers: engines that can be installed, best first.
-        problem: why there are none, or "".
-        current, previous: the pack in use and the one before it, if any.
-        folder: folder of the packs.
-        free_bytes: free bytes on its disk.
-        suitable: kinds of PyTorch for the devices of this machine, best first.
+        problem: why there are no offers, or "".
+        current, previous: the pack in use and the previous pack, if any.
+        folder: folder that contains the packs.
+        free_bytes: free bytes on the folder's disk.
+        suitable: kinds of PyTorch that suit this machine's devices, best first.
     """
 
     origin: Origin
@@ -75,12 +75,12 @@ class EngineFacts:
     suitable: tuple[str, ...]
 
     def offer(self, backend: str) -> PackOffer | None:
-        """Return the offer of a kind of PyTorch."""
+        """Return the offer for a kind of PyTorch, if any."""
         return next((offer for offer in self.offers if offer.backend == backend), None)
 
     @property
     def update(self) -> PackOffer | None:
-        """Newer engine of the kind in use, if any."""
+        """A newer engine of the same kind as the current one, if any."""
         if self.current is None:
             return None
         offer = self.offer(self.current.backend)
@@ -88,15 +88,15 @@ class EngineFacts:
 
 
 class EngineSession(QObject):
-    """Installation and facts of engines."""
+    """Facts about engines, and their installation."""
 
     known = Signal(object)  # EngineFacts
-    changed = Signal()  # state or progress of the installation
+    changed = Signal()  # the installation's state or progress
     installed = Signal(object)  # Installed
-    broken = Signal(object)  # EngineError of an installation
+    broken = Signal(object)  # EngineError from an installation
     rolled_back = Signal(object)  # Pack
     removed = Signal()
-    failed = Signal(object)  # EngineError of a rollback or removal
+    failed = Signal(object)  # EngineError from a rollback or removal
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
@@ -122,7 +122,7 @@ class EngineSession(QObject):
         self._timer.timeout.connect(self.changed)
 
     def look(self) -> None:
-        """Read the facts again; `known` reports them."""
+        """Read the facts again; emits `known`."""
         self._looking.run(_look)
 
     def install(self, request: InstallRequest) -> None:
@@ -137,7 +137,7 @@ class EngineSession(QObject):
         self._installing.run(self._attempt.run)
 
     def leave_paused(self, request: InstallRequest) -> None:
-        """Show the unfinished installation of another window as paused."""
+        """Show an unfinished installation from another window as paused."""
         if self.state == "idle":
             self.request = request
             self._put("paused")
@@ -166,7 +166,7 @@ class EngineSession(QObject):
             self._put("idle")
 
     def roll_back(self) -> None:
-        """Use the previous pack again."""
+        """Switch back to the previous pack."""
         self._changing.run(_roll_back)
 
     def remove(self) -> None:
@@ -174,7 +174,7 @@ class EngineSession(QObject):
         self._changing.run(_remove)
 
     def close(self) -> None:
-        """Stop an installation, which a later window can resume."""
+        """Stop a running installation; a later window can resume it."""
         self._is_closed = True
         self._timer.stop()
         if self._attempt is not None:
@@ -194,13 +194,13 @@ class EngineSession(QObject):
         self.changed.emit()
 
     def _note(self, progress: InstallProgress) -> None:
-        """Set the progress; called on the installation's thread."""
+        """Record the progress; called on the installation's thread."""
         is_checking = progress.stage.name == "CHECKING"
         is_same = progress.stage is self.stage or self.total_bytes == progress.n_bytes
         if not is_same:
             self.progress = TransferProgress()
         self.stage, self.total_bytes = progress.stage, progress.n_bytes
-        # verifying a downloaded wheel must not look like a step back
+        # verifying a downloaded wheel must not make progress go backwards
         n_done = max(progress.n_done, self.progress.n_bytes if is_checking else 0)
         self.progress.note(n_done, is_checking=is_checking)
 
@@ -257,7 +257,7 @@ def _look() -> EngineFacts:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the free bytes on the disk of a folder, which need not exist; 0 if unknown."""
+    """Return the free bytes on a folder's disk (the folder may be missing); 0 if unknown."""
     existing = next((path for path in (folder, *folder.parents) if path.is_dir()), folder)
     try:
         return shutil.disk_usage(existing).free
@@ -272,16 +272,16 @@ class _Attempt:
         self._installation: Installation | None = None
 
     def stop(self) -> None:
-        """Let `run` raise Cancelled soon."""
+        """Make `run` raise Cancelled soon."""
         self._stopped.set()
         if self._installation is not None:
             self._installation.stop()
 
     def run(self) -> Installed:
-        """Fulfil the request.
+        """Carry out the request.
 
         Raises:
-            EngineError: it failed or was stopped.
+            EngineError: the installation failed or was stopped.
         """
         try:
             if self._request.environment:
@@ -314,7 +314,7 @@ class _Attempt:
         wheels = Path(request.wheels) if request.wheels else None
         offers = find_offers()
         offer = next((one for one in offers if one.backend == request.backend), None)
-        if wheels is not None:  # they may be for another engine
+        if wheels is not None:  # the wheels may be for another engine
             offer = next((one for one in offers if _has_all(wheels, one)), offer)
         if offer is None:
             raise EngineError(
@@ -363,11 +363,11 @@ USES = {
     "cuda12": tr_later("For NVIDIA GPUs with an older driver, and the CPU."),
     "rocm": tr_later("For AMD GPUs and the CPU."),
 }
-"""Devices of each kind of PyTorch."""
+"""The devices that each kind of PyTorch supports."""
 
 
 def missing_intro(former: Pack | None) -> str:
-    """Return the page's introduction without an engine; `former` is an unusable one."""
+    """Return the page's introduction if there is no engine; `former` is an unusable pack."""
     if former is not None:
         text = tr("{engine} can no longer be used: it is for another Python or was deleted.")
         return (
@@ -386,7 +386,7 @@ def change_intro(pack: Pack) -> str:
 
 
 def found_text(devices: Sequence[DeviceInfo]) -> str:
-    """Return the devices of this machine in one line."""
+    """Return this machine's devices in one line."""
     if not devices:
         return tr("Detecting devices …")
     return tr("Found: {devices}").format(devices=" · ".join(map(_device_text, devices)))
@@ -400,7 +400,7 @@ def _device_text(device: DeviceInfo) -> str:
 
 
 def without_commands(device: DeviceInfo, origin: Origin) -> DeviceInfo:
-    """Return a device with remedies that suit a pack, instead of pip commands."""
+    """Return the device with pip commands replaced by advice that suits packs."""
     if origin == "own" or device.usable or device.remedy.partition(" ")[0] != "pip":
         return device
     if origin == "none":
@@ -409,7 +409,7 @@ def without_commands(device: DeviceInfo, origin: Origin) -> DeviceInfo:
 
 
 def shown_engines(facts: EngineFacts) -> list[ShownEngine]:
-    """Return the page's rows: offers, and suitable kinds of PyTorch without an offer."""
+    """Return the page's rows: offers, and suitable kinds of PyTorch that are not offered."""
     from app.setup.engine_pack.store import title_of as backend_title
 
     shown = [shown_offer(offer, facts.current) for offer in facts.offers]
@@ -424,7 +424,7 @@ def shown_engines(facts: EngineFacts) -> list[ShownEngine]:
 
 
 def shown_offer(offer: PackOffer, current: Pack | None) -> ShownEngine:
-    """Return an offer as a row of the page."""
+    """Return an offer as a row on the page."""
     lock = offer.lock
     sizes = tr("Download {download}, {disk} on the disk · PyTorch {version}").format(
         version=lock.version,
@@ -439,7 +439,7 @@ def shown_offer(offer: PackOffer, current: Pack | None) -> ShownEngine:
 
 
 def room_text(folder: str, free_bytes: int, needed_bytes: int) -> str:
-    """Return the free disk space, and the needed space if it is too little."""
+    """Return a text with the free disk space and, if it is too little, the space needed."""
     free = decimal_size(free_bytes)
     if free_bytes < needed_bytes:
         text = tr("Needs {needed} in {folder}, which has {free} free.")
@@ -448,24 +448,24 @@ def room_text(folder: str, free_bytes: int, needed_bytes: int) -> str:
 
 
 def pack_title(pack: Pack) -> str:
-    """Return the name of an engine: "PyTorch 2.15.0, NVIDIA GPUs (CUDA 13)"."""
+    """Return an engine's name: "PyTorch 2.15.0, NVIDIA GPUs (CUDA 13)"."""
     return f"PyTorch {pack.version}, {title_of(pack)}"
 
 
 def environment_title() -> str:
-    """Return the name of an existing environment as the engine."""
+    """Return the engine's name if it is an existing environment."""
     return tr("existing Python environment")
 
 
 def title_of(pack: Pack) -> str:
-    """Return the name of a pack's kind of PyTorch."""
+    """Return the name for a pack's kind of PyTorch."""
     from app.setup.engine_pack.store import title_of as backend_title
 
     return environment_title() if pack.is_environment else backend_title(pack.backend)
 
 
 def stage_text(stage: InstallStage | None, progress: TransferProgress, total_bytes: int) -> str:
-    """Return the progress: "Downloading: 1.2 GB of 3.0 GB · 35.0 MB/s · 51 s left"."""
+    """Return progress as "Downloading: 1.2 GB of 3.0 GB · 35.0 MB/s · 51 s left"."""
     name = stage.name if stage is not None else ""
     if name == "FETCHING":
         return tr("Downloading: {amount}").format(amount=moving_text(progress, total_bytes))

@@ -1,4 +1,4 @@
-"""The engine page: found devices, available engines, and the running installation."""
+"""The engine page: detected devices, available engines, and the running installation."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class ShownEngine:
     key: str  # kind of PyTorch
     title: str
     details: str  # purpose and size
-    problem: str = ""  # why it cannot be chosen
+    problem: str = ""  # why it cannot be selected
     is_recommended: bool = False
 
 
 class EngineChoiceRow(QWidget):
-    """Row of one engine: a radio button and details."""
+    """Row for one engine: a radio button and details."""
 
     def __init__(self, shown: ShownEngine) -> None:
         super().__init__()
@@ -85,11 +85,11 @@ class EngineChoices(QWidget):
 
     @property
     def key(self) -> str:
-        """Key of the chosen engine; "" for none."""
+        """Key of the selected engine; "" if none is."""
         return next((row.key for row in self.rows if row.radio.isChecked()), "")
 
     def show_engines(self, engines: Sequence[ShownEngine], key: str) -> None:
-        """Show engines with `key` as the choice, unless the same are shown."""
+        """Show engines with `key` selected, unless the same engines are already shown."""
         if list(engines) == self._shown:
             return
         self._shown = list(engines)
@@ -115,7 +115,7 @@ class EngineChoices(QWidget):
             self.chosen.emit(self.key)
 
     def focus_choice(self) -> None:
-        """Focus the chosen engine."""
+        """Focus the selected engine."""
         for row in self.rows:
             if row.radio.isChecked():
                 row.radio.setFocus()
@@ -125,12 +125,12 @@ STEPS = 1000
 
 
 class InstallPanel(QWidget):
-    """Panel of a running, paused or failed installation."""
+    """Panel for a running, paused or failed installation."""
 
     pause_requested = Signal()
     resume_requested = Signal()  # also after a failure
     cancel_requested = Signal()
-    leave_requested = Signal()  # to the choice, after a failure
+    leave_requested = Signal()  # after a failure, back to the choice of engines
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -157,7 +157,7 @@ class InstallPanel(QWidget):
 
     @property
     def text(self) -> str:
-        """Text of the installation's state."""
+        """The installation's state as text."""
         return self._stage.text() if self._problem.isHidden() else self._problem.text()
 
     def show_running(self, title: str, share: float | None, stage: str, *, pauses: bool) -> None:
@@ -188,26 +188,26 @@ class InstallPanel(QWidget):
         for control in self._controls:
             control.setVisible(control in controls)
         if had_focus and not any(control.hasFocus() for control in controls):
-            controls[0].setFocus()  # the clicked button is hidden now
+            controls[0].setFocus()  # the clicked button is now hidden
 
 
-WIDTH = 620  # maximum width of the content in pixels
+WIDTH = 620  # maximum content width in pixels
 
 
 def has_focus(widget: QWidget) -> bool:
-    """Return whether the focus is in a widget."""
+    """Return whether the focus is inside a widget."""
     focused = QApplication.focusWidget()
     return focused is not None and widget.isAncestorOf(focused)
 
 
 class EngineView(QWidget):
-    """Page to install an engine, shown instead of the chat."""
+    """Page for installing an engine, shown instead of the chat."""
 
-    install_requested = Signal(str)  # key of the chosen engine
+    install_requested = Signal(str)  # key of the selected engine
     wheels_requested = Signal()
     environment_requested = Signal()
     left = Signal()
-    covered = Signal()  # another page is shown
+    covered = Signal()  # another page is shown instead
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -234,7 +234,7 @@ class EngineView(QWidget):
         self._intro.setText(text)
 
     def set_found(self, text: str) -> None:
-        """Set the text about the devices of this machine."""
+        """Set the text about this machine's devices."""
         self._found.setText(text)
 
     def set_space(self, text: str, *, is_short: bool = False) -> None:
@@ -244,7 +244,7 @@ class EngineView(QWidget):
         self._space.setVisible(bool(text))
 
     def set_problem(self, text: str) -> None:
-        """Show why a choice cannot be used; "" for none."""
+        """Show why the choice cannot be used; "" if it can."""
         self._problem.setText(text)
         self._problem.setVisible(bool(text))
 
@@ -271,7 +271,7 @@ class EngineView(QWidget):
         return not self._choice.isHidden()
 
     def focus_first(self) -> None:
-        """Focus the control that is needed first."""
+        """Focus the control that the user needs first."""
         if self.is_choosing and self.install.isEnabled():
             self.install.setFocus()
         elif self.is_choosing:

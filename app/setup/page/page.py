@@ -1,4 +1,4 @@
-"""The engine's page and its panel of the settings, created on first use."""
+"""The engine page and its settings panel, created on first use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from engine import DeviceInfo
 
 
 class EnginePanel(QWidget):
-    """Panel with the engine in use and buttons to replace it."""
+    """Settings panel with the engine in use and buttons to replace it."""
 
     change_requested = Signal()
     update_requested = Signal()
@@ -67,12 +67,12 @@ class EnginePanel(QWidget):
 
     @property
     def text(self) -> str:
-        """Texts of the panel."""
+        """The panel's text."""
         lines = (self._title.text(), self._details.text(), self._news.text())
         return "\n".join(line for line in lines if line)
 
     def show_engine(self, title: str, details: str, news: str, tips: dict[QWidget, str]) -> None:
-        """Show the engine in use, news about a newer one, and tooltips of the enabled buttons."""
+        """Show the engine in use and any newer one; enable the buttons in `tips`, with tooltips."""
         for text, words in ((self._title, title), (self._details, details), (self._news, news)):
             text.setText(words)
             text.setVisible(bool(words))
@@ -84,7 +84,7 @@ class EnginePanel(QWidget):
 
 
 class EngineSettings(QObject):
-    """Connects an `EngineSession` with its panel."""
+    """Connects an `EngineSession` to its settings panel."""
 
     page_requested = Signal()
     install_requested = Signal(object)  # InstallRequest
@@ -185,7 +185,7 @@ def _news(facts: EngineFacts) -> str:
 
 
 class EnginePagePresenter(QObject):
-    """Connects an `EngineSession` with its page; `devices` returns the known devices."""
+    """Connects an `EngineSession` to its page; `devices` returns the known devices."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class EnginePagePresenter(QObject):
         self._show_room()
         self._show_state()
         if not self._is_known and has_focus(view):
-            view.focus_first()  # its target exists only now
+            view.focus_first()  # the control to focus has only just been created
         self._is_known = True
 
     @Slot()
@@ -308,10 +308,10 @@ class EnginePagePresenter(QObject):
 
 
 class EnginePage(QObject):
-    """Page to install an engine, shown in the middle of the window and created on first use."""
+    """Page for installing an engine, shown in the middle of the window; created on first use."""
 
     left = Signal()
-    covered = Signal()  # another page is shown
+    covered = Signal()  # another page is shown instead
     remove_requested = Signal()
 
     def __init__(
@@ -330,7 +330,7 @@ class EnginePage(QObject):
 
     @property
     def words(self) -> str:
-        """Words for the search in the settings."""
+        """Keywords for the settings search."""
         return tr("PyTorch CUDA ROCm update remove environment wheels")
 
     @property
@@ -354,7 +354,7 @@ class EnginePage(QObject):
         self._made().install(request)
 
     def go_on(self, *, is_shown: bool) -> bool:
-        """Offer to resume an unfinished installation, if any; return whether there is one."""
+        """Offer to resume an unfinished installation, if there is one; return whether there is."""
         backend = self._settings.current.pending_engine
         if backend:
             self._made()
@@ -369,7 +369,7 @@ class EnginePage(QObject):
             self._presenter.show_devices()
 
     def make_panel(self) -> EnginePanel:
-        """Return the panel of the settings page."""
+        """Create the panel for the settings page."""
         panel = EnginePanel()
         part = EngineSettings(self.session, panel, self)
         part.page_requested.connect(self.open)
@@ -379,7 +379,7 @@ class EnginePage(QObject):
         return panel
 
     def close(self) -> None:
-        """Stop an installation, which a later window can resume."""
+        """Stop a running installation; a later window can resume it."""
         self.session.close()
 
     def _made(self) -> EnginePagePresenter:

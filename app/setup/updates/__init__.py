@@ -1,1 +1,1 @@
-"""Release checks: only after consent, shown in a banner, never installed."""
+"""Release checks: made only with consent; new releases appear in a banner, never installed."""

@@ -1,4 +1,4 @@
-"""Data about the newest release; no Qt, no HTTP."""
+"""Data about the newest release; no Qt and no HTTP."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ MAX_PAGE: Final = 300
 MAX_NEWS: Final = 8000
 
 ADDRESS_FILE: Final = Path(__file__).resolve().parents[3] / "resources" / "release-address.txt"
-"""File with the address for release checks, which packagers may add."""
+"""File with the address for release checks; packagers may add this file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A published release, its download page (https) and release notes (plain text)."""
+    """A published release: version, download page (https) and release notes (plain text)."""
 
     version: str
     page: str
     news: str = ""
 
     def kept(self) -> dict[str, str]:
-        """Return the release as JSON data for `read_release`."""
+        """Return the release as data for `read_release` that can be saved as JSON."""
         return {"version": self.version, "page": self.page, "news": self.news}
 
 
 def parse_release(data: bytes) -> Release:
-    """Return the release in a server's response.
+    """Parse the release in a server's response.
 
     Raises:
-        EngineError: it is invalid.
+        EngineError: the response is invalid.
     """
     try:
         values = json.loads(data)
@@ -49,10 +49,10 @@ def parse_release(data: bytes) -> Release:
 
 
 def read_release(values: object) -> Release:
-    """Return a release from JSON data.
+    """Read a release from JSON data.
 
     Raises:
-        EngineError: it is invalid.
+        EngineError: the data is invalid.
     """
     if not isinstance(values, Mapping):
         raise _invalid()
@@ -69,7 +69,7 @@ def read_release(values: object) -> Release:
 
 
 def is_newer(version: str, own: str) -> bool:
-    """Return whether a version is newer; prereleases only count if `own` is one."""
+    """Return whether `version` is newer than `own`; prereleases count only if `own` is one."""
     theirs, ours = _version(version), _version(own)
     if theirs is None or ours is None:
         return False
@@ -77,7 +77,7 @@ def is_newer(version: str, own: str) -> bool:
 
 
 def is_web_page(address: str) -> bool:
-    """Return whether an address is a plain https one that is safe to open in a browser."""
+    """Return whether an address is a plain https URL that is safe to open in a browser."""
     if not address.isascii() or not address.isprintable() or len(address) > MAX_PAGE:
         return False
     try:

@@ -1,4 +1,4 @@
-"""The request for the newest release, with limits on time and size; no Qt."""
+"""The request for the newest release, with time and size limits; no Qt."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from engine import EngineError, one_line
 
 MAX_BYTES: Final = 64 << 10
 MAX_HOPS: Final = 3
-READ_S: Final = 5.0  # timeout in seconds for the next byte
+READ_S: Final = 5.0  # timeout for the next byte, in seconds
 
-LIMIT_S: Final = 10.0  # time limit in seconds of the whole request
+LIMIT_S: Final = 10.0  # time limit for the whole request, in seconds
 
 
 def fetch_release(address: str, limit_s: float = LIMIT_S) -> Release:
-    """Return the newest release at an address, without sending a version, cookie or name.
+    """Fetch the newest release from an address; sends no version, cookie or name.
 
     Raises:
-        EngineError: the address or its response is invalid, or the request failed.
+        EngineError: the address or the response is invalid, or the request failed.
     """
     try:
         at = httpx2.URL(address.strip())
@@ -36,7 +36,7 @@ def fetch_release(address: str, limit_s: float = LIMIT_S) -> Release:
     except httpx2.TimeoutException:
         raise _no_answer(at) from None
     except (httpx2.HTTPError, httpx2.StreamError, OSError, ValueError, ImportError):
-        # the last two: invalid proxy settings
+        # the last two are due to invalid proxy settings
         raise EngineError(
             tr("{host} cannot be reached.").format(host=_host(at)),
             tr("Check your internet connection."),

@@ -22,21 +22,21 @@ from app.widgets.text import label
 from engine import EngineError, package_version
 
 DAY_S: Final = 24 * 3600
-FIRST_MS: Final = 10_000  # milliseconds from the start, or from consent, to the first check
+FIRST_MS: Final = 10_000  # milliseconds from start-up or consent to the first check
 
 NEXT_MS: Final = 3600 * 1000
-"""Milliseconds between looks at the clock; requests are sent once a day."""
+"""Milliseconds between checks of the schedule; requests are sent once a day."""
 
-GIVE_UP_MS: Final = 15_000  # milliseconds after which a request has failed
+GIVE_UP_MS: Final = 15_000  # milliseconds after which a request counts as failed
 
 
 class UpdateSession(QObject):
-    """Release checks: once a day after consent, else only on request; `keep` saves settings."""
+    """Release checks: daily with consent, otherwise only on request; `keep` saves settings."""
 
     asking = Signal()
     answered = Signal()
     failed = Signal(object)  # EngineError
-    looked = Signal()  # at the clock
+    looked = Signal()  # the schedule was checked
 
     def __init__(
         self, settings: SettingsStore, keep: Callable[[Settings], None], parent: QObject
@@ -52,12 +52,12 @@ class UpdateSession(QObject):
 
     @property
     def version(self) -> str:
-        """The version of this Tandem; "" if it runs from its source tree."""
+        """This Tandem's version; "" if it runs from its source tree."""
         return package_version()
 
     @property
     def newer(self) -> Release | None:
-        """The newest known release if it is newer than this Tandem."""
+        """The newest known release, if it is newer than this Tandem."""
         kept = self._settings.current.newest_release
         if not kept:
             return None
@@ -85,13 +85,13 @@ class UpdateSession(QObject):
             self._timer.start(FIRST_MS)
 
     def look_again(self, in_ms: int) -> None:
-        """Look at the clock in `in_ms`."""
+        """Check the schedule again in `in_ms`."""
         if self._timer.isActive():
             self._timer.start(in_ms)
 
     @Slot()
     def check(self) -> None:
-        """Check now."""
+        """Send a request now."""
         address = self.address
         if not self.version:
             text = tr("This Tandem runs from its source tree and has no version.")
@@ -104,14 +104,14 @@ class UpdateSession(QObject):
             self._ask(address)
 
     def close(self) -> None:
-        """Stop checking, and wait briefly for the thread."""
+        """Stop checking and wait briefly for the thread."""
         self._is_closed = True
         self._timer.stop()
         self._end(1.0)
 
     def _ask(self, address: str) -> None:
         def work() -> Release:
-            from app.setup.updates.source import fetch_release  # late: slow
+            from app.setup.updates.source import fetch_release  # late: slow import
 
             return fetch_release(address)
 
@@ -147,7 +147,7 @@ class UpdateSession(QObject):
         self.failed.emit(EngineError(tr("The server does not respond."), tr("Try again later.")))
 
     def _end(self, wait_s: float = 0.0) -> None:
-        """Drop the request; its thread ends later."""
+        """Drop the request; its thread may still be running."""
         self._limit.stop()
         job, self._job = self._job, None
         if job is not None:
@@ -173,7 +173,7 @@ class NewsDialog(PageDialog):
         self.foot.insertWidget(0, self.visit)
 
     def show_release(self, release: Release, own: str) -> None:
-        """Show a release and the version of this Tandem."""
+        """Show a release and this Tandem's version."""
         line = tr("Tandem {version} is available; this is {own}. Tandem does not update itself.")
         self.head_line.setText(line.format(version=release.version, own=own))
         self.text.setPlainText(release.news or tr("This release has no release notes."))
@@ -186,11 +186,11 @@ class NewsDialog(PageDialog):
             QDesktopServices.openUrl(QUrl(self._page))
 
 
-LATER_MS: Final = 60_000  # milliseconds until another attempt if the banner is in use
+LATER_MS: Final = 60_000  # milliseconds before another attempt if the banner is in use
 
 
 class UpdatePresenter(QObject):
-    """Connects the session with banner and dialog; `may_tell` tests whether the banner is free."""
+    """Connects the session to banner and dialog; `may_tell` returns whether the banner is free."""
 
     noticed = Signal(object)  # Notice
     status_changed = Signal(str, bool)  # text; whether there are release notes to show
@@ -220,13 +220,13 @@ class UpdatePresenter(QObject):
 
     @Slot()
     def tell(self) -> None:
-        """Emit the known status without a check."""
+        """Emit the known status without checking again."""
         newer = self.session.newer
         self.status_changed.emit(_is_out(newer.version) if newer else "", newer is not None)
 
     @Slot()
     def check(self) -> None:
-        """Check now."""
+        """Send a request now."""
         self.session.check()
 
     @Slot()
@@ -242,7 +242,7 @@ class UpdatePresenter(QObject):
         self._dismiss()
 
     def problems(self) -> dict[str, str]:
-        """Return why settings have no effect, by name."""
+        """Return reasons why settings have no effect, by setting name."""
         from app.setup.updates.release import is_web_page
 
         current = self._settings.current
@@ -253,7 +253,7 @@ class UpdatePresenter(QObject):
         return {}
 
     def close(self) -> None:
-        """Stop checking, and close the dialog."""
+        """Stop checking and close the dialog."""
         self.session.close()
         if self.dialog is not None:
             self.dialog.close()
@@ -273,7 +273,7 @@ class UpdatePresenter(QObject):
 
     @Slot()
     def _show_banner(self) -> None:
-        """Show a newer release once, when the banner is free."""
+        """Show a newer release in the banner, once, as soon as the banner is free."""
         release = self.session.newer
         known = (self._shown_version, self._settings.current.dismissed_release)
         if release is None or release.version in known:

@@ -19,26 +19,26 @@ from app.widgets.theme import px, theme, theme_signals
 if TYPE_CHECKING:
     from engine import LinkFacts
 
-BOX: Final = QSize(104, 40)  # size of a box at a zoom of 100 %
+BOX: Final = QSize(104, 40)  # box size at 100 % zoom
 
-MAX_LABELS: Final = 3  # maximum number of lines with texts, which would overlap
+MAX_LABELS: Final = 3  # maximum number of labelled lines; more labels would overlap
 
 SIDES: Final = 0.55  # distance of the outermost GPUs from the top, as a fraction of the height
 
 WIDTHS: Final = {"nvlink": 4.0, "p2p": 2.5, "host": 1.2, "network": 1.2}
-"""Width in pixels by kind of link."""
+"""Line width in pixels by kind of link."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLook:
-    """Label of a device and the index of its colour."""
+    """A device's label and colour index."""
 
     label: str
     colour: int
 
 
 class InterconnectGraph(QWidget):
-    """Graph of the links; the table below it has the same facts as text."""
+    """Graph of the links; the table below it lists the same facts as text."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -163,7 +163,7 @@ class InterconnectGraph(QWidget):
 
 
 def slot_line(node: Node) -> str:
-    """Return a slot as "PCIe 4.0 x16", or "1.0 x16 of 4.0 x16" if it can be faster."""
+    """Return a slot as "PCIe 4.0 x16", or "1.0 x16 of 4.0 x16" if it is below its maximum."""
     if not node.slot:
         return ""
     if not node.slot_at_most:
@@ -172,7 +172,7 @@ def slot_line(node: Node) -> str:
 
 
 def facts_text(facts: LinkFacts, *, is_measured: bool) -> str:
-    """Return a speed as "11 µs · 4.9 GB/s", with "~" if it is an estimate."""
+    """Return latency and bandwidth as "11 µs · 4.9 GB/s", prefixed with "~" if estimated."""
     about = "" if is_measured else "~ "
     return f"{about}{latency_text(facts)} · {rate_text(facts)}"
 
@@ -189,6 +189,6 @@ def rate_text(facts: LinkFacts) -> str:
 
 
 def looks_of(devices: Sequence[str], labels: Sequence[str]) -> dict[str, NodeLook]:
-    """Return the look of each device; colours are indices in `devices`."""
+    """Return each device's look; its colour is its index in `devices`."""
     pairs = zip(devices, labels, strict=True)
     return {device: NodeLook(label, at) for at, (device, label) in enumerate(pairs)}

@@ -41,11 +41,11 @@ SHORT_ROUTES = {
     "own memory": tr_later("memory"),
     "the network": tr_later("network"),
 }
-"""Short texts of routes for the table; tooltips have the full ones."""
+"""Short route texts for the table; the full texts are in tooltips."""
 
 
 class InterconnectPanel(QWidget):
-    """Shows links, and has a button to measure them."""
+    """Panel with the links and a button to measure them."""
 
     shown = Signal()  # the content may be outdated
     measure_requested = Signal()
@@ -77,7 +77,7 @@ class InterconnectPanel(QWidget):
         *,
         is_simulated: bool = False,
     ) -> None:
-        """Show links; `devices` are all ids in the order of their colours, with `labels`."""
+        """Show links; `devices` are all device ids in colour order, with their `labels`."""
         looks = looks_of(devices, labels)
         names = {device: look.label for device, look in looks.items()}
         self.graph.show_picture(picture, looks)
@@ -94,7 +94,7 @@ class InterconnectPanel(QWidget):
             self.set_status(f"{_rest_text(rests, names)} {estimated}")
 
     def set_token(self, prediction: Prediction | None) -> None:
-        """Show the predicted cost of communication per token for the present split."""
+        """Show the communication cost per token that is predicted for the current split."""
         if prediction is None or len(prediction.ranks) < 2:
             self.cost.setText(tr("A single rank needs no communication."))
             return
@@ -107,7 +107,7 @@ class InterconnectPanel(QWidget):
         self.cost.setText(text.format(part=part, time=time, total=ms))
 
     def set_measuring(self, is_measuring: bool) -> None:
-        """Show whether measurements are running; the button then stops them."""
+        """Show whether measurements are running; while they are, the button stops them."""
         self._is_measuring = is_measuring
         self._show_button()
 
@@ -140,7 +140,7 @@ class InterconnectPanel(QWidget):
                 self.table.setSpan(self._rows.rowCount() - 1, 1, 1, len(HEADERS) - 1)
         for edge in picture.edges:
             self._rows.appendRow(_edge_row(edge, names))
-        for column in (0, 2, 3):  # the link column is stretched
+        for column in (0, 2, 3):  # the link column takes the remaining width
             self.table.resizeColumnToContents(column)
 
     def _set_text_size(self, n_pixels: int) -> None:

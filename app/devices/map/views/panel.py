@@ -1,6 +1,6 @@
 """The placement map: blocks × tensors in the colours of their devices.
 
-It is a `QTableView`, so arrow keys, selections and screen readers work as in any table.
+It is a `QTableView`, so arrow keys, selection and screen readers work as in any table.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ from app.widgets.theme import px, set_role, theme, theme_signals
 if TYPE_CHECKING:
     from engine import PlacementMap
 
-PER_ROW = 4  # number of buttons in a row
+PER_ROW = 4  # buttons per row
 
 
 @dataclass(frozen=True, slots=True)
 class PinTarget:
-    """Device or rank to pin parts to; `override` is a device id, or "#" and a rank number."""
+    """Device or rank to pin parts to; `override` is a device id, or "#" and a rank index."""
 
     override: str
     label: str
@@ -77,7 +77,7 @@ class PinTarget:
 
 
 class DeviceChip(QPushButton):
-    """Button of one target: a click pins the selection, a drop pins the dropped parts."""
+    """Button for one target: a click pins the selection, a drop pins the dropped parts."""
 
     dropped = Signal(object)  # frozenset[Part]
 
@@ -125,7 +125,7 @@ class DeviceChip(QPushButton):
 
 
 class DeviceChips(QWidget):
-    """Buttons of all targets, in rows."""
+    """Buttons for all targets, in rows."""
 
     pressed = Signal(str)  # override target for the selection
     dropped = Signal(str, object)  # override target, parts
@@ -138,7 +138,7 @@ class DeviceChips(QWidget):
         self._layout.setSpacing(6)
 
     def set_targets(self, targets: Sequence[PinTarget]) -> None:
-        """Offer targets; buttons and focus are kept if they are unchanged."""
+        """Offer targets; if they are unchanged, the buttons and the focus are kept."""
         if [chip.target for chip in self.chips] == list(targets):
             return
         for chip in self.chips:
@@ -162,7 +162,7 @@ COLUMN_WIDTH = (14, 64)
 
 
 class PlacementView(QTableView):
-    """The map as a table; `PlacementPanel` has the controls around it."""
+    """The map as a table; `PlacementPanel` adds the controls around it."""
 
     pin_requested = Signal(str, object)  # override target, parts
     unpin_requested = Signal(object)  # parts
@@ -192,7 +192,7 @@ class PlacementView(QTableView):
         theme_signals().changed.connect(self.viewport().update)
 
     def show_grid(self, grid: Grid, look: Look) -> None:
-        """Show a map; the selection is kept if rows and columns are unchanged."""
+        """Show a map; if rows and columns are unchanged, the selection is kept."""
         if self.table.set_grid(grid, look):
             self.clearSpans()
             for cell in grid.cells.values():
@@ -202,7 +202,7 @@ class PlacementView(QTableView):
         self.pointed.emit(self.table.cell(self.currentIndex()))
 
     def set_targets(self, targets: Sequence[PinTarget]) -> None:
-        """Set the targets of the keys 1 to 9 and of the menu."""
+        """Set the targets for the keys 1 to 9 and for the menu."""
         self._targets = tuple(targets)
 
     @property
@@ -221,7 +221,7 @@ class PlacementView(QTableView):
             self.unpin_requested.emit(self.selected_parts)
 
     def set_zoom(self, zoom: int, anchor: QPoint | None = None) -> None:
-        """Set the size of cells; the point at `anchor` of the view stays there."""
+        """Set the zoom step; the cell at `anchor` in the view stays in place."""
         zoom = min(MAX_ZOOM, max(0, zoom))
         if zoom == self.zoom:
             return
@@ -299,7 +299,7 @@ class PlacementView(QTableView):
         menu.deleteLater()
 
     def make_menu(self) -> QMenu:
-        """Return the menu of the selection."""
+        """Return the context menu for the selection."""
         menu = QMenu(self)
         has_parts = bool(self.selected_parts)
         for target in self._targets:
@@ -324,11 +324,11 @@ class PlacementView(QTableView):
 EMPTY = tr_later("Open a model to see which device holds each tensor.")
 HINT = tr_later("Select cells and drag them to a device, or press its number.")
 HINT_TIP = tr_later("Click the title of a row or column to select all of it")
-DETAIL_LINES = 4  # maximum number of lines of the details
+DETAIL_LINES = 4  # maximum number of lines in the details
 
 
 class PlacementPanel(QWidget):
-    """The map of a model with its controls; emits requests to pin parts."""
+    """A model's map with its controls; emits requests to pin parts."""
 
     pin_requested = Signal(str, object)  # override target, frozenset[Part]
     unpin_requested = Signal(object)  # frozenset[Part]
@@ -360,7 +360,7 @@ class PlacementPanel(QWidget):
     def show_map(
         self, found: PlacementMap, overrides: Overrides, look: Look, targets: Sequence[PinTarget]
     ) -> None:
-        """Show a model's map, with labels and colours of its ranks and targets of pins."""
+        """Show a model's map, given its ranks' labels and colours and the available pin targets."""
         self._labels, self._overrides = look.labels, overrides
         self.chips.set_targets(targets)
         self.view.set_targets(targets)
@@ -369,7 +369,7 @@ class PlacementPanel(QWidget):
         self._show_selection()
 
     def show_problem(self, text: str, overrides: Overrides) -> None:
-        """Show why there is no map; pins may be the cause and can be removed."""
+        """Show why there is no map, and offer to remove the pins, which may be the cause."""
         self._overrides = overrides
         self.unpin_all.setVisible(bool(overrides))
         self.unpin_all.setEnabled(bool(overrides))

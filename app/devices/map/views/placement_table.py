@@ -34,28 +34,28 @@ from app.widgets.theme import mix, theme
 from engine import one_line
 
 PARTS_MIME: Final = "application/x-tandem-parts"
-SHARED_FADE: Final = 0.6  # fade of tensors that every rank holds, which cannot be moved
+SHARED_FADE: Final = 0.6  # fade for tensors that every rank holds and that cannot be moved
 
 Index = QModelIndex | QPersistentModelIndex
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Index of the device colour and label of each rank."""
+    """Each rank's device colour index and label."""
 
     colours: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
 
 
 class PlacementTable(QAbstractTableModel):
-    """Table model of the map: rows are blocks, columns are kinds of tensors."""
+    """Table model for the map: rows are blocks, columns are kinds of tensors."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.grid, self.look = Grid(), Look()
 
     def set_grid(self, grid: Grid, look: Look) -> bool:
-        """Show another map; return whether its rows, columns or spans differ."""
+        """Show another map; return whether rows, columns or spans changed."""
         is_other = (grid.rows, grid.columns, _spans(grid)) != (
             self.grid.rows, self.grid.columns, _spans(self.grid),
         )  # fmt: skip
@@ -118,7 +118,7 @@ class PlacementTable(QAbstractTableModel):
 
 
 def dragged_parts(data: QMimeData) -> frozenset[Part]:
-    """Return the parts that a drag from the map carries; none for other drags."""
+    """Return the parts dragged from the map; none if the drag came from elsewhere."""
     if not data.hasFormat(PARTS_MIME):
         return frozenset()
     parts = json.loads(bytes(data.data(PARTS_MIME).data()))
@@ -130,7 +130,7 @@ def _spans(grid: Grid) -> list[tuple[int, int, int]]:
 
 
 class CellPainter(QStyledItemDelegate):
-    """Draws the ranks of a cell: one stripe each, in rank order, as wide as its share."""
+    """Draws a cell as one stripe per rank, in rank order, with widths proportional to shares."""
 
     def __init__(self, table: PlacementTable, parent: QObject) -> None:
         super().__init__(parent)
@@ -195,7 +195,7 @@ def _paint_pin(painter: QPainter, area: QRect) -> None:
 
 
 class NarrowHeader(QHeaderView):
-    """Header with vertical column titles; if rows are too low, only some have titles."""
+    """Header with vertical column titles; if rows are low, only some rows have titles."""
 
     FONT_PIXELS = 10
     MARGIN = 6
@@ -244,7 +244,7 @@ class NarrowHeader(QHeaderView):
         painter.restore()
 
     def _is_titled(self, section: int, height: int) -> bool:
-        """Return whether a row has a title: the ends, and every 1st, 2nd, 5th or 10th block."""
+        """Return whether a row has a title: both ends do, and every 1st, 2nd, 5th or 10th block."""
         step = next((n for n in (1, 2, 5) if n * height >= self.fontMetrics().height()), 10)
         if section in (0, self.count() - 1):
             return True

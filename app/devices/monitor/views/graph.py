@@ -1,7 +1,7 @@
-"""Curves of the last two minutes, and strips of how each rank spends a token's time.
+"""Curves for the last two minutes, and strips that show how each rank spends a token's time.
 
-They use no plot library, as importing one takes longer than showing the window. In a good split all
-ranks compute all the time; a rank that waits has too small a share.
+No plot library is used, because importing one takes longer than showing the window. In a good
+split, all ranks compute all the time; a rank that waits has too small a share.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from app.widgets.theme import mix, px, theme
 from engine import TokenTimes
 
 WINDOW_S: Final = 120.0
-AXIS_WIDTH: Final = 44  # width in pixels, for five digits
+AXIS_WIDTH: Final = 44  # pixels; enough for five digits
 AXIS_GAP: Final = 6
 TICK_PIXELS: Final = 11
 ROOM: Final = 7  # pixels above and below the scale, for half a line of text
 GRID_WEIGHT: Final = 0.2
 LINE_WIDTH: Final = 1.5
-MARK: Final = 3  # half the width of a message's mark
+MARK: Final = 3  # half the width of a message mark
 NEAR: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A curve in a device colour; gaps are NaN."""
+    """A curve in a device's colour; gaps are NaN."""
 
     colour: int
     ages: Sequence[float]  # negative, in seconds
@@ -61,7 +61,7 @@ class Graph(QWidget):
         self.update()
 
     def set_marks(self, marks: Sequence[float], clocks: Sequence[str]) -> None:
-        """Draw messages as dotted lines.
+        """Draw a dotted line per message.
 
         Args:
             marks: negative ages in seconds.
@@ -71,7 +71,7 @@ class Graph(QWidget):
         self.update()
 
     def mark_at(self, x: float) -> str:
-        """Return the time of day of the message within `NEAR` pixels of `x`, or ""."""
+        """Return the time of day of a message mark within `NEAR` pixels of `x`, or ""."""
         pairs = zip(self.marks, self._clocks, strict=True)
         found = [(abs(self.point(mark, 0).x() - x), clock) for mark, clock in pairs]
         distance, clock = min(found, default=(math.inf, ""))
@@ -87,12 +87,12 @@ class Graph(QWidget):
         return super().event(event)
 
     def area(self) -> QRectF:
-        """Return the rectangle of the curves."""
+        """Return the rectangle in which curves are drawn."""
         inner = QRectF(self.rect()).adjusted(px(AXIS_WIDTH), px(ROOM), 0, -px(ROOM))
         return inner if inner.isValid() else QRectF()
 
     def point(self, age: float, value: float) -> QPointF:
-        """Return the position of a value, where `age` is negative."""
+        """Return a value's position; `age` is negative."""
         area = self.area()
         x = area.right() + age / WINDOW_S * area.width()
         return QPointF(x, area.bottom() - value / self.top * area.height())
@@ -127,7 +127,7 @@ class Graph(QWidget):
         font.setPixelSize(px(TICK_PIXELS))
         painter.setFont(font)
         muted = QColor(theme().muted)
-        faint = QColor(mix(theme().surface, theme().muted, GRID_WEIGHT))  # opaque is cheaper
+        faint = QColor(mix(theme().surface, theme().muted, GRID_WEIGHT))  # opaque: cheaper to draw
         side = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
         for value in (0.0, self.top / 2, self.top):
             y = self.point(0, value).y()
@@ -151,18 +151,18 @@ class Graph(QWidget):
 
 
 def tick(value: float) -> str:
-    """Return a value on the scale with at least three digits and no exponent."""
+    """Return a scale label: up to three significant digits below 1000, never an exponent."""
     return decimal(f"{value:.3g}") if value < 1000 else f"{value:.0f}"
 
 
-MANY: Final = 4  # maximum number of values that are shown with dots
+MANY: Final = 4  # maximum number of values shown with coloured dots
 
 
 MIN_AXIS: Final = 190  # minimum width in pixels of an axis with three labels
 
 
 class HistoryPlot(QWidget):
-    """A title, the latest values as text, and curves of two minutes up to `top`, if given."""
+    """A title, the latest values as text, and two minutes of curves; `top` fixes the scale."""
 
     def __init__(
         self, title: str, unit: str, top: float | None = None, parent: QWidget | None = None
@@ -180,7 +180,7 @@ class HistoryPlot(QWidget):
     def show_history(
         self, history: SeriesHistory, colours: Mapping[str, int], now_s: float
     ) -> None:
-        """Draw the series in `colours`, the indices of their device colours by name."""
+        """Draw the series named in `colours`, which maps them to device colour indices."""
         since = now_s - WINDOW_S
         ages = [time_s - now_s for time_s in history.times(since)]
         curves = {
@@ -196,15 +196,15 @@ class HistoryPlot(QWidget):
         self._top = top
 
     def set_marks(self, marks: Sequence[tuple[float, str]]) -> None:
-        """Draw a dotted line for each message, given as age in seconds and time of day."""
+        """Draw a dotted line per message, given its age in seconds and its time of day."""
         self.graph.set_marks([-age for age, _ in marks], [clock for _, clock in marks])
 
     def set_latest(self, values: Sequence[tuple[str, int, str]], note: str = "") -> None:
         """Show the newest values as text.
 
         Args:
-            values: (name, index of its device colour, formatted number).
-            note: shown after them if there is room.
+            values: (name, device colour index, formatted number).
+            note: shown after the values if there is room.
         """
         has_dots, colours = len(values) <= MANY, theme()
         signs = [
@@ -253,7 +253,7 @@ def _highest(values: Sequence[float]) -> float:
 
 
 CAPACITY: Final = 4096
-BIN_PIXELS: Final = 3  # width of one bin, in pixels; the mean of its values is drawn
+BIN_PIXELS: Final = 3  # bin width in pixels; the mean of each bin is drawn
 
 GAP: Final = 3
 MAX_STRIP: Final = 22
@@ -261,7 +261,7 @@ WAIT_FADE: Final = 0.55
 
 
 class TimelinePlot(QWidget):
-    """Graph of how every rank spent the last two minutes, fed with token times."""
+    """Graph of how each rank spent the last two minutes, based on token times."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -279,12 +279,12 @@ class TimelinePlot(QWidget):
         return self._last is not None
 
     def set_ranks(self, labels: Sequence[str]) -> None:
-        """Clear, and use the ranks of another model or split."""
+        """Clear the graph and use the ranks of another model or split."""
         self._labels = tuple(labels)
         self._history, self._last = SeriesHistory(CAPACITY), None
 
     def add(self, now_s: float, times: TokenTimes) -> None:
-        """Add the times of one token; late ones of another split are ignored."""
+        """Add the times for one token; ignore late times from another split."""
         if len(times.ranks) != len(self._labels) or times.seconds <= 0:
             return
         values: dict[str, float] = {}
@@ -295,7 +295,7 @@ class TimelinePlot(QWidget):
         self._last = times
 
     def show_until(self, now_s: float, colours: Sequence[int]) -> None:
-        """Draw the two minutes until `now_s`; `colours` are device colours of the ranks."""
+        """Draw the two minutes up to `now_s`; `colours` are the ranks' device colours."""
         self.strips.show_history(self._history, self._labels, colours, now_s)
         self._show_latest(colours)
 
@@ -377,7 +377,7 @@ class _Strips(QWidget):
 
 
 def binned(places: Sequence[float], values: Sequence[float], n_bins: int) -> list[float]:
-    """Return the mean value in each of `n_bins` equal parts of 0 to 1; NaN for empty ones."""
+    """Return the mean value in each of `n_bins` equal parts of 0 to 1, NaN if a part is empty."""
     counts, sums = [0] * n_bins, [0.0] * n_bins
     for place, value in zip(places, values, strict=True):
         at = min(int(place * n_bins), n_bins - 1)

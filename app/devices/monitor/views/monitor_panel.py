@@ -1,7 +1,7 @@
 """Graphs of the last two minutes, or an overview of all devices.
 
-Drawing slows generation down, so everything is drawn once per snapshot, and not while the panel is
-hidden.
+Drawing slows generation, so everything is drawn once per snapshot, and not at all while the panel
+is hidden.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from engine import DeviceInfo, DeviceSnapshot, Finished, TokenTimes
 
 
 class MonitorHead(QWidget):
-    """Buttons of the monitor."""
+    """The monitor's buttons."""
 
-    chosen = Signal(bool, object)  # whether the overview is shown; names of the graphs
+    chosen = Signal(bool, object)  # whether the overview is shown; graph names
     export_requested = Signal(str)  # ".csv" or ".png"
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -63,13 +63,13 @@ class MonitorHead(QWidget):
         fill(QHBoxLayout(self), *parts, margins=NO_MARGINS, spacing=2)
 
     def show_choice(self, is_overview: bool, graphs: Sequence[str]) -> None:
-        """Show which view and which graphs are chosen."""
+        """Show which view and which graphs are selected."""
         self._is_overview, self._graphs = is_overview, tuple(graphs)
         self.overview.setChecked(is_overview)
         self.graphs.setEnabled(not is_overview)
         for name, action in self._actions.items():
             action.setChecked(name in graphs)
-            action.setEnabled(len(graphs) > 1 or name not in graphs)  # at least one
+            action.setEnabled(len(graphs) > 1 or name not in graphs)  # at least one stays selected
 
     def _make_menu(self) -> QMenu:
         menu = QMenu(self)
@@ -101,7 +101,7 @@ class MonitorHead(QWidget):
 
 
 def graph_names() -> tuple[str, ...]:
-    """Return the names of all graphs in the order of the window."""
+    """Return the names of all graphs, in the window's order."""
     first = ("memory", "load")
     return (*first, RATE, *(name for name in FIGURES if name not in first))
 
@@ -114,12 +114,12 @@ MAX_IN_LINE: Final = 4
 
 
 class MonitorPanel(QWidget):
-    """Graphs of snapshots, rates, message marks and token times.
+    """Panel with graphs of snapshots, rates, message marks and token times.
 
     Attributes:
-        plots: graphs by name; only chosen ones are visible and drawn.
-        timeline: times of the ranks, shown once it has data.
-        server: figures of the server that runs the model.
+        plots: graphs by name; only selected ones are visible and drawn.
+        timeline: how the ranks spend their time, shown once it has data.
+        server: figures from the server that runs the model.
     """
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -141,7 +141,7 @@ class MonitorPanel(QWidget):
         theme_signals().changed.connect(self._on_theme)
 
     def choose(self, is_overview: bool, graphs: Sequence[str]) -> None:
-        """Show the overview, or these graphs."""
+        """Show either the overview or these graphs."""
         self._is_overview, self._graphs = is_overview, tuple(graphs)
         self._lay_out()
         self._stack.setCurrentIndex(int(is_overview))
@@ -149,11 +149,11 @@ class MonitorPanel(QWidget):
             self._draw()
 
     def set_devices(self, devices: Sequence[DeviceInfo]) -> None:
-        """Set the product names of the devices."""
+        """Set the devices' product names."""
         self._names = {device.id: short_name(device.name) for device in devices}
 
     def add_snapshots(self, snapshots: Sequence[DeviceSnapshot]) -> None:
-        """Add a snapshot of all devices, and draw."""
+        """Add a snapshot of each device, and draw."""
         if not snapshots:
             return
         self.record.add(snapshots)
@@ -165,35 +165,35 @@ class MonitorPanel(QWidget):
 
     @Slot(str)
     def show_server(self, text: str) -> None:
-        """Show the figures of the server that runs the model; "" for none."""
+        """Show figures from the server that runs the model; "" if none does."""
         self.server.set_full_text(text)
         self.server.setVisible(bool(text))
 
     def add_rate(self, tokens_per_s: float, n_answers: int = 1) -> None:
-        """Add the total rate of all answers, 0 at the end; drawn with the next snapshot."""
+        """Add the total rate of all answers, 0 once they finish; drawn with the next snapshot."""
         self.record.add_rate(tokens_per_s, n_answers)
 
     def note_drafts(self, finished: Finished) -> None:
-        """Show the gain from draft tokens in an answer; drawn with the next snapshot."""
+        """Show an answer's gain from draft tokens; drawn with the next snapshot."""
         usage, gain = finished.usage, finished.timings.draft_gain
         self.record.drafts = drafts_text(usage.n_accepted, usage.n_drafted, gain)
 
     def set_ranks(self, devices: Sequence[str]) -> None:
-        """Set the devices of the loaded model's ranks; none without a model."""
+        """Set the devices of the loaded model's ranks; empty if there is no model."""
         self._ranks = tuple(devices)
         self.timeline.set_ranks(rank_labels(devices))
         self.timeline.hide()
 
     def add_times(self, times: TokenTimes) -> None:
-        """Add the ranks' times of one token; drawn with the next snapshot."""
+        """Add the ranks' times for one token; drawn with the next snapshot."""
         self.timeline.add(time.monotonic(), times)
 
     def mark_message(self) -> None:
-        """Mark the present moment with a line."""
+        """Draw a line at the current time."""
         self.record.mark_message()
 
     def table(self) -> list[list[str]]:
-        """Return the graphs, or with the overview all figures, as rows of a table."""
+        """Return the visible graphs, or all figures if the overview is visible, as table rows."""
         names = graph_names() if self._is_overview else self._graphs
         return self.record.table(names, self.record.now_s - WINDOW_S)
 

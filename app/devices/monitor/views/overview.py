@@ -1,6 +1,6 @@
 """All devices at a glance: one row each, with bars for memory and load.
 
-It is one painted widget, as a table of widgets would cost more than all graphs.
+A single widget paints it, because a table of widgets would cost more than all graphs together.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TEXT_PIXELS: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """Label such as "GPU 0", product name, device colour and reading of a device."""
+    """A device's label ("GPU 0"), product name, colour and latest reading."""
 
     label: str
     name: str
@@ -63,11 +63,11 @@ COLUMNS: Final = (
     _Column(tr_later("Others"), 62, others_text),
 )
 ORDER: Final = (0, 1, 4, 2, 3)
-"""Columns by importance; the last ones are left out if not all fit."""
+"""Columns by decreasing importance; the last ones are omitted if not all fit."""
 
 
 class Overview(QWidget):
-    """Table of the present state of all devices."""
+    """Table of the current state of all devices."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -139,7 +139,7 @@ class Overview(QWidget):
     def _paint_row(
         self, painter: QPainter, area: QRectF, state: DeviceState, columns: Sequence[_Column]
     ) -> None:
-        """Paint a device; `area` has the top and height of its row, and the width of a bar."""
+        """Paint a device; `area` gives the top and height of its row and the width of a bar."""
         colours, shown = theme(), state.snapshot
         painter.setPen(QColor(colours.text))
         cells = [("" if shown.problem else column.text(shown), column.width) for column in columns]

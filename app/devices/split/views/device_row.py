@@ -1,4 +1,4 @@
-"""Row of one rank in the split panel: its name, share and memory."""
+"""Row for one rank in the split panel: its name, share and memory."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from app.widgets.text import ElidedLabel, LegendLabel, Sign, label, set_tip
 from app.widgets.theme import mix, px, set_role, theme, theme_signals
 
 TONES = (0.0, 0.42, 0.62, 0.74)
-"""Fade into the background of weights, KV cache, compute buffers and overhead, 0 to 1."""
-SIBLING_TONE = 0.8  # fade of other ranks on the same device
-GUEST_TONE = 0.55  # fade of bytes in host memory that belong to no rank there
-MIN_WIDTH = 3  # minimum width of the model's part in pixels
+"""How far weights, KV cache, compute buffers and overhead fade into the background, 0 to 1."""
+SIBLING_TONE = 0.8  # fade for other ranks on the same device
+GUEST_TONE = 0.55  # fade for bytes in host memory that belong to no CPU rank
+MIN_WIDTH = 3  # minimum width of the model's part, in pixels
 
 
 class MemoryBar(QWidget):
-    """Stacked bar of the memory figures of a row."""
+    """Stacked bar for a row's memory figures."""
 
     HEIGHT = 9
 
@@ -45,7 +45,7 @@ class MemoryBar(QWidget):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def set_figures(self, figures: RowFigures, measured: int | None = None) -> None:
-        """Show `figures`, and a tick at the measured bytes of the model."""
+        """Show `figures`, and a tick at the model's measured size in bytes."""
         if figures == self._figures and measured == self._measured:
             return
         self._figures, self._measured = figures, measured
@@ -129,14 +129,14 @@ def breakdown(figures: RowFigures) -> str:
 
 RESERVE_STEP_MIB = 256
 OWN_KINDS = ("weights", "KV cache", "compute", "overhead")
-"""Kinds of memory of the rank itself, in the order of `TONES`."""
+"""Kinds of memory that the rank itself uses, in the order of `TONES`."""
 
 
 class DeviceDetails(QWidget):
-    """Bytes by kind in the colours of the memory bar; controls of the reserve and the order."""
+    """Bytes by kind, in the memory bar's colours, and controls for reserve and order."""
 
     reserve_changed = Signal(int)  # MiB
-    moved = Signal(int)  # by how many places down
+    moved = Signal(int)  # number of places down
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -163,7 +163,7 @@ class DeviceDetails(QWidget):
         theme_signals().changed.connect(self.refresh)
 
     def set_figures(self, figures: RowFigures, *, place: tuple[int, int]) -> None:
-        """Show a rank; `place` is its index and the number of ranks."""
+        """Show a rank's figures; `place` is its index and the number of ranks."""
         with QSignalBlocker(self.reserve):
             self.reserve.setMaximum(max(0, figures.total // MIB))
         show_number(self.reserve, figures.reserve // MIB)
@@ -186,7 +186,7 @@ class DeviceDetails(QWidget):
             self.refresh()
 
     def refresh(self) -> None:
-        """Show the kinds in the colours of the theme."""
+        """Show the kinds of memory in the theme's colours."""
         figures, colours = self._figures, theme()
         if figures is None:
             return
@@ -212,14 +212,14 @@ SLIDER_STEPS = 1000
 
 
 class DeviceRow(QWidget):
-    """Shows `RowFigures`; the share can be set and locked, and the rank switched off."""
+    """Shows `RowFigures`, with controls to set and lock the share and to switch off the rank."""
 
     share_changed = Signal(int, float)  # index of the rank, share from 0 to 1
     switched = Signal(int, bool)
     locked = Signal(int, bool)
-    joined = Signal(int, bool)  # True: the group of the rank above; False: a new group
-    moved = Signal(int, int)  # by how many places down
-    reserve_changed = Signal(int, int)  # MiB
+    joined = Signal(int, bool)  # True: join the group above; False: start a new group
+    moved = Signal(int, int)  # index, number of places down
+    reserve_changed = Signal(int, int)  # index, MiB
     gesture_began = Signal()
     gesture_ended = Signal()
 
@@ -257,13 +257,13 @@ class DeviceRow(QWidget):
         joins: bool | None = None,
         measured: int | None = None,
     ) -> None:
-        """Show a rank.
+        """Show a rank's figures.
 
         Args:
-            has_slider: whether the share can be chosen.
-            place: index among the ranks that can be reordered, and their number.
-            joins: whether it is in the group of the rank above; None if there are no groups.
-            measured: measured bytes of the loaded model on this rank.
+            has_slider: whether the share can be set.
+            place: index among the ranks that can be reordered, and the number of such ranks.
+            joins: whether the rank belongs to the group above it; None if there are no groups.
+            measured: bytes that the loaded model was measured to use on this rank.
         """
         self.title.setText(figures.label)
         self.name.set_full_text(figures.name)

@@ -1,4 +1,4 @@
-"""Options of a load other than the shares: context, KV cache, requests, drafts, images, RoPE."""
+"""Load options other than shares: context, KV cache, requests, draft tokens, images, RoPE."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from app.widgets.text import ElidedLabel, label, plain_tip, set_tip
 from app.widgets.theme import icon, px, set_role, theme, theme_signals
 from engine import KV_TYPES, PEER_MODES, KVTypes, LoadOption, kv_types
 
-TEXT_MARGIN = 4  # margin of the text of a box, in pixels
+TEXT_MARGIN = 4  # pixels around the text in a box
 
 KV_HINTS = {
     "f32": tr_later("Exact, twice as large as F16"), "f16": tr_later("Half of F32"),
@@ -49,7 +49,7 @@ KV_HINTS = {
 
 
 def choice_box(entries: Sequence[tuple[str, str, str]]) -> QComboBox:
-    """Return a combo box of entries (value, text, tooltip)."""
+    """Return a combo box with the given (value, text, tooltip) entries."""
     box = QComboBox()
     for value, text, tip in entries:
         box.addItem(tr(text), value)
@@ -58,19 +58,19 @@ def choice_box(entries: Sequence[tuple[str, str, str]]) -> QComboBox:
 
 
 def kv_type_entries() -> list[tuple[str, str, str]]:
-    """Return the entries of a combo box for the type of keys or of values."""
+    """Return the combo box entries for the type of keys or of values."""
     return [(kind, kind.upper(), KV_HINTS.get(kind, "")) for kind in KV_TYPES]
 
 
 class GgufField(QComboBox):
-    """Choice of a GGUF file.
+    """Combo box to choose a GGUF file.
 
     Args:
         title: title of the file dialog.
-        words: (text, value) of the choices other than a file; the first is the default.
+        words: (text, value) for each choice other than a file; the first is the default.
     """
 
-    chosen = Signal(str)  # value of a word, or path
+    chosen = Signal(str)  # a word's value, or a path
 
     def __init__(
         self, title: str, words: Sequence[tuple[str, str]], parent: QWidget | None = None
@@ -83,7 +83,7 @@ class GgufField(QComboBox):
         self.activated.connect(self._on_activated)
 
     def set_value(self, value: str) -> None:
-        """Show the value of a word, or a path, as the choice."""
+        """Select a word's value, or a path."""
         self._value = value
         values = [known for _, known in self._words]
         with QSignalBlocker(self):
@@ -99,7 +99,7 @@ class GgufField(QComboBox):
             self.setCurrentIndex(values.index(value))
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
-        """Disable words, given as values with reasons, and enable the others."""
+        """Disable the words with these values, each with a reason, and enable the others."""
         self._refused = reasons
         self.set_value(self._value)
 
@@ -112,7 +112,7 @@ class GgufField(QComboBox):
             self.setItemData(at, plain_tip(why), Qt.ItemDataRole.ToolTipRole)
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Draw the box with an elided name, which Qt would cut off."""
+        """Draw the box with the name elided, where Qt would clip it."""
         option = QStyleOptionComboBox()
         self.initStyleOption(option)
         style, painter = self.style(), QStylePainter(self)
@@ -136,7 +136,7 @@ class GgufField(QComboBox):
 
 
 class EncoderDeviceField(QComboBox):
-    """Choice of the vision encoder's device: automatic, a GPU or the CPU."""
+    """Combo box for the vision encoder's device: automatic, a GPU or the CPU."""
 
     chosen = Signal(str)  # "auto" or device id
 
@@ -146,7 +146,7 @@ class EncoderDeviceField(QComboBox):
         self.activated.connect(lambda index: self.chosen.emit(self.itemData(index)))
 
     def set_devices(self, devices: Sequence[str], value: str) -> None:
-        """Offer GPUs, then the CPU; `value` is the choice, "auto" or one of them."""
+        """Offer `devices`, GPUs first; `value` is the selected one, or "auto"."""
         with QSignalBlocker(self):
             if self._devices != devices:
                 self._devices = tuple(devices)
@@ -159,11 +159,11 @@ class EncoderDeviceField(QComboBox):
             self.setCurrentIndex(self.findData(value))
 
 
-HANDLE = 14  # width in pixels of the style sheet's handle, centred at the value
+HANDLE = 14  # pixels; handle width in the style sheet, centred on the value
 
 
 class ContextSlider(QSlider):
-    """Slider over fixed context lengths; beyond the longest that fits, its groove is red."""
+    """Slider with fixed context lengths; its groove is red beyond the longest that fits."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(Qt.Orientation.Horizontal, parent)
@@ -171,13 +171,13 @@ class ContextSlider(QSlider):
         self._most: int | None = None
 
     def set_stops(self, stops: Sequence[int]) -> None:
-        """Set the context lengths, in tokens, that the slider can stop at."""
+        """Set the context lengths that the slider can stop at, in tokens."""
         self._stops = stops
         self.setRange(0, len(stops) - 1)
         self.update()
 
     def set_most(self, n_ctx: int | None) -> None:
-        """Mark the longest context that fits, in tokens, or None if it is unknown."""
+        """Mark the longest context that fits, in tokens; None if unknown."""
         if n_ctx != self._most:
             self._most = n_ctx
             self.update()
@@ -233,11 +233,11 @@ ORDER = (
     "draft_vocab", "mmproj", "mmproj_device", "rope_scaling", "rope_factor", "rope_base",
     "chat_template",
 )  # fmt: skip
-"""Fields from top to bottom, where "kv_type" is the type of values; others follow."""
+"""Fields from top to bottom ("kv_type" is the type of values); other fields follow these."""
 
 
 class NumberField(QSpinBox):
-    """Field of an integer; the value below its minimum shows the option's `lowest` text."""
+    """Integer field; its minimum is shown as the option's `lowest` text, if any."""
 
     chosen = Signal(object)  # int, or None for the engine's choice
 
@@ -255,7 +255,7 @@ class NumberField(QSpinBox):
         self.valueChanged.connect(self._report)
 
     def show_value(self, value: int | None) -> None:
-        """Show a value without a signal."""
+        """Show a value without emitting a signal."""
         show_number(self, self.minimum() if value is None else value // self._option.unit)
 
     def _report(self, n: int) -> None:
@@ -267,7 +267,7 @@ class NumberField(QSpinBox):
 
 
 class FactorField(QDoubleSpinBox):
-    """Field of a number of at least 1, or 0 for the file's value."""
+    """Field for a number that is at least 1, or 0 to use the file's value."""
 
     chosen = Signal(object)  # float
 
@@ -281,12 +281,12 @@ class FactorField(QDoubleSpinBox):
         self.valueChanged.connect(lambda number: self.chosen.emit(0.0 if number < 1 else number))
 
     def show_value(self, value: float) -> None:
-        """Show a value without a signal."""
+        """Show a value without emitting a signal."""
         show_number(self, value)
 
 
 class FlagField(QCheckBox):
-    """Field of a flag."""
+    """Checkbox for a flag."""
 
     chosen = Signal(bool)
 
@@ -295,17 +295,17 @@ class FlagField(QCheckBox):
         self.toggled.connect(self.chosen)
 
     def show_value(self, value: bool) -> None:
-        """Show a value without a signal."""
+        """Show a value without emitting a signal."""
         with QSignalBlocker(self):
             self.setChecked(value)
 
 
 class RareOptions(QWidget):
-    """Rarely used fields below a button that shows and hides them.
+    """Rarely used fields below a button that shows or hides them.
 
     Attributes:
         head: the button.
-        fields: widget of each setting, by its name; "kv_type" is the type of values.
+        fields: widgets by setting name; "kv_type" is the type of values.
     """
 
     changed = Signal(str, object)  # name and value of a setting
@@ -354,7 +354,7 @@ class RareOptions(QWidget):
         theme_signals().changed.connect(self._refresh)
 
     def set_settings(self, settings: SplitSettings) -> None:
-        """Show settings, and all fields if one of them differs from its default."""
+        """Show settings, and unfold the fields if any setting differs from its default."""
         for name, field in self.fields.items():
             if isinstance(field, NumberField | FactorField | FlagField):
                 field.show_value(getattr(settings, name))
@@ -374,7 +374,7 @@ class RareOptions(QWidget):
 
     @Slot(bool)
     def offer_block(self, is_there: bool) -> None:
-        """Enable or disable the model's MTP block as its draft model."""
+        """Enable or disable choosing the model's MTP block as the draft model."""
         why = tr("Neither this model's file nor its folder has an MTP block.")
         self.draft_model.refuse({} if is_there else {OWN_BLOCK: why})
 
@@ -420,9 +420,9 @@ def _field(name: str) -> NumberField | FactorField | FlagField:
 DEFAULTS: dict[str, Any] = {spec.name: spec.default for spec in fields(SplitSettings)}
 
 
-FIRST_STOP = 512  # shortest context that the slider offers, in tokens
+FIRST_STOP = 512  # tokens; the shortest context on the slider
 CONTEXT_IF_UNKNOWN = 32768
-"""Longest context that is offered for models without a declared one, in tokens."""
+"""Longest context offered if the model declares none, in tokens."""
 PEER_NAMES = {
     "auto": tr_later("Direct if faster"), "on": tr_later("Direct"),
     "off": tr_later("Through host memory"),
@@ -444,7 +444,7 @@ PEER_HINTS = {
 
 
 def context_stops(n_ctx_train: int) -> list[int]:
-    """Return the powers of two from `FIRST_STOP` up to the model's length, and that length."""
+    """Return the powers of two from `FIRST_STOP` up to the model's length, then that length."""
     last = n_ctx_train or CONTEXT_IF_UNKNOWN
     stops = []
     stop = FIRST_STOP
@@ -455,7 +455,7 @@ def context_stops(n_ctx_train: int) -> list[int]:
 
 
 class LoadFields(QWidget):
-    """Fields for the settings other than shares."""
+    """Fields for all settings other than shares."""
 
     changed = Signal(str, object)  # name and value of a setting
     gesture_began = Signal()
@@ -502,7 +502,7 @@ class LoadFields(QWidget):
         self.rare.changed.connect(self.changed)
 
     def set_model_context(self, n_ctx_train: int) -> None:
-        """Offer context lengths up to `n_ctx_train`; 0 is unknown."""
+        """Offer context lengths up to `n_ctx_train`; 0 if unknown."""
         self._n_ctx_train = n_ctx_train
         self._offer(n_ctx_train)
 
@@ -539,7 +539,7 @@ class LoadFields(QWidget):
             field.setVisible(settings.n_gpus > 1)
 
     def set_most(self, most: int | None, n_ctx: int) -> None:
-        """Mark the longest context that fits, in tokens; `n_ctx` is the one in effect."""
+        """Mark the longest context that fits, in tokens; `n_ctx` is the context in effect."""
         self.context_slider.set_most(most)
         if most is None:
             text = ""
@@ -580,4 +580,4 @@ class LoadFields(QWidget):
         layout.addWidget(self.p2p, 3, 1, 1, 3)
         layout.addWidget(self.rare, 4, 0, 1, 4)
         for caption, box in ((kv_label, self.kv_type), (self.p2p_label, self.p2p)):
-            caption.setBuddy(box)  # gives screen readers on Linux the box's name
+            caption.setBuddy(box)  # so that screen readers on Linux know the box's name

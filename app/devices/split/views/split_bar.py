@@ -1,4 +1,4 @@
-"""Bar of the whole model, divided into shares by draggable handles."""
+"""Bar for the whole model, divided into shares by draggable handles."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from app.widgets.shortcuts import is_pressed
 from app.widgets.text import set_tip
 from app.widgets.theme import mix, px, theme
 
-STEPS = 1000  # resolution of a handle's position for assistive technology
-PAGE = 10  # notches that PageUp and PageDown move
-TO_THE_END = 1_000_000  # notches that Home and End move: more than any handle has
+STEPS = 1000  # resolution of handle positions for assistive technology
+PAGE = 10  # notches per PageUp or PageDown
+TO_THE_END = 1_000_000  # notches per Home or End; more than any handle has
 NOTCHES = {
     "handle-right": 1, "handle-left": -1, "handle-far-right": PAGE, "handle-far-left": -PAGE,
     "handle-first": -TO_THE_END, "handle-last": TO_THE_END,
 }  # fmt: skip
-"""Notches that each shortcut moves a handle."""
+"""Notches by which each shortcut moves a handle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class Segment:
     Attributes:
         share: width as a fraction of the bar.
         spoken: sentence for screen readers.
-        is_taker: whether the rank only holds moved tensors, and so has no handle.
-        is_locked: whether the handles at its ends cannot be moved.
+        is_taker: whether the rank holds only moved tensors and therefore has no handle.
+        is_locked: whether the handles at both ends are fixed.
     """
 
     colour_index: int
@@ -54,9 +54,9 @@ class Segment:
 
 
 class ShareBar(QWidget):
-    """Draws segments with a handle between each two.
+    """Bar of segments with a handle between adjacent ones.
 
-    Drags and keys only emit where a handle should go; the session then sets the segments.
+    Drags and keys only emit the requested position; the session then updates the segments.
     """
 
     dragged = Signal(int, float)  # handle, position from 0 to 1
@@ -85,7 +85,7 @@ class ShareBar(QWidget):
         n_handles = max(0, sum(not segment.is_taker for segment in segments) - 1)
         while len(self._handles) > n_handles:
             handle = self._handles.pop()
-            handle.hide()  # moves the focus on
+            handle.hide()  # moves the focus to the next widget
             handle.deleteLater()
         while len(self._handles) < n_handles:
             handle = ShareHandle(len(self._handles), self)
@@ -99,7 +99,7 @@ class ShareBar(QWidget):
         self.update()
 
     def position_at(self, x: float) -> float:
-        """Return the position in the bar, 0 to 1, of a horizontal pixel."""
+        """Return the position in the bar, 0 to 1, for an x coordinate in pixels."""
         return min(1.0, max(0.0, x / max(1, self.width())))
 
     def _place_handles(self) -> None:
@@ -162,7 +162,7 @@ class ShareHandle(QAbstractSlider):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
     def place(self, position: float, spoken: str, *, is_fixed: bool) -> None:
-        """Move to `position`, 0 to 1; `is_fixed` prevents drags, as a neighbour is locked."""
+        """Move to `position`, 0 to 1; `is_fixed` (a neighbour is locked) prevents drags."""
         centre = position * self._bar.width()
         width = px(self.WIDTH)
         left = min(self._bar.width() - width, max(0, round(centre - width / 2)))
@@ -212,7 +212,7 @@ class ShareHandle(QAbstractSlider):
         painter.setBrush(QColor(grip))
         painter.setPen(QPen(QColor(colours.surface), 2))
         painter.drawRoundedRect(area, 3.5, 3.5)
-        if self.hasFocus():  # a core: a rim would not stand out from a segment of its colour
+        if self.hasFocus():  # not only an outline, which could blend into a segment
             painter.setPen(QPen(QColor(colours.text), 2))
             painter.setBrush(QColor(colours.accent))
             painter.drawRoundedRect(area.adjusted(-1, 1, 1, -1), 3.5, 3.5)

@@ -1,4 +1,4 @@
-"""Bottom of the split panel: speed and memory of the split, remedies, load and undo."""
+"""Bottom of the split panel: the split's speed and memory, remedies, load and undo."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ PROGRESS_STEPS = 1000
 
 
 class LoadFooter(QWidget):
-    """The buttons that can be used now, and the progress of a load."""
+    """The buttons that are currently available, and the load progress."""
 
-    load_requested = Signal()  # to load, or to apply live
+    load_requested = Signal()  # load, or apply live
     undo_requested = Signal()
     cancel_requested = Signal()
 
@@ -67,7 +67,7 @@ class LoadFooter(QWidget):
         self._arrange()
 
     def show_state(self, picture: SplitPicture | None) -> None:
-        """Show the buttons for these settings; without any, all are disabled."""
+        """Show the buttons that apply to `picture`; None disables all of them."""
         state = picture.load_state if picture else "empty"
         is_busy = state in ("loading", "applying")
         self.progress.setVisible(is_busy)
@@ -88,7 +88,7 @@ class LoadFooter(QWidget):
         self._arrange()
 
     def _arrange(self) -> None:
-        """Move added buttons to a second line if one line is too short."""
+        """Move added buttons to a second row if they do not fit in one."""
         shown = [b for b in (*self._others, self.undo, self.cancel, self.load) if not b.isHidden()]
         gaps = self._buttons.spacing() * (len(shown) - 1)
         margins = self.contentsMargins() + self._layout.contentsMargins()
@@ -98,7 +98,7 @@ class LoadFooter(QWidget):
         self._buttons.setDirection(direction.TopToBottom if is_short else direction.LeftToRight)
 
     def set_progress(self, done: float) -> None:
-        """Show the fraction of the load that is done, 0 to 1."""
+        """Show the completed fraction of the load, 0 to 1."""
         self.progress.setValue(round(min(1.0, max(0.0, done)) * PROGRESS_STEPS))
 
 
@@ -114,7 +114,7 @@ MAX_REMEDIES = 6
 
 
 class RemedyButtons(FlowBox):
-    """One button for each remedy."""
+    """One button per remedy."""
 
     chosen = Signal(object)  # Remedy
 
@@ -125,7 +125,7 @@ class RemedyButtons(FlowBox):
         self.hide()
 
     def set_remedies(self, remedies: Sequence[Remedy], *, is_current: bool) -> None:
-        """Offer remedies, disabled unless they are for the present settings."""
+        """Offer remedies; they are disabled unless they apply to the current settings."""
         self.setVisible(bool(remedies))
         self.setEnabled(is_current)
         if tuple(remedies) == self._shown:
@@ -143,7 +143,7 @@ class RemedyButtons(FlowBox):
 
 
 def short_text(remedy: Remedy) -> str:
-    """Return the caption of a remedy's button."""
+    """Return a remedy's button caption."""
     params = remedy.params
     texts = {
         "split": tr("Shares that fit"),
@@ -158,7 +158,7 @@ def short_text(remedy: Remedy) -> str:
 
 
 def named(sentence: str) -> str:
-    """Return a sentence with "GPU 1" in place of "cuda:1"."""
+    """Return a sentence with "cuda:1" replaced by "GPU 1"."""
     return re.sub(r"\bcuda:(\d+)", r"GPU \1", sentence)
 
 
@@ -167,7 +167,7 @@ DEQUANTISED = tr_later("Weights are dequantised to F32 in memory.")
 
 
 class SplitSummary(QWidget):
-    """Card with the predicted and the measured speed, and the bottleneck."""
+    """Card with the predicted speed, the measured speed and the bottleneck."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -193,8 +193,8 @@ class SplitSummary(QWidget):
 
         Args:
             has_model: whether a model is selected.
-            chosen: reason for the suggestion, shown instead of the bottleneck.
-            elsewhere: name of the server that runs the model; "" for none.
+            chosen: reason for the suggested split, shown instead of the bottleneck.
+            elsewhere: name of the server that runs the model; "" if none does.
         """
         forecast = speed.forecast if plan else None
         rate = rate_text(forecast.decode.tokens_per_s) if forecast else ""
@@ -226,7 +226,7 @@ class SplitSummary(QWidget):
 
 
 def notes(plan: Plan, speed: SpeedFigures) -> Iterator[str]:
-    """Yield sentences about a plan, the most important first."""
+    """Yield sentences about a plan, most important first."""
     yield from map(translated, plan.warnings)
     if speed.error is not None:
         off = signed_percent_text(abs(speed.error)).removeprefix("+")
@@ -282,7 +282,7 @@ class MemoryComparison(QWidget):
         self.hide()
 
     def set_loaded(self, loaded: ModelLoaded | None, labels: Sequence[str]) -> None:
-        """Show the ranks of a loaded model."""
+        """Show the ranks of the loaded model."""
         if loaded is self._shown:
             return
         self._shown = loaded
@@ -307,9 +307,9 @@ class MemoryComparison(QWidget):
 
 
 def comparison(name: str, memory: DeviceMemory) -> tuple[str, str, str, str]:
-    """Return a row of the table: rank, predicted, measured, relative error.
+    """Return a table row: rank, predicted, measured, relative error.
 
-    Compute buffers are left out, as they are only known after an answer.
+    Compute buffers are excluded because their size is known only after an answer.
     """
     predicted = memory.predicted.weights + memory.predicted.kv
     measured = memory.measured.weights + memory.measured.kv

@@ -1,4 +1,4 @@
-"""The split panel: each device's share, and the memory and speed that result."""
+"""The split panel: each device's share, and the resulting memory use and speed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ HINT = tr_later("Drag or arrow keys")
 
 
 class SplitHeader(QWidget):
-    """Shows mode and shares; emits the user's changes."""
+    """Shows the mode and the shares; emits the user's changes."""
 
     mode_chosen = Signal(str)
     even_requested = Signal()
@@ -76,15 +76,15 @@ class SplitHeader(QWidget):
         fill(QVBoxLayout(self), *parts, margins=(0, 0, 0, 2), spacing=7)
 
     def mode_button(self, mode: Mode) -> QPushButton:
-        """Return the button that chooses `mode`."""
+        """Return the button for `mode`."""
         button = self._modes.button(MODES.index(mode))
         assert isinstance(button, QPushButton)
         return button
 
     def set_rows(self, mode: Mode, rows: Sequence[RowFigures], groups: Sequence[int] = ()) -> None:
-        """Show the ranks; `groups` are the sizes of groups of active ranks."""
+        """Show the ranks; `groups` are the active ranks per group."""
         self.mode_button(mode).setChecked(True)
-        for each in MODES:  # Tab reaches only the chosen one, arrow keys the others
+        for each in MODES:  # Tab reaches only the selected button; arrow keys reach the others
             policy = Qt.FocusPolicy.StrongFocus if each == mode else Qt.FocusPolicy.ClickFocus
             self.mode_button(each).setFocusPolicy(policy)
         active = [row for row in rows if row.is_on]
@@ -151,13 +151,13 @@ MIN_WIDTH = 360
 
 
 class SplitLayout(QWidget):
-    """Layout of the panel.
+    """The panel's layout.
 
     Attributes:
-        inputs: everything that is disabled while a model loads.
-        unusable: devices that cannot be used, with reasons and commands to copy.
-        problem: sentences on what does not fit.
-        cpu_ranks_host: row with the number of CPU ranks.
+        inputs: all widgets that are disabled while a model loads.
+        unusable: unusable devices, with reasons and commands to copy.
+        problem: sentences about what does not fit.
+        cpu_ranks_host: row for the number of CPU ranks.
     """
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -186,7 +186,7 @@ class SplitLayout(QWidget):
         scroll = QScrollArea()
         scroll.setWidget(content)
         scroll.setWidgetResizable(True)
-        scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # its fields scroll into view
+        scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # focused fields scroll into view anyway
         keep_margin(scroll, column)
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         return scroll
@@ -217,10 +217,10 @@ class SplitLayout(QWidget):
 
 
 class SplitPanel(SplitLayout):
-    """Shows a session's figures, and turns the signals of the controls into changes of it.
+    """Shows a session's figures and applies changes from the controls to the session.
 
     Attributes:
-        rows: rows of all ranks, in the order of the settings.
+        rows: one row per rank, in the order of the settings.
     """
 
     def __init__(self, session: SplitSession, parent: QWidget | None = None) -> None:
@@ -259,12 +259,12 @@ class SplitPanel(SplitLayout):
         self._connect_gestures(self.options)
 
     def _connect_gestures(self, source: Any) -> None:
-        """Let one undo revert all changes while the mouse is down."""
+        """Make all changes during a mouse gesture a single undo step."""
         source.gesture_began.connect(self._session.begin_gesture)
         source.gesture_ended.connect(self._session.end_gesture)
 
     def _on(self, signal: Any, make: Callable[..., SplitSettings]) -> None:
-        """Change to what `make` returns for the present settings and the signal's arguments."""
+        """On `signal`, call `make(settings, *args)` and use the settings it returns."""
         session = self._session
         signal.connect(lambda *args: session.change(make(session.settings, *args)))
 
@@ -297,7 +297,7 @@ class SplitPanel(SplitLayout):
 
     @Slot(object)
     def show_devices(self, devices: Sequence[DeviceInfo]) -> None:
-        """List the devices that cannot be used, with reasons and commands that help."""
+        """List the unusable devices, with reasons and commands that may help."""
         lines: list[str] = []
         for device in devices:
             if not device.usable:
@@ -359,7 +359,7 @@ class SplitPanel(SplitLayout):
         show_number(self.cpu_ranks, 1 if is_single else settings.n_cpu_ranks)
 
     def _arrange_rows(self, colours: Sequence[int]) -> None:
-        """Arrange one row per rank; existing rows are kept for their focus."""
+        """Lay out one row per rank; existing rows are reused so that they keep the focus."""
         if [row.colour for row in self.rows] == list(colours):
             return
         known = {row.colour: row for row in self.rows}

@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from engine import Goal, Region, Trial, TuneEstimate, TuneResult
 
 State = Literal["ready", "running", "done"]
-MIN_S, MAX_S = 5, 3600  # range of the time limit in seconds
+MIN_S, MAX_S = 5, 3600  # range of the time limit, in seconds
 ASK_MS: Final = 250  # milliseconds from a change of the time limit to a new estimate
 SHOWN_MS: Final = 60
-"""Milliseconds from opening to the first estimate, which holds the GIL that painting needs."""
+"""Milliseconds from opening to the first estimate, which holds the GIL and so delays painting."""
 HEADERS = (
     tr_later("Split"), tr_later("Prompt tok/s"), tr_later("Answer tok/s"),
     tr_later("Overall tok/s"),
@@ -57,7 +57,7 @@ COUNTING: Final = tr_later("Planning the search …")
 
 
 class TuneDialog(QDialog):
-    """Estimates and results of a search; emits requests to start, stop or apply it."""
+    """Dialog with a search's estimate and results; emits requests to start, stop or apply it."""
 
     estimate_requested = Signal(str, object)  # goal, seconds or None
     start_requested = Signal(str, float)  # goal, seconds
@@ -85,7 +85,7 @@ class TuneDialog(QDialog):
         self._set_state("ready")
 
     def open_for(self, devices: Sequence[str], note: str = "") -> None:
-        """Open for a new search over these devices, or show the running one.
+        """Open for a new search over these devices, or show the running search.
 
         Args:
             note: sentence about what the search ignores.
@@ -102,7 +102,7 @@ class TuneDialog(QDialog):
         self.activateWindow()
 
     def show_estimate(self, estimate: TuneEstimate, regions: Sequence[Region] = ()) -> None:
-        """Show the estimate of a search, with the shares that do not fit shaded."""
+        """Show a search's estimate, and shade the shares that do not fit."""
         self._estimate = estimate
         self.what.setText(f"{estimate_text(estimate)} {self._note}".strip())
         if not self.budget.hasFocus():
@@ -113,7 +113,7 @@ class TuneDialog(QDialog):
         self._set_state(self.state)
 
     def wait(self) -> None:
-        """Show that a search waits for the engine."""
+        """Show that the search is waiting for the engine."""
         self.outcome.setText(tr("The search starts as soon as the engine is free …"))
         self.progress.setRange(0, 0)
         self._set_state("running")
@@ -128,7 +128,7 @@ class TuneDialog(QDialog):
         self._set_state("running")
 
     def add_trial(self, trial: Trial, n_done: int, n_trials: int, best: Trial | None) -> None:
-        """Show a new trial, or new measurements of a repeated one."""
+        """Show a new trial, or new measurements from a repeated trial."""
         same = (at for at, known in enumerate(self._trials) if known.params == trial.params)
         at = next(same, None)
         if at is None:
@@ -164,7 +164,7 @@ class TuneDialog(QDialog):
         self._set_state("ready" if not self._trials else "done")
 
     def choose(self, goal: str, budget_s: float) -> None:
-        """Set goal and time limit."""
+        """Set the goal and the time limit."""
         self.goal.setCurrentIndex(self.goal.findData(goal))
         self.budget.setValue(round(budget_s))
 
@@ -184,7 +184,7 @@ class TuneDialog(QDialog):
         self._ask_default_estimate()
 
     def _ask_default_estimate(self) -> None:
-        """Request an estimate with its default time limit."""
+        """Request an estimate with the default time limit."""
         self.estimate_requested.emit(self.goal.currentData(), None)
 
     def _on_start(self) -> None:

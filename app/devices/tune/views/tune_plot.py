@@ -1,4 +1,4 @@
-"""Graph of the tried splits: speed by share of the first device."""
+"""Graph of the tried splits: speed over the first device's share."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from app.widgets.theme import px, theme, theme_signals
 SYMBOLS: Final[dict[Shape, str]] = {"tensor": "o", "layer": "s", "groups": "t1", "single": "d"}
 SIGNS: Final[dict[Shape, str]] = {"tensor": "●", "layer": "■", "groups": "▲", "single": "◆"}
 SIZE, BEST_SIZE = 8, 13
-SHADE: Final = 0.18  # opacity of the shade over shares that do not fit
+SHADE: Final = 0.18  # opacity of the shading over shares that do not fit
 
 
 class TunePlot(QWidget):
-    """Graph with a point for each trial; shares that do not fit are shaded."""
+    """Graph with one point per trial; shares that do not fit are shaded."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -44,12 +44,12 @@ class TunePlot(QWidget):
         self._draw()
 
     def show_points(self, points: Sequence[Point], best: int | None) -> None:
-        """Draw trials; `best` is the index of the fastest."""
+        """Draw trials; `best` is the index of the fastest one."""
         self._points, self._best = tuple(points), best
         self._draw()
 
     def show_regions(self, regions: Sequence[tuple[float, float]], first: str) -> None:
-        """Shade shares that do not fit, 0 to 1, of the first device, named `first`."""
+        """Shade shares (0 to 1) of the first device that do not fit; `first` is its name."""
         self._regions, self._first = tuple(regions), first
         self._draw()
 

@@ -1,1 +1,1 @@
-"""Search, repositories and headers of a hub; no Qt."""
+"""A hub's search, repositories and model headers; no Qt."""

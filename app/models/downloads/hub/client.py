@@ -1,4 +1,4 @@
-"""Client of the hub, based on its library; all errors become `EngineError`."""
+"""Hub client, based on the hub's library; all errors are raised as `EngineError`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 15.0  # timeout in seconds for the next byte of a response
+ANSWER_S = 15.0  # timeout for the next byte of a response, in seconds
 
 MAX_FOUND = 50
 MAX_FILES = 5000
@@ -42,9 +42,9 @@ class FoundRepo:
 
     Attributes:
         n_downloads: downloads in the last 30 days.
-        updated: last change, if known.
-        n_params: parameters of the model; 0 if unknown.
-        is_gated: whether its conditions have to be accepted first.
+        updated: time of the last change, if known.
+        n_params: the model's parameter count; 0 if unknown.
+        is_gated: whether its terms must be accepted first.
     """
 
     repo: str
@@ -60,9 +60,9 @@ class Repository:
     """A repository and its model files.
 
     Attributes:
-        commit: commit of the files.
-        licence: name of its licence, or "".
-        page: address of its page.
+        commit: commit from which the files are taken.
+        licence: name of the licence, or "".
+        page: address of its web page.
     """
 
     repo: str
@@ -75,13 +75,13 @@ class Repository:
 
 
 class Hub:
-    """Search and metadata of one hub; `token` returns the user's token, or ""."""
+    """Search and metadata for one hub; `token` returns the user's token, or ""."""
 
     def __init__(self, endpoint: str, token: Callable[[], str]) -> None:
         self.endpoint, self._token = endpoint, token
 
     def search(self, words: str) -> list[FoundRepo]:
-        """Search for repositories with GGUF models, most downloaded first.
+        """Search for repositories with GGUF models; return the most downloaded first.
 
         Raises:
             EngineError: the request failed.
@@ -104,10 +104,10 @@ class Hub:
             ]
 
     def repository(self, repo: str, revision: str = "") -> Repository:
-        """Return the model files of a repository in its present state.
+        """Return a repository's current model files, or those at `revision`.
 
         Raises:
-            EngineError: there is none, or the request failed.
+            EngineError: the repository does not exist, or the request failed.
         """
         with _sentences(repo):
             info = self._api().model_info(
@@ -136,7 +136,7 @@ class Hub:
 
     def _api(self) -> HfApi:
         check_online()
-        import huggingface_hub  # late: it takes half a second
+        import huggingface_hub  # late: takes half a second
         from huggingface_hub import constants
 
         constants.HF_HUB_DISABLE_TELEMETRY = True
@@ -150,7 +150,7 @@ class Hub:
 
 
 def check_online() -> None:
-    """Raise `EngineError` if the environment forbids the use of the network."""
+    """Raise `EngineError` if environment variables forbid network access."""
     if is_offline():
         raise _offline_error()
 
@@ -160,7 +160,7 @@ def _offline_error() -> EngineError:
 
 
 def machine_token() -> str:
-    """Return the token that Hugging Face's programs use on this machine, or ""."""
+    """Return the token that Hugging Face's tools use on this machine, or ""."""
     import huggingface_hub
 
     try:
@@ -170,7 +170,7 @@ def machine_token() -> str:
 
 
 class _Client(httpx2.Client):
-    """Client with timeouts and without retries, which sends the token only to the hub."""
+    """HTTP client with timeouts and no retries; sends the token only to the hub."""
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(follow_redirects=True)
@@ -269,7 +269,7 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
 
 FIRST_BYTES = 1 << 20
 MAX_BYTES = 64 << 20
-MAX_PARTS = 32  # maximum number of parts to fetch headers of, each with at least one request
+MAX_PARTS = 32  # maximum number of parts; each header takes at least one request
 
 
 def fetch_header(
@@ -278,10 +278,10 @@ def fetch_header(
     folder: Path,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Path:
-    """Write sparse files with the headers of a model's parts to an empty folder.
+    """Write the headers of a model's parts to sparse files in an empty folder.
 
     Returns:
-        Path of the first one.
+        Path of the first file.
 
     Raises:
         EngineError: a header cannot be fetched or is invalid.
@@ -295,7 +295,7 @@ def fetch_header(
         try:
             with path.open("wb") as file:
                 file.write(data)
-                file.truncate(part.n_bytes)  # holes take no space
+                file.truncate(part.n_bytes)  # the hole takes no disk space
         except OSError as error:
             why = error.strerror or error
             raise EngineError(tr("The header cannot be written: {why}.").format(why=why)) from None
@@ -304,7 +304,7 @@ def fetch_header(
 
 
 def _first_bytes(source: Source, file: RemoteFile, is_stopped: Callable[[], bool]) -> bytes:
-    """Return the beginning of a file with its whole header."""
+    """Return the start of a file, including its whole header."""
     data, wanted = bytearray(), FIRST_BYTES
     while True:
         wanted = min(wanted, file.n_bytes, MAX_BYTES)
@@ -319,10 +319,10 @@ def _first_bytes(source: Source, file: RemoteFile, is_stopped: Callable[[], bool
 def _extend(
     source: Source, file: RemoteFile, data: bytearray, wanted: int, is_stopped: Callable[[], bool]
 ) -> None:
-    """Fetch bytes until `data` has `wanted` of them.
+    """Fetch bytes until `data` has `wanted` bytes.
 
     Raises:
-        EngineError: they cannot be fetched.
+        EngineError: the bytes cannot be fetched.
     """
     try:
         with source.open(file, len(data), wanted) as answer:
@@ -342,19 +342,19 @@ def _extend(
 
 
 class TokenStore:
-    """The token of the keyring, else that of Hugging Face's programs.
+    """The token from the keyring, or else the token that Hugging Face's tools use.
 
-    The keyring may prompt to be unlocked, so do not call methods on the GUI thread.
+    The keyring may show an unlock prompt, so do not call these methods on the GUI thread.
 
     Args:
-        endpoint: address of the token's hub.
-        other: returns the token of Hugging Face's programs, or "".
+        endpoint: address of the hub that the token is for.
+        other: returns the token that Hugging Face's tools use, or "".
     """
 
     def __init__(self, endpoint: str, other: Callable[[], str]) -> None:
         self._endpoint, self._other = endpoint, other
         self._lock = threading.Lock()
-        self._mine: str | None = None  # not read yet
+        self._mine: str | None = None  # None: not read yet
 
     def get(self) -> str:
         """Return the token, or ""."""
@@ -364,9 +364,9 @@ class TokenStore:
             return self._mine or self._other()
 
     def put(self, token: str) -> bool:
-        """Use another token, or none for ""; return whether the keyring was updated.
+        """Use another token ("" for none); return whether the keyring was updated.
 
-        Without a keyring it is used until the program ends.
+        If there is no keyring, the token is kept in memory until the program exits.
         """
         with self._lock:
             self._mine = "".join(token.split())

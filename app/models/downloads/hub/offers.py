@@ -1,4 +1,4 @@
-"""The quantisations that a repository offers, and addresses of models."""
+"""The quantisations that a repository offers, and model addresses."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ NO_MODEL = ("imatrix",)
 
 @dataclass(frozen=True, slots=True)
 class ModelOffer:
-    """A model of a repository in one quantisation.
+    """A model in a repository, in one quantisation.
 
     Attributes:
-        name: name of its file, without suffix and number of the part.
-        quant: quantisation in its name, or the name.
-        parts: its files, in order.
-        helpers: related files, such as the vision encoder.
+        name: file name without suffix and part number.
+        quant: quantisation according to the name, or the name itself.
+        parts: the model's files, in order.
+        helpers: related files, for example the vision encoder.
     """
 
     name: str
@@ -37,7 +37,7 @@ class ModelOffer:
 
     @property
     def files(self) -> tuple[RemoteFile, ...]:
-        """All files of a download."""
+        """All files to download."""
         return (*self.parts, *self.helpers)
 
     @property
@@ -46,7 +46,7 @@ class ModelOffer:
 
 
 def offers(files: Sequence[RemoteFile]) -> list[ModelOffer]:
-    """Return the offers of a repository, smallest first, without incomplete models."""
+    """Return a repository's offers, smallest first, excluding incomplete models."""
     models = defaultdict(list)
     projectors, drafts = [], []
     for file in files:
@@ -89,7 +89,7 @@ def find_offer(found: Sequence[ModelOffer], quant: str, path: str) -> ModelOffer
 
 
 def _best(projectors: list[RemoteFile]) -> list[RemoteFile]:
-    """Return one vision encoder: the F16 one, which runs everywhere, else the first."""
+    """Return one vision encoder: F16, which runs everywhere, if there is one, else the first."""
     projectors.sort(key=lambda file: (quant_of(file.name[: -len(".gguf")]) != "F16", file.name))
     return projectors[:1]
 
@@ -104,14 +104,14 @@ TRUE = {"1", "ON", "YES", "TRUE"}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address of models.
+    """A repository, file or link that the user entered.
 
     Attributes:
         repo: repository as "owner/name"; "" for a link outside the hub.
         quant: requested quantisation; "" for any.
-        path: file in the repository; "" for all.
+        path: file in the repository; "" for all files.
         revision: branch, tag or commit; "" for the newest.
-        url: link outside the hub; "" for none.
+        url: link outside the hub; "" if it is on the hub.
     """
 
     repo: str = ""
@@ -122,18 +122,18 @@ class Address:
 
 
 def hub_endpoint(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the address of the hub, from `HF_ENDPOINT` if set, without a trailing "/"."""
+    """Return the hub's address without a trailing "/", from `HF_ENDPOINT` if it is set."""
     return environment.get("HF_ENDPOINT", "").strip().rstrip("/") or HUB
 
 
 def is_offline(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether the environment forbids Hugging Face's programs to use the network."""
+    """Return whether the environment forbids network access to Hugging Face's tools."""
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     return any(environment.get(name, "").upper() in TRUE for name in names)
 
 
 def parse_address(text: str, endpoint: str = HUB) -> Address | None:
-    """Return the address in a text, or None for a search."""
+    """Return the address in a text, or None if the text is a search."""
     text = text.strip()
     if match := REPO.fullmatch(text):
         return _repo(match[1], match[2] or "")
@@ -154,7 +154,7 @@ def parse_address(text: str, endpoint: str = HUB) -> Address | None:
 
 
 def _in_hub(path: str) -> Address | None:
-    """Return the address of a hub path: "owner/name[:quant]", optionally with a file."""
+    """Return the address for a hub path: "owner/name[:quant]", optionally with a file."""
     parts = path.split("/")
     match = REPO.fullmatch("/".join(parts[:2]))
     if match is None:
@@ -167,7 +167,7 @@ def _in_hub(path: str) -> Address | None:
 
 
 def _repo(repo: str, quant: str) -> Address | None:
-    """Return the address of a repository unless its name looks like a path."""
+    """Return a repository's address, or None if its name looks like a path."""
     if ".." in repo or repo.endswith((".", "/", ".gguf")):
         return None
     return Address(repo, quant)

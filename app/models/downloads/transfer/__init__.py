@@ -1,1 +1,1 @@
-"""The downloader: fetches files in pieces, and goes on where it stopped. It knows no Qt."""
+"""The downloader: fetches files in pieces and resumes where it stopped; no Qt."""

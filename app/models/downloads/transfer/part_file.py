@@ -1,7 +1,7 @@
-"""A partial download: its bytes in ".part", and their ranges in a sidecar.
+"""A partial download: a ".part" file with the bytes, and a sidecar that lists their ranges.
 
-The sidecar is written after its ranges are on the disk, so a power failure cannot leave it with
-ranges that are not.
+The sidecar is written after the bytes are on disk, so that it never lists missing bytes, even after
+a power failure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from app.core.units import decimal
 from app.models.downloads.transfer.source import RemoteFile
 from engine import Cancelled, EngineError, replace_json
 
-Range = tuple[int, int]  # first byte, and the end (exclusive)
+Range = tuple[int, int]  # start and end (exclusive)
 
 Ranges = tuple[Range, ...]  # sorted ranges that neither touch nor overlap
 
@@ -40,7 +40,7 @@ def merged(ranges: Iterable[Range]) -> Ranges:
 
 
 def gaps(ranges: Ranges, start: int, end: int) -> Ranges:
-    """Return the bytes from `start` to `end` that are not in `ranges`."""
+    """Return the parts of `start` to `end` that `ranges` do not cover."""
     result = []
     for first, last in ranges:
         if last <= start or first >= end:
@@ -58,7 +58,7 @@ def n_bytes(ranges: Iterable[Range]) -> int:
     return sum(end - start for start, end in ranges)
 
 
-SPARE = 64 << 20  # bytes that a download leaves free on the disk
+SPARE = 64 << 20  # bytes that a download leaves free on disk
 
 MODEL_MAGIC = b"GGUF"
 HASH_BYTES = 1 << 20
@@ -67,11 +67,11 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class NoRoom(EngineError):
-    """Error of a disk without space for a file."""
+    """Error raised if the disk has too little space for a file."""
 
 
 class WrongBytes(EngineError):
-    """Error of a file with a wrong size, checksum or format; it is deleted."""
+    """Error raised after deleting a file with the wrong size, checksum or format."""
 
 
 class PartFile:
@@ -79,7 +79,7 @@ class PartFile:
 
     Args:
         path: path of the complete file.
-        magic: its first bytes.
+        magic: the first bytes of a valid file.
     """
 
     def __init__(self, path: Path, file: RemoteFile, magic: bytes = MODEL_MAGIC) -> None:
@@ -93,7 +93,7 @@ class PartFile:
 
     @property
     def n_done(self) -> int:
-        """Number of bytes on the disk."""
+        """Number of bytes on disk."""
         return n_bytes(self._ranges)
 
     @property
@@ -101,14 +101,14 @@ class PartFile:
         return self.n_done == self.file.n_bytes
 
     def missing(self, start: int = 0, end: int | None = None) -> Ranges:
-        """Return the missing ranges of the whole file or a part of it."""
+        """Return the missing ranges in the whole file or in a part of it."""
         return gaps(self._ranges, start, self.file.n_bytes if end is None else end)
 
     def open(self) -> None:
         """Resume a partial download of the same file, or start a new one.
 
         Raises:
-            EngineError: the file exists, or the disk is full or cannot be written.
+            EngineError: the file exists, the disk is full, or it cannot be written to.
         """
         if self.path.exists():
             raise EngineError(
@@ -134,7 +134,7 @@ class PartFile:
         Raises:
             Cancelled: the file was closed.
             NoRoom: the disk is full.
-            EngineError: the disk failed.
+            EngineError: a disk error occurred.
         """
         with self._lock:
             if self._output is None:
@@ -149,10 +149,10 @@ class PartFile:
             self._ranges = merged((*self._ranges, (start, start + len(data))))
 
     def save(self) -> None:
-        """Flush all bytes to the disk, then write the sidecar.
+        """Flush all bytes to disk, then write the sidecar.
 
         Raises:
-            EngineError: the disk is full or failed.
+            EngineError: the disk is full, or a disk error occurred.
         """
         with self._lock:
             if self._output is None:
@@ -187,7 +187,7 @@ class PartFile:
 
         Raises:
             Cancelled: `is_stopped` returned True.
-            WrongBytes: they are wrong and were deleted.
+            WrongBytes: the bytes are wrong; the download was deleted.
             EngineError: the file cannot be read or renamed.
         """
         self.close()
@@ -222,7 +222,7 @@ class PartFile:
     def is_verified(
         self, is_stopped: Callable[[], bool], report: Callable[[int, bool], None]
     ) -> bool:
-        """Return whether the complete file has the right bytes.
+        """Return whether the complete file has the expected checksum.
 
         Raises:
             Cancelled: `is_stopped` returned True.
@@ -235,7 +235,7 @@ class PartFile:
         return bool(self.file.sha256) and sha256 == self.file.sha256
 
     def _arrived(self) -> Ranges:
-        """Return the ranges in the sidecar; none if it is damaged or of another file."""
+        """Return the ranges in the sidecar; none if it is damaged or belongs to another file."""
         sidecar = read_sidecar(self.sidecar)
         if sidecar is None or not sidecar[0].is_same(self.file) or not self.part.is_file():
             return ()
@@ -272,7 +272,7 @@ class PartFile:
 def file_hash(
     path: Path, magic: bytes, is_stopped: Callable[[], bool], report: Callable[[int], None]
 ) -> str:
-    """Return the SHA-256 of a file; "" if it does not begin with `magic`.
+    """Return a file's SHA-256; "" if it does not start with `magic`.
 
     Raises:
         Cancelled: `is_stopped` returned True.
@@ -292,7 +292,7 @@ def file_hash(
 
 
 def read_sidecar(path: Path) -> tuple[RemoteFile, tuple[Range, ...]] | None:
-    """Return the file of a sidecar and its finished ranges, or None if it is damaged."""
+    """Return a sidecar's remote file and finished ranges, or None if it is damaged."""
     try:
         with path.open("rb") as file:
             data = json.loads(file.read(MAX_SIDECAR))

@@ -1,4 +1,4 @@
-"""Connections to download servers: ranges, redirects, and the scope of the token."""
+"""Connections to download servers: ranges, redirects, and where the token may be sent."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from app.core.paths import is_device_name
 from app.core.translation import tr
 from engine import Cancelled, EngineError, one_line, package_version
 
-MAX_NAME = 200  # maximum bytes of a name; file systems allow 255, and downloads append a suffix
+MAX_NAME = 200  # maximum bytes per name; file systems allow 255, and downloads add a suffix
 
 FORBIDDEN = re.compile(r'[\x00-\x1f\x7f-\x9f<>:"/\\|?*\u200e\u200f\u202a-\u202e\u2066-\u2069]')
-"""Characters that are special in paths, invalid on Windows, or change how a name looks."""
+"""Characters that are special in paths, invalid on Windows, or alter how a name is displayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class RemoteFile:
     """A file on a server.
 
     Attributes:
-        url: address without secrets.
+        url: address that contains no secrets.
         name: path in the repository, with "/" between folders; never used as a local path.
         sha256: hexadecimal checksum; "" if unknown.
-        repo: repository as "owner/name", or the host of a plain link.
-        commit: commit of the repository, or "".
+        repo: repository as "owner/name", or the host for a plain link.
+        commit: the repository's commit, or "".
     """
 
     url: str
@@ -42,7 +42,7 @@ class RemoteFile:
     commit: str = ""
 
     def is_same(self, other: RemoteFile) -> bool:
-        """Return whether both have the same bytes according to the server."""
+        """Return whether both have the same content according to the server."""
         if self.sha256 and other.sha256:
             return (self.sha256, self.n_bytes) == (other.sha256, other.n_bytes)
         mine, others = (
@@ -52,10 +52,10 @@ class RemoteFile:
 
 
 def safe_name(name: str) -> str:
-    """Return a name from the network if it is a valid file or folder name on all systems.
+    """Normalize a name from the network; check that it is a valid file name on all systems.
 
     Raises:
-        EngineError: it is not.
+        EngineError: the name is invalid.
     """
     name = unicodedata.normalize("NFC", name)
     is_bad = (
@@ -84,10 +84,10 @@ def _is_text(name: str) -> bool:
 
 
 def destination(folder: Path, publisher: str, model: str, name: str) -> Path:
-    """Return the path of a file as "publisher/model/file.gguf" in a folder of models.
+    """Return the path for a file in a models folder: "publisher/model/file.gguf".
 
     Raises:
-        EngineError: a name is not valid, or the file is not a model.
+        EngineError: a name is invalid, or the file is not a model.
     """
     if not name.lower().endswith(".gguf"):
         raise EngineError(
@@ -98,10 +98,10 @@ def destination(folder: Path, publisher: str, model: str, name: str) -> Path:
 
 
 def file_names(paths: list[str]) -> dict[str, str]:
-    """Return a unique file name for each path of a repository: its last part if it is unique.
+    """Return a unique file name for each path in a repository: its last part if that is unique.
 
-    A model and its helpers are saved in one folder. Names that differ only by case are the same
-    file on Windows and macOS, so later ones get a number.
+    A model and its helpers are saved in one folder. Names that differ only in case refer to the
+    same file on Windows and macOS, so a number is added to the later ones.
     """
     last = [path.rpartition("/")[2] for path in paths]
     keys = [_key(name) for name in last]
@@ -123,25 +123,25 @@ def _key(name: str) -> str:
 
 
 CONNECT_S = 10.0
-STALL_S = 20.0  # timeout in seconds for the next byte
+STALL_S = 20.0  # timeout for the next byte, in seconds
 
 MAX_HOPS = 8
 MAX_WAIT_S = 120.0
-EXPIRED = {400, 401, 403, 404, 410}  # statuses of a cached address that has expired
+EXPIRED = {400, 401, 403, 404, 410}  # status codes if a cached address has expired
 
 BUSY = {408, 425, 429, 500, 502, 503, 504}
 RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
 LOCAL = {"127.0.0.1", "localhost", "::1"}
 
-for _name in ("httpx2", "httpcore2"):  # they log addresses, which may be signed
+for _name in ("httpx2", "httpcore2"):  # these log URLs, which may be signed
     logging.getLogger(_name).setLevel(logging.WARNING)
 
 
 class TryLater(Exception):
-    """Temporary failure, with a sentence in case it persists.
+    """Temporary failure, with a sentence to show if it persists.
 
     Args:
-        wait_s: seconds to wait according to the server; 0 for none.
+        wait_s: seconds to wait according to the server; 0 if it did not say.
     """
 
     def __init__(self, why: str, wait_s: float = 0.0) -> None:
@@ -150,16 +150,16 @@ class TryLater(Exception):
 
 
 class Denied(EngineError):
-    """Error of a file that needs a token, or acceptance of its conditions."""
+    """Error raised if a file requires a token, or its terms must be accepted."""
 
 
 class FileChanged(EngineError):
-    """Error of a file that changed on the server."""
+    """Error raised if a file has changed on the server."""
 
 
 @dataclass(slots=True)
 class RangeAnswer:
-    """The bytes of a range, or of the whole file if the server ignored the range."""
+    """The bytes in a range, or the whole file if the server ignored the range."""
 
     start: int
     is_whole: bool
@@ -172,7 +172,7 @@ class Source:
     Args:
         endpoint: address of the hub; the token is sent nowhere else.
         token: returns the token, or "".
-        stall_s: timeout in seconds for the next byte.
+        stall_s: timeout for the next byte, in seconds.
     """
 
     def __init__(
@@ -193,23 +193,23 @@ class Source:
 
     @contextmanager
     def open(self, file: RemoteFile, start: int, end: int) -> Iterator[RangeAnswer]:
-        """Request the bytes from `start` to `end` of a file.
+        """Request bytes `start` to `end` (exclusive) from a file.
 
         Raises:
             TryLater: the connection failed, or the server is busy.
-            Denied: the file needs a token, or another one.
-            FileChanged: the size or hash of the file has changed.
-            EngineError: there is no such file, or the server cannot be used.
+            Denied: a token is missing or insufficient.
+            FileChanged: the file's size or hash has changed.
+            EngineError: the file does not exist, or the server cannot be used.
         """
         with self._response(file.url, start, end) as response:
             yield _checked(response, file, start)
 
     def size_of(self, url: str) -> tuple[int, str]:
-        """Return the size in bytes and the ETag ("" for none) of a file.
+        """Return a file's size in bytes and its ETag ("" if it has none).
 
         Raises:
             TryLater: see `open`.
-            EngineError: there is no such file, or its size is unknown.
+            EngineError: the file does not exist, or its size is unknown.
         """
         with self._response(url, 0, 1) as response:
             _check_status(response)
@@ -235,7 +235,7 @@ class Source:
             raise TryLater(_reason(error)) from None
 
     def _request(self, url: str, start: int, end: int) -> httpx2.Response:
-        """Send a request to the cached target of an address, or follow its redirects."""
+        """Send a request to the address that a URL redirects to, cached if possible."""
         known = self._found.get(url)
         if known is not None:
             response = self._send(known, start, end)
@@ -267,17 +267,17 @@ class Source:
         return self._client.send(request, stream=True, follow_redirects=False)
 
     def _is_of_hub(self, at: httpx2.URL) -> bool:
-        """Return whether the token may be sent: only to the hub, and encrypted."""
+        """Return whether the token may be sent: only to the hub, and only encrypted."""
         hub = self._endpoint
         is_private = at.scheme == "https" or at.host in LOCAL
         return is_private and (at.scheme, at.host, at.port) == (hub.scheme, hub.host, hub.port)
 
 
 def redirect_target(at: httpx2.URL, response: httpx2.Response) -> httpx2.URL:
-    """Return the target of a redirect.
+    """Return a redirect's target.
 
     Raises:
-        EngineError: it drops encryption.
+        EngineError: the target is not encrypted although the source is.
     """
     target = at.join(response.headers["location"])
     if at.scheme == "https" and target.scheme != "https":
@@ -366,7 +366,7 @@ def _changed(file: RemoteFile) -> FileChanged:
 
 
 def _reason(error: Exception) -> str:
-    """Return why a connection failed, without its address, which may be signed."""
+    """Return why a connection failed, omitting the URL, which may be signed."""
     if isinstance(error, httpx2.TimeoutException):
         return tr("The server does not respond.")
     if isinstance(error, httpx2.ConnectError):

@@ -1,4 +1,4 @@
-"""Download of one file in pieces over several connections."""
+"""Downloads one file in pieces over several connections."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from app.models.downloads.transfer.source import FileChanged, Source, TryLater
 from engine import Cancelled, EngineError
 
 PIECE_BYTES = 32 << 20
-ENOUGH_BYTES = 64 << 10  # bytes after which a lost connection does not count as failed
+ENOUGH_BYTES = 64 << 10  # a connection lost after this many bytes does not count as failed
 
 N_CONNECTIONS = 4
 SAVE_S = 3.0
 POLL_S = 0.1
-LEAVE_S = 2.0  # maximum wait in seconds for connections that hang; they no longer write anything
+LEAVE_S = 2.0  # maximum wait for hanging connections, in seconds; they no longer write anything
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Retries of failing connections.
+    """Retry policy for failing connections.
 
     Attributes:
         tries: consecutive failures before a connection gives up.
-        base_s: pause after the first failure, in seconds, doubled after each further one.
-        most_s: maximum pause.
+        base_s: pause after the first failure, in seconds; doubled after each further failure.
+        most_s: maximum pause in seconds.
     """
 
     tries: int = 7
@@ -44,7 +44,7 @@ class Patience:
     most_s: float = 20.0
 
     def pause_s(self, n_failures: int, wait_s: float) -> float:
-        """Return the pause after consecutive failures, at least `wait_s`."""
+        """Return the pause after `n_failures` consecutive failures, at least `wait_s`."""
         return max(wait_s, min(self.base_s * float(2 ** (n_failures - 1)), self.most_s))
 
 
@@ -52,8 +52,8 @@ class FileTransfer:
     """Download of one file.
 
     Args:
-        part: the file, opened here.
-        report: receives the number of bytes on the disk, or of verified bytes and True.
+        part: the file, opened by `run`.
+        report: receives a number of bytes, and whether they are verified or only on disk.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class FileTransfer:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._in_progress: dict[int, Range] = {}  # by thread
-        self._n_written: dict[int, int] = {}  # by thread, in the present piece
+        self._n_written: dict[int, int] = {}  # by thread, in the current piece
         self._error: EngineError | None = None
         self._n_workers = 0
 
@@ -78,7 +78,7 @@ class FileTransfer:
 
         Raises:
             Cancelled: `stopped` was set; the partial download is kept.
-            EngineError: it failed; the partial download is kept if it is still valid.
+            EngineError: the download failed; the partial file is kept if it is still valid.
         """
         part = self._part
         part.open()
@@ -151,7 +151,7 @@ class FileTransfer:
             self._over.set()
 
     def _take(self) -> Range | None:
-        """Return the next free piece; None ends the thread."""
+        """Return the next free piece, or None if the thread should stop."""
         me = threading.get_ident()
         with self._lock:
             self._in_progress.pop(me, None)
@@ -166,10 +166,10 @@ class FileTransfer:
             return None
 
     def _gives_up(self, n_failures: int, failure: TryLater) -> bool:
-        """Return whether this thread should end, as some servers allow few connections.
+        """Return whether this thread should stop, because some servers allow few connections.
 
         Raises:
-            EngineError: it is the last one.
+            EngineError: this is the last thread.
         """
         with self._lock:
             self._in_progress.pop(threading.get_ident(), None)
@@ -186,7 +186,7 @@ class FileTransfer:
 
         Raises:
             TryLater: bytes are missing.
-            EngineError: the server or the disk failed.
+            EngineError: a server or disk error occurred.
         """
         start, end = piece
         with self._source.open(self._part.file, start, end) as answer:
@@ -196,7 +196,7 @@ class FileTransfer:
                 start, end = 0, self._part.file.n_bytes
             for chunk in answer.chunks:
                 if start >= end or self._over.is_set() or self._stopped.is_set():
-                    return  # a response read to its end leaves the connection reusable
+                    return  # a fully read response leaves the connection reusable
                 stop = min(start + len(chunk), end)
                 for first, last in self._part.missing(start, stop):
                     self._part.write(chunk[first - start : last - start], first)

@@ -1,1 +1,1 @@
-"""Child processes of an installation."""
+"""Child processes used by an installation."""

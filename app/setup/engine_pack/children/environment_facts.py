@@ -1,6 +1,6 @@
-"""Program that prints facts about a Python environment as a line of JSON.
+"""Program that prints facts about a Python environment as one line of JSON.
 
-It runs in that environment, so it imports nothing of Tandem and supports Python 3.7.
+It runs in that environment, so it imports nothing from Tandem and supports Python 3.7.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NAMES = ("torch", "llvmlite", "tokenizers")
 
 
 def version_of(name: str) -> str:
-    """Return the version of a distribution if it can be imported, else ""."""
+    """Return a distribution's version if it can be imported, else ""."""
     try:
         from importlib import metadata  # new in 3.8
 
@@ -25,7 +25,7 @@ def version_of(name: str) -> str:
 
 
 def folders() -> list[str]:
-    """Return the folders of installed libraries, without the standard library and this folder."""
+    """Return the folders with installed libraries, except the standard library and this folder."""
     own = {os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
     own.add(os.path.dirname(os.path.realpath(__file__)))
     return [

@@ -17,7 +17,7 @@ MAX_READ = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Result of a program; `status` is None if it was killed at the time limit."""
+    """A program's result; `status` is None if the program was killed at the time limit."""
 
     status: int | None
     output: str
@@ -25,7 +25,7 @@ class Ended:
 
     @property
     def last_line(self) -> str:
-        """Last non-empty line of the error output, else of the output."""
+        """Last non-empty line of stderr, or of stdout if stderr is empty."""
         lines = [line.strip() for line in (self.errors or self.output).splitlines()]
         return next((line for line in reversed(lines) if line), "")
 
@@ -37,15 +37,15 @@ def run_child(
     is_stopped: Callable[[], bool] = lambda: False,
     each_poll: Callable[[], None] = lambda: None,
 ) -> Ended:
-    """Run a program.
+    """Run a program and wait for it.
 
     Args:
         limit_s: time limit in seconds.
-        each_poll: called about ten times per second while it runs.
+        each_poll: called about ten times per second while the program runs.
 
     Raises:
         Cancelled: `is_stopped` returned True; the program was killed.
-        OSError: it cannot be started.
+        OSError: the program cannot be started.
     """
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Program of the child process that tests a pack; it prints one line of JSON."""
+"""Child process program that tests a pack and prints one line of JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main() -> int:
             params = SamplingParams(temperature=0, max_tokens=N_TOKENS)
             events = list(model.generate(PROMPT, params))
         problem = engine.cuda_status()
-        with suppress(ImportError, OSError):  # only to compile its bytecode
+        with suppress(ImportError, OSError):  # imported only to compile its bytecode
             import_module("triton")
     except EngineError as error:
         return _fail(error_line(str(error), error.hint))
