@@ -229,7 +229,7 @@ def _row(offer: PackOffer) -> tuple[str, ...]:
 
 
 class ProgressLine:
-    """Progress line of an installation."""
+    """Progress line for an installation."""
 
     def __init__(self) -> None:
         self._shown = 0.0

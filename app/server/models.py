@@ -357,7 +357,7 @@ class ModelShelf:
 
     def __init__(self, find: FindFiles) -> None:
         self._find = find
-        self._known: dict[Path, tuple[int, OfferedModel | None]] = {}  # by path, with modification time
+        self._known: dict[Path, tuple[int, OfferedModel | None]] = {}  # by path, with mtime
         self.models: Sequence[OfferedModel] = ()
 
     def look(self) -> None:

@@ -1,4 +1,4 @@
-"""Logging of uncaught exceptions, which the banner shows while the window stays open."""
+"""Logging, and reports of uncaught exceptions in a banner while the window stays open."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LEVELS = {
 
 
 class CrashReporter(QObject):
-    """Excepthook for all threads, between `install` and `uninstall`."""
+    """Excepthook for all threads between `install` and `uninstall`."""
 
     noticed = Signal(object)  # Notice
 
@@ -84,7 +84,7 @@ FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 OWN: Final = ("app", "engine", "qt")
-"""Loggers written from INFO on; libraries' start at WARNING, as some log URLs and contents."""
+"""Loggers written from INFO on; others from WARNING on, as some libraries log URLs and contents."""
 
 
 class _BoundedFile(logging.FileHandler):
@@ -96,11 +96,11 @@ class _BoundedFile(logging.FileHandler):
             if self.stream is not None and self.stream.tell() >= MAX_BYTES:
                 self.close()
                 Path(self.baseFilename).replace(f"{self.baseFilename}.1")
-        except OSError:  # Windows, while another program reads it: the next record tries again
+        except OSError:  # on Windows if another program is reading it; the next record retries
             return
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Drop records that cannot be written; code that needs the disk reports that itself."""
+        """Drop records that cannot be written; code that needs the disk reports errors itself."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
@@ -110,7 +110,7 @@ class _BoundedFile(logging.FileHandler):
 
 
 class LogFile:
-    """The log file, written between `start` and `stop`."""
+    """The log file, which is written between `start` and `stop`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
