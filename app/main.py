@@ -91,7 +91,7 @@ class Shell(QObject):
 
     @part()
     def settings(self) -> SettingsStore:
-        imaginary = () if self._rig is None else ("plans",)  # plans for nonexistent devices
+        imaginary = () if self._rig is None else ("plans",)  # these are for nonexistent devices
         settings = SettingsStore(paths.settings_file(), imaginary)
         start_language(self._app, settings.current.language)
         apply_theme(self._app, settings.current.theme, settings.current.zoom)

@@ -1,4 +1,4 @@
-"""The subcommand `engine`: shows, installs and removes engine packs (PyTorch)."""
+"""The subcommand `engine`, which shows, installs and removes engine packs (PyTorch)."""
 
 from __future__ import annotations
 

@@ -390,7 +390,7 @@ def _write_plan(plan: Plan, short: Mapping[str, int], room: RoomLeft) -> None:
 
 
 def rooms_text(plan: Plan) -> str:
-    """Describe how many parallel requests of which length fit."""
+    """Describe how many parallel requests fit, and how long they can be."""
     first, *others = plan.rooms
     text = f"{first.n} {'request' if first.n == 1 else 'requests'} of {first.n_tokens:,} tokens"
     return ", or ".join([text, *(f"{room.n} of {room.n_tokens:,}" for room in others)])

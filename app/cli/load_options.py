@@ -1,4 +1,4 @@
-"""Load options on the command line, as `LoadParams` defines them, and command lines for params."""
+"""Load options, as `LoadParams` defines them, and their conversion from and to command lines."""
 
 from __future__ import annotations
 
@@ -275,10 +275,10 @@ def _layers(text: str) -> tuple[int, int]:
 
 
 def text_or_file(text: str, what: str) -> str:
-    """Return a text as it is, or the contents of a file if the text is "@" and a path.
+    """Return a text, or the contents of a file if the text is "@" followed by its path.
 
     Args:
-        what: what the text is, for the error.
+        what: name for the text in the error.
 
     Raises:
         EngineError: the file cannot be read.

@@ -64,7 +64,7 @@ class LoadWatch:
     def __call__(self, progress: LoadProgress) -> None:
         now, n_done = time.perf_counter(), progress.done_bytes
         if self._first is None:
-            self._first = now, n_done  # how long the bytes before took is unknown
+            self._first = now, n_done  # how long the earlier bytes took is unknown
         elif n_done > self._n_done and now > self._first[0]:
             self.bytes_per_s = (n_done - self._first[1]) / (now - self._first[0])
         self._n_done = n_done

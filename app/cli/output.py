@@ -46,7 +46,7 @@ def prepare_streams() -> None:
 
 
 class OutputError(EngineError):
-    """Raised if results cannot be written, e.g. to a full disk."""
+    """Results cannot be written, e.g. to a full disk."""
 
 
 def write(text: str = "", end: str = "\n") -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Interrupt:
-    """Cancellation with Ctrl+C: once stops the answer, twice the program."""
+    """Ctrl+C handler: the first press stops the answer, the second one the program."""
 
     def __init__(self) -> None:
         self.is_set = False

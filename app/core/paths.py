@@ -46,7 +46,7 @@ def settings_file() -> Path:
 
 
 def api_keys_file() -> Path:
-    """Return the file with the names of servers' API keys, and the keys if there is no keyring."""
+    """Return the file with API key names, and with the keys themselves if there is no keyring."""
     return _folder("config") / "api-keys.json"
 
 
@@ -77,7 +77,7 @@ def models_dir() -> Path:
 def engines_dir() -> Path:
     """Return the folder for engine packs.
 
-    On Windows it is apart from the data, since roaming profiles are copied to a server at log-off.
+    On Windows, it is not with the data, since roaming profiles are copied to a server at log-off.
     """
     return _folder("config" if sys.platform == "win32" else "data") / "engines"
 

@@ -88,7 +88,7 @@ class Settings:
     Attributes:
         sampling: fields of `SamplingParams` that differ from the default, by name.
         pinned_models: paths of the models listed first on the models page.
-        plans: split settings by model path, in the form of `app.devices.split`.
+        plans: split settings by model path, in the format of `app.devices.split`.
         speeds: tokens per second of the last answer, by model path.
         chat_cache_gib: maximum disk space for the chats' KV caches, in GiB; 0 for no caches.
         unload_after_min: idle minutes after which a model is unloaded; 0 for never.

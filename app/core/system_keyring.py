@@ -20,7 +20,7 @@ SERVICE = "Tandem"
 MAX_FILE = 1 << 20
 
 IN_KEYRING = ""
-"""Value in the file for secrets in the keyring, so that no others are looked up there."""
+"""Value in the file for a secret in the keyring; only such secrets are looked up in the keyring."""
 
 Place = Literal["keyring", "file", "nowhere"]
 """Where a secret is stored; "nowhere" means that it is kept until the program ends."""

@@ -5,7 +5,7 @@ Texts are translated when they are shown, so module constants stay English until
     label(tr("New chat"))
     label(tr("{n} of {total} files").format(n=n, total=total))
     label(tr_n("{n} chat in {folder}", "{n} chats in {folder}", n, folder=folder))
-    label(tr("Load", "how busy a device is"))  # German has another word for the button "Load"
+    label(tr("Load", "how busy a device is"))  # in German, the button "Load" is another word
     TITLE = tr_later("Models")  # and label(tr(TITLE)) where it is shown
 
 Errors and other sentences from the engine are templates with values (`engine.Sentence`), which
@@ -76,7 +76,7 @@ def tr_n(one: str, many: str, n: int, **values: object) -> str:
 
 
 def translated(text: str) -> str:
-    """Return a sentence from the engine in the window's language, any other text unchanged."""
+    """Translate a sentence from the engine into the window's language; return other texts as is."""
     if not isinstance(text, Sentence) or _code == ENGLISH:
         return text
     values = {name: _shown(value) for name, value in text.values.items()}
@@ -117,7 +117,7 @@ SYSTEM_REASONS = (
 
 
 def reason_of(error: Exception) -> str:
-    """Return the reason for an error, to end a sentence with, in the window's language."""
+    """Return the reason for an error in the window's language, worded as the end of a sentence."""
     return translated(Sentence((isinstance(error, OSError) and error.strerror) or str(error)))
 
 

@@ -110,7 +110,7 @@ class MachinesState:
     linked: WiresMeasured | None = None
 
     def figures(self) -> Iterator[tuple[str, str, list[tuple[Labels, float]]]]:
-        """Yield metrics, each as its name, its help text, and its labels with their values."""
+        """Yield each metric's name, help text, and values with their labels."""
         if not self.machines and self.linked is None:
             return
         yield "machines_joined", "Other machines that have joined.", [({}, len(self.machines))]
@@ -158,7 +158,7 @@ def wires_text(linked: WiresMeasured) -> str:
     )
 
 
-UNEVEN = 1.5  # ratio of mean to median latency from which a link counts as uneven
+UNEVEN = 1.5  # ratio of mean to median latency at which a link counts as uneven
 
 
 def _lossy(latency_s: float, mean_s: float) -> str:
@@ -230,7 +230,7 @@ class ServerContext:
 
         Args:
             n: number of answers.
-            places: places in the request of fields that only the engine can validate.
+            places: where the request has fields that only the engine can validate.
 
         Raises:
             Refusal: the request failed.

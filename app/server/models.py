@@ -456,7 +456,7 @@ class LibraryModels:
         self._now = SingleModel(self._engine, params, model.info, (), self._keep_s)
 
     def open(self) -> None:
-        """Start scanning for models regularly on a thread."""
+        """Start scanning for models at regular intervals, on a thread."""
         self._looking = asyncio.create_task(self._keep_looking())
 
     async def _keep_looking(self) -> None:

@@ -1,4 +1,4 @@
-"""Request bodies: reading them, and parsing them into JSON documents that are safe to handle."""
+"""Request bodies, read and parsed into JSON documents that are safe to handle."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def whole_characters(text: str) -> str:
 
 
 SMALL_BODY = 256 << 10
-"""Size in bytes up to which a body is always read, and parsed without a thread."""
+"""Maximum size in bytes of bodies that are always read, and parsed without a thread."""
 
 
 async def read_body(

@@ -50,7 +50,7 @@ def read_request(kind: type[T], body: bytes | bytearray, most: int | None = None
         most: maximum number of bytes, not counting files; None for no limit.
 
     Raises:
-        Refusal: the body is too large or is not a valid request; a wrong value's place is given.
+        Refusal: the body is too large or not a valid request; the error says what is wrong where.
     """
     notes = ReadNotes()
     try:

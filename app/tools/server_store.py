@@ -255,7 +255,7 @@ class ToolServerStore:
     # these may block on the keyring, so the GUI thread must not call them
 
     def headers_of(self, server: ToolServer) -> Mapping[str, str]:
-        """Return a server's headers, filled in with stored values, without empty ones."""
+        """Return a server's headers with stored values filled in, omitting empty ones."""
         stored = self._stored(server.name)
         headers = {name: value or stored.get(name, "") for name, value in server.headers.items()}
         return {name: value for name, value in headers.items() if value}

@@ -43,7 +43,7 @@ class FloodLimit:
     """Token bucket that slows down a sender.
 
     Args:
-        burst: maximum amount in one burst.
+        burst: capacity of the bucket.
         rate: amount per second.
         on_flood: called once the sender has exceeded the rate for `FLOOD_S`.
     """
@@ -113,7 +113,7 @@ setattr(mcp_stdio, "TextReceiveStream", LimitedText)  # noqa: B010 not a public 
 
 
 def cap_listed(message: Any, most: int) -> None:
-    """Drop tools beyond `most` from a message, before it is parsed."""
+    """Keep only the first `most` tools in a message that has not been parsed yet."""
     result = getattr(getattr(message, "message", None), "result", None)
     tools = result.get("tools") if isinstance(result, dict) else None
     if isinstance(tools, list):

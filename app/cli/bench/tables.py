@@ -98,7 +98,7 @@ def product_types(text: str | None, info: ModelInfo) -> list[str]:
 
 
 def measured_products(rows: Sequence[BenchRow], types: Sequence[str]) -> list[ProductSpeed]:
-    """Measure the CPU's matrix products with the settings of the first load on it, if any."""
+    """Measure the CPU's matrix products with the settings of the first load on the CPU, if any."""
     row = next((row for row in rows if row.result and "cpu" in row.params.all_devices), None)
     if row is None:
         return []

@@ -88,7 +88,7 @@ def token_of(args: argparse.Namespace) -> str:
 
 
 def local_devices(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return this machine's devices: those in the options, otherwise all GPUs or the CPU."""
+    """Return the devices in the options; by default all GPUs, or the CPU if there are none."""
     if args.devices is not None:
         return tuple(engine.parse_devices(args.devices))
     gpus = tuple(device.id for device in list_devices() if device.id != "cpu")

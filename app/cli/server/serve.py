@@ -91,7 +91,7 @@ QUIET_ROUTES = ("GET /health", "GET /metrics", "GET /slots")  # routes that moni
 MAX_TRIES = 3
 """Maximum number of consecutive failures of the first load while all machines are connected."""
 
-LOST_S = 3.5  # seconds after which the loss of a machine is known
+LOST_S = 3.5  # seconds after which the loss of a machine is noticed
 LOOK_S = 0.5  # interval in seconds between checks of the machines
 CLOSE_S = 10.0  # timeout in seconds for closing the engine
 
@@ -165,7 +165,7 @@ class ServerRun:
         """Load the first model, retrying if a machine is lost meanwhile.
 
         Raises:
-            EngineError: loading failed, repeatedly if it was because of lost machines.
+            EngineError: loading failed, or kept losing machines although all were connected.
         """
         machines, n_tries = self._machines, 0
         while True:

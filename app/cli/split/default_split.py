@@ -134,7 +134,7 @@ def _document(remedy: Remedy, asked: LoadParams) -> dict[str, object]:
 
 
 def room_text(room: RoomLeft) -> str:
-    """Describe the room for people."""
+    """Describe the remaining room in sentences."""
     longest = f"The longest context that fits is {room.max_ctx:,} tokens."
     lines = [longest if room.max_ctx else "No context fits with this split."]
     if room.remedies:

@@ -56,7 +56,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
 def forecaster_of(args: argparse.Namespace) -> Forecaster:
     """Return the forecaster for this machine or the simulated rig.
 
-    Unless the options give devices or a plan, `args.devices` is set to the rig's devices.
+    Unless the options give devices or a plan, `args.devices` is set to the rig's `used_devices`.
 
     Raises:
         EngineError: the rig is invalid.

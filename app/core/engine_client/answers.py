@@ -25,7 +25,7 @@ from engine import (
 
 
 class EngineSignals(QObject):
-    """The signals of `EngineClient`; those about an answer carry its `RunningAnswer` last."""
+    """The signals of `EngineClient`; the last argument of an answer's signals is the answer."""
 
     ready = Signal(object)  # EngineReady
     state_changed = Signal(object)  # EngineState
@@ -62,7 +62,7 @@ RATE_WINDOW_S = 1.0
 
 
 class TokenRate:
-    """Meter of tokens per second over a short window."""
+    """Meter for tokens per second over a short window."""
 
     def __init__(self) -> None:
         self._since: float | None = None

@@ -207,7 +207,7 @@ class EngineClient(EngineSignals):
 
     Attributes:
         answers: the running answers.
-        sharing: access to the same engine for the server.
+        sharing: lets the server use the same engine.
     """
 
     def __init__(
@@ -330,7 +330,7 @@ class EngineClient(EngineSignals):
             self._running().cancel(answer.number)
 
     def ask_aside(self, request: AnswerRequest, then: Callable[[AsideAnswer], None]) -> bool:
-        """Generate a short text in the background if the engine is idle, without signals.
+        """If the engine is idle, generate a short text in the background, without signals.
 
         The next user command cancels it.
 
@@ -348,7 +348,7 @@ class EngineClient(EngineSignals):
     def count(
         self, messages: Sequence[ChatMessage] | None, draft: str, tools: Sequence[Tool] = ()
     ) -> None:
-        """Count the tokens of a prompt while answers continue; see `CountTokens`."""
+        """Count a prompt's tokens while answers continue; see `CountTokens`."""
         command = CountTokens(None if messages is None else tuple(messages), draft, tuple(tools))
         self._count_numbers.add(self._submit(command, self._running()))
 

@@ -1,4 +1,4 @@
-"""Logging, and reports of uncaught exceptions in a banner while the window stays open."""
+"""Logging, and banners that report uncaught exceptions while the window stays open."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CrashReporter(QObject):
 
     noticed = Signal(object)  # Notice
 
-    _crashed = Signal(str, str)  # one line, all lines
+    _crashed = Signal(str, str)  # summary in one line, full traceback
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
@@ -84,7 +84,7 @@ FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 OWN: Final = ("app", "engine", "qt")
-"""Loggers written from INFO on; others from WARNING on, as some libraries log URLs and contents."""
+"""Loggers that log from INFO on; all others start at WARNING, as some log URLs and contents."""
 
 
 class _BoundedFile(logging.FileHandler):

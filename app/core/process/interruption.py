@@ -72,7 +72,7 @@ def end_at_once() -> dict[int, Handler]:
 def handle(handler: Handler) -> dict[int, Handler]:
     """Install `handler` for all signals; return the old handlers for `restore`.
 
-    Ignored signals (as with `nohup`) stay ignored. Outside the main thread, nothing happens.
+    Ignored signals (as with `nohup`) stay ignored. Outside the main thread, this does nothing.
     """
     former: dict[int, Handler] = {}
     for number in (getattr(signal, name) for name in NAMES if hasattr(signal, name)):

@@ -196,7 +196,7 @@ def _is_locked() -> bool:
 
 def _lock() -> QLockFile:
     file = paths.settings_file().with_name("window.lock")
-    with suppress(OSError):  # a read-only home: nothing is locked
+    with suppress(OSError):  # if the home is read-only, nothing is locked
         file.parent.mkdir(parents=True, exist_ok=True)
     lock = QLockFile(str(file))
     lock.setStaleLockTime(0)  # age is irrelevant: only a dead process makes the lock stale
@@ -206,7 +206,7 @@ def _lock() -> QLockFile:
 def _address() -> str:
     """Return the socket's name, which is unique to this user.
 
-    Flatpak gives each start its own runtime folder, in which only one folder is shared.
+    Flatpak gives each start its own runtime folder; only one folder inside it is shared.
     """
     folder = str(paths.settings_file().parent.absolute())
     name = f"tandem-{hashlib.sha256(folder.encode(errors='surrogateescape')).hexdigest()[:16]}"
@@ -268,4 +268,4 @@ class SignalWatch(QObject):
 
 
 def _go_on(number: int, frame: FrameType | None) -> None:
-    """Ignore a signal, which arrives on the socket, so that repeats do not interrupt closing."""
+    """Do nothing: the socket reports signals, so repeated ones do not interrupt closing."""

@@ -1,4 +1,4 @@
-"""OpenAI's HTTP API as a client: model lists, requests, and streamed chunks as engine events.
+"""The client side of OpenAI's HTTP API: model lists, requests, and chunks as engine events.
 
 See https://platform.openai.com/docs/api-reference/chat. Tandem's own fields are sent only to Tandem
 servers, since others reject them. Model lists are untrusted input.
@@ -289,7 +289,7 @@ def parse_figures(text: str) -> ServerFigures:
 STANDARD = (
     "max_tokens", "temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "stop",
 )  # fmt: skip
-"""Fields of `SamplingParams` in OpenAI's API."""
+"""Fields of `SamplingParams` that OpenAI's API has."""
 
 FORMATS = ("json_schema", "grammar", "regex")
 """Fields of `SamplingParams` for structured output; see `_output_format`."""
@@ -443,7 +443,7 @@ MAX_CONTEXT = 1 << 32
 
 TANDEM = "tandem"  # owner of models on a Tandem server
 CONTEXT_NAMES = ("n_ctx", "max_model_len", "context_length", "context_window", "max_context_length")
-"""Names for the context length: in Tandem and llama.cpp, in vLLM, and in others."""
+"""Names for the context length in Tandem and llama.cpp, in vLLM, and in other servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,7 +462,7 @@ class ListedModel:
 
 
 def list_models(address: RemoteAddress, connection: Connection) -> list[ListedModel]:
-    """Return a server's models, in its order.
+    """Return a server's models, in the server's order.
 
     Raises:
         EngineError: the request failed, or the response is not in OpenAI's format.

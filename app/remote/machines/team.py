@@ -135,7 +135,7 @@ class MachineTeam:
         """Return the machines for a model.
 
         Raises:
-            EngineError: no machines are expected any more, or they have joined for another model.
+            EngineError: the machines have disconnected, or have joined for another model.
         """
         if self.gathering is None:
             raise EngineError(tr("The other machines have disconnected."), tr(JOIN_AGAIN))
@@ -154,7 +154,7 @@ IDLE_DEVICE = "cpu"  # device for idle ranks, which use no memory and compute no
 
 
 def with_idle_ranks(params: LoadParams, n_machines: int) -> LoadParams:
-    """Return parameters with an idle rank, whose share is 0, added on each machine without a rank.
+    """Return parameters with an idle rank (share 0) added on each machine that has no rank.
 
     Raises:
         SplitError: a rank must be added, but blocks or experts go to a device outside the split.

@@ -48,7 +48,7 @@ class ServerWatch(QObject):
         self._timer.timeout.connect(self._ask)
 
     def watch(self, address: RemoteAddress | None) -> None:
-        """Start polling this server instead of the previous one; None to stop polling."""
+        """Poll this server from now on, or stop polling if it is None."""
         self._stop()
         self._address = address
         self.figures_changed.emit("")

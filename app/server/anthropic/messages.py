@@ -46,7 +46,7 @@ REASONS = {
 
 
 def begun_block(block: AnswerBlock) -> Document:
-    """Return the empty content block with which a block starts."""
+    """Return a content block's initial form, without content."""
     if block.kind == "call":
         return {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
     if block.kind == "thought":

@@ -1,4 +1,4 @@
-"""Chat completions built from engine events, complete or as chunks, and parts for other formats."""
+"""Chat completions built from engine events, complete or in chunks, and code that others share."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TokenCount:
     n_accepted: int = 0
 
     def note(self, event: object, *, is_first: bool) -> None:
-        """Count an event; `is_first` is whether its answer is the first one to its prompt."""
+        """Count an event; `is_first` tells whether its answer is the first one to its prompt."""
         if isinstance(event, TokenText) and event.part == "reasoning":
             self.n_thought += len(event.ids)
         elif isinstance(event, Finished):
@@ -128,7 +128,7 @@ class ChoicesAnswer(ABC):
 
     Args:
         prefix: prefix of its id.
-        kinds: values of its field `object`: in a complete response and in a chunk.
+        kinds: values of its field `object`, in a complete response and in a chunk.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ IMPOSSIBLE = -9999.0  # replaces log(0), which JSON cannot represent
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob], spell: Spell) -> dict[str, Any]:
-    """Return the `logprobs` object for a choice in a chat completion."""
+    """Return the `logprobs` object for a chat completion's choice."""
     content = [
         _entry(token.id, token.logprob, spell)
         | {"top_logprobs": [_entry(other, value, spell) for other, value in token.top]}
@@ -200,7 +200,7 @@ def _finite(value: float) -> float:
 def completion_logprobs(
     tokens: Sequence[TokenLogprob], spell: Spell, offsets: Sequence[int]
 ) -> dict[str, Any]:
-    """Return the `logprobs` object for a choice in a completion; `offsets` are the tokens'."""
+    """Return the `logprobs` object for a completion's choice; `offsets` are those of `tokens`."""
     return {
         "tokens": [spell(token.id).decode("utf-8", "replace") for token in tokens],
         "token_logprobs": [_finite(token.logprob) for token in tokens],

@@ -19,7 +19,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 512
-IGNORED = "Accepted for compatibility; ignored."  # description of fields without effect
+IGNORED = "Accepted for compatibility; ignored."  # description for fields without effect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,8 +157,8 @@ class CompletionAnswer(ChoicesAnswer):
     """The response to a completion request; its first events are the prompts' scores, if any.
 
     Args:
-        prompts: the prompts, separately.
-        spell: returns a token's bytes; None unless logprobs or echoed token ids need it.
+        prompts: the separate prompts.
+        spell: returns a token's bytes; None if the response has neither logprobs nor prompts.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ def _text_of(prompt: TextOrIds, spell: Spell | None) -> str:
     return b"".join(map(spell, prompt)).decode("utf-8", "replace")
 
 
-DEFAULT_TOKENS = 16  # default of max_tokens for completions, as in OpenAI's protocol
+DEFAULT_TOKENS = 16  # default for max_tokens in completions, as in OpenAI's protocol
 
 
 async def completions(
@@ -389,7 +389,7 @@ class TemplateRequest:
 async def tokenize(
     context: ServerContext, record: RequestRecord, request: TokenizeRequest
 ) -> Response:
-    """Return the tokens of a text."""
+    """Return a text's tokens."""
     check_size(request.content, "content", MAX_SPELT if request.with_pieces else MAX_TOKENISED)
     command = Tokenize(
         request.content, request.add_special, request.parse_special, request.with_pieces

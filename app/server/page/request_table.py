@@ -36,7 +36,7 @@ class RequestRows(QAbstractTableModel):
     def __init__(self) -> None:
         super().__init__()
         self._rows: tuple[ShownRequest, ...] = ()
-        self.texts: list[tuple[str, ...]] = []  # of each row, as a cache
+        self.texts: list[tuple[str, ...]] = []  # cached, by row
 
     def show_rows(self, rows: tuple[ShownRequest, ...]) -> None:
         """Show these requests; if they are the same requests as before, keep the selection."""

@@ -377,7 +377,7 @@ def example_text(url: str, *, needs_key: bool) -> str:
 
 
 class ServerChip(Chip):
-    """Chip that is shown while the server is running and opens the server page."""
+    """Chip that opens the server page; it is shown while the server is running."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -1,4 +1,4 @@
-"""Presenter for the server page, which it refreshes once a second while the page is visible."""
+"""Presenter that refreshes the server page once a second while the page is visible."""
 
 from __future__ import annotations
 

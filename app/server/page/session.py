@@ -131,7 +131,7 @@ class ServerSession(QObject):
 
     @Slot()
     def look(self) -> None:
-        """Request a snapshot of the requests, which `viewed` will carry."""
+        """Request a snapshot of the requests; `viewed` delivers it."""
         if self._running is not None and self.address:
             self._running.view(self.viewed.emit)
 
@@ -148,7 +148,7 @@ class ServerSession(QObject):
     def _apply(self) -> None:
         choices = self.choices if self.is_wanted else None
         if choices is not None and choices.needs_key and not self.key:
-            self.want_key()  # then calls this method again
+            self.want_key()  # calls this method again once the key is known
         else:
             self._n_asked += 1
             number, key = self._n_asked, self.key if choices and choices.needs_key else ""

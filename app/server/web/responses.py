@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 Document = dict[str, Any]
 
 ErrorShape = Callable[[Refusal], Document]
-"""Converts a refusal to a protocol's error document."""
+"""Converts a refusal into a protocol's error document."""
 
 PING = b": ping\n\n"
 
@@ -58,7 +58,7 @@ def event_bytes(document: object, name: str = "") -> bytes:
 
 
 class AwaitedJson(Response):
-    """A JSON response that takes time to compute; a disconnect of the client cancels `make`."""
+    """A JSON response that takes long to compute; `make` is cancelled if the client disconnects."""
 
     def __init__(self, make: Callable[[], Awaitable[Document]], shape: ErrorShape) -> None:
         self._make, self._shape = make, shape

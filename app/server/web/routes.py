@@ -113,7 +113,7 @@ async def _not_routed(settings: ServerSettings, request: Request, error: Excepti
 
 
 class RequestLogMiddleware:
-    """Logs each request with its status and duration; unexpected exceptions get status 500."""
+    """Logs each request with its status and duration; unexpected exceptions become status 500."""
 
     def __init__(self, app: ASGIApp, context: ServerContext) -> None:
         self._app, self._request_log = app, context.request_log

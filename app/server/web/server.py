@@ -68,7 +68,7 @@ class TimedProtocol(H11Protocol):
     """
 
     since = 0.0
-    _begun: float | None = None  # start of the head that the client is sending
+    _begun: float | None = None  # when the client started sending the current head
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -114,7 +114,7 @@ class TimedProtocol(H11Protocol):
 
     @property
     def rank(self) -> int | None:
-        """Order in which connections are closed to make room, lowest first; None if it must stay.
+        """Rank for closing connections to make room, lowest first; None if this one must stay.
 
         0: its head is still incomplete after `FRESH_S`. 1: it is idle. 2: its request is
         incomplete. 3: it is new, or has just started a head. 4: it has just become idle, so its

@@ -67,7 +67,7 @@ def metrics_text(
 
 
 def _cache_use(cache: CacheCounted | None, n_cells: int) -> list[str]:
-    """Return metrics of cache usage, capped since pages may hold more than the capacity."""
+    """Return cache usage metrics, capped since pages may hold more than the capacity."""
     if cache is None:
         return []
     n_used = min(cache.n_used, n_cells)
