@@ -233,8 +233,7 @@ class ToolHub:
 
         Args:
             tool_name: the name that models see.
-            on_done: called once with the result, on the hub's thread; if the hub is closed, before
-                this method returns.
+            on_done: called once with the result, on the hub's thread, or here if the hub is closed.
         """
         call = RunningCall(self._thread, on_done)
         is_begun = self._thread.post(lambda: call.begin(self._called(tool_name, arguments)))

@@ -47,7 +47,7 @@ class Interruption:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Let signals kill the process and disable garbage collection, for imports in the `with` block.
+    """Disable garbage collection and let signals kill the process, for imports in the `with` block.
 
     Signals raise no exceptions, since half-imported modules, especially compiled ones, swallow
     exceptions or turn them into others. Imports leave hardly any garbage, but collections take a

@@ -35,7 +35,7 @@ MakeHost = Callable[[Callable[[HostEvent], None]], "EngineHost"]
 
 
 class HostSwitch:
-    """Host that runs local files on the local engine, and addresses on their servers.
+    """Host that runs local models on the local engine and remote models on their servers.
 
     A load that uses other machines' devices goes to the host for several machines. Once a load has
     succeeded, the host of the previous model unloads it.

@@ -225,9 +225,7 @@ async def count_tokens(
 
 
 def message_command(request: AskedConversation) -> AnswerRequest:
-    """Return the command for a request, without sampling parameters.
-
-    A final assistant message is continued.
+    """Return a request's command, without sampling; a final assistant message is continued.
 
     Raises:
         Refusal: the request is not supported.
