@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.core.process.interruption import Interruption, end_at_once, importing
 
-with importing():  # takes a while, and Ctrl+C during it must not print a traceback
+with importing():  # these imports take a while, and Ctrl+C must not print a traceback meanwhile
     import argparse
     import gc
     import os
@@ -42,8 +42,8 @@ COMMANDS = {
     "perplexity": ("measure the perplexity of a text", "score"),
     "engine": ("show, install or remove engine packs (PyTorch)", "engine"),
 }
-"""Summary of each subcommand and its module in `app.cli`, which has functions `add_` and `run_`.
-Only the module of the given command is imported."""
+"""Each subcommand's summary and its module in `app.cli`, which has functions `add_` and `run_`.
+Only the given command's module is imported."""
 
 PROC_MEMORY = Path("/proc/meminfo")
 
@@ -51,7 +51,7 @@ PROC_MEMORY = Path("/proc/meminfo")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `tandem` and return its exit status.
 
-    0: success, 1: error, 2: wrong usage, 128 + n: ended by signal n.
+    0: success, 1: error, 2: wrong usage, 128 + n: stopped by signal n.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     interruption = Interruption()
@@ -69,13 +69,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 0  # the reader closed the pipe
     except Exception:
-        if interruption.is_set:  # compiled modules turn it into another exception
+        if interruption.is_set:  # compiled modules may turn it into another exception
             return interruption.status
         raise
 
 
 def run() -> NoReturn:
-    """Run `tandem` as a process; a signal during its last steps ends it immediately."""
+    """Run `tandem` as a process; signals during its last steps stop it immediately."""
     status = main()
     end_at_once()
     gc.freeze()  # the system frees the memory faster than Python
@@ -167,7 +167,7 @@ def _quit_window() -> int:
 
 
 def _check_surroundings() -> None:
-    """Check requirements of psutil and MKL, which fail with a traceback or a crash.
+    """Check what psutil and MKL need, since they would fail with a traceback or a crash.
 
     Raises:
         EngineError: the working directory was deleted, or /proc is not mounted.
@@ -191,7 +191,7 @@ def _check_model(word: str) -> None:
         return
     if Path(word).suffix or Path(word).name != word:
         raise EngineError("There is no file {path}.", "Check its path.", path=word)
-    from difflib import get_close_matches  # imported late to save start-up time
+    from difflib import get_close_matches  # imported late to speed up the start
 
     meant = get_close_matches(word, COMMANDS, 1)
     raise EngineError(

@@ -1,4 +1,4 @@
-"""The application: its parts, their connections, and the order of start and shutdown."""
+"""The application: its parts, their connections, and the order in which they start and close."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ log = logging.getLogger(__name__)
 class Shell(QObject):
     """The running application.
 
-    Its parts are created in the order of their declaration; late parts when they are first used,
-    after the first frame. A part's `needs` are all parts that its method reads while it runs, but
-    not those that its lambdas read later.
+    Its parts are created in declaration order, late parts on first use, after the first frame. A
+    part's `needs` are all parts that its method reads while it runs, but not those that its lambdas
+    read later.
 
     Args:
         make_host: starts an engine that sends its events to the given callable.
-        rig: simulated machine to plan for; models cannot be loaded then.
+        rig: simulated machine to plan for, if any; models cannot be loaded then.
     """
 
     def __init__(self, app: QApplication, make_host: MakeHost, rig: Rig | None = None) -> None:
@@ -91,7 +91,7 @@ class Shell(QObject):
 
     @part()
     def settings(self) -> SettingsStore:
-        imaginary = () if self._rig is None else ("plans",)  # for devices that do not exist
+        imaginary = () if self._rig is None else ("plans",)  # these are for nonexistent devices
         settings = SettingsStore(paths.settings_file(), imaginary)
         start_language(self._app, settings.current.language)
         apply_theme(self._app, settings.current.theme, settings.current.zoom)
@@ -271,7 +271,7 @@ class Shell(QObject):
             self.session, self.client, self.chat_presenter, self.window.running, self
         )
 
-    # pages in place of the chat
+    # pages shown instead of the chat
 
     @part(needs=["split", "settings", "window", "models"])
     def library(self) -> LibraryPage:
@@ -455,7 +455,7 @@ class Shell(QObject):
     # start and shutdown
 
     def start(self) -> None:
-        """Restore the window's layout, and show it."""
+        """Restore the window's layout and show the window."""
         current, window = self.settings.current, self.window
         window.restore_layout(current.geometry, current.window_state)
         self.keeper.dock_fit.fit_screen()
@@ -478,7 +478,7 @@ class Shell(QObject):
 
     @Slot(object, object)
     def _show_devices(self, devices: Sequence[DeviceInfo], machine: MachineFacts) -> None:
-        self.poller.stop()  # it polls the old devices
+        self.poller.stop()  # it was polling the old devices
         self.split.set_devices(devices, machine)
         wires = machines.wires if (machines := if_made(self, "machines")) else None
         self.side_panels.set_devices(devices, self._rig, wires)
@@ -533,7 +533,7 @@ class Shell(QObject):
         self.keeper.close()
         self.interpreter.stop()
 
-    # requests of the parts
+    # requests from the parts
 
     @Slot()
     def _mark_running(self) -> None:
@@ -550,7 +550,7 @@ class Shell(QObject):
             return
         devices = loaded.params.all_devices
         self.monitor.set_ranks(devices)
-        if set(devices) != {"cpu"}:  # the load has measured CUDA's own memory
+        if set(devices) != {"cpu"}:  # the load has measured the memory that CUDA itself uses
             engine.use_measured_overheads(self.start_up.devices, engine.MachineFile.of_user())
 
     def _make_tool_panel(self) -> QWidget:
@@ -588,7 +588,7 @@ class Shell(QObject):
 
     @Slot(object)
     def take(self, request: OpenRequest) -> None:
-        """Handle the request of a second start."""
+        """Handle a request from a second start."""
         if request.quit:
             QApplication.quit()
             return

@@ -1,4 +1,4 @@
-"""Runs the window in its own process: log, signals, single instance, shutdown."""
+"""The window's process: log, signals, single instance, shutdown."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def run_window(
     model_path: str | None = None, demo: bool = False, simulate: str = "",
     make_shell: type[Shell] = Shell,
 ) -> int:  # fmt: skip
-    """Open the window, and return the exit status once it is closed.
+    """Open the window; return the exit status once it has been closed.
 
     Args:
-        model_path: model to load.
+        model_path: model to load, if any.
         make_shell: class of the application.
 
     Raises:
@@ -37,7 +37,7 @@ def run_window(
     app = Application(sys.argv[:1])
     app.setApplicationName("Tandem")
     app.setApplicationDisplayName("Tandem")
-    app.setDesktopFileName("org.tandem_llm.Tandem")  # the name of its file in packaging/linux
+    app.setDesktopFileName("org.tandem_llm.Tandem")  # name of the file in packaging/linux
     app.setWindowIcon(icon("split", theme().accent))
     log_file = LogFile(paths.log_file())
     log_file.start()
@@ -53,7 +53,7 @@ def run_window(
     shell.start_up.host_imported.connect(starts.listen)
     shell.crashes.install()
     app.commitDataRequest.connect(shell.save, Qt.ConnectionType.DirectConnection)
-    app.aboutToQuit.connect(shell.close)  # at log-off, Windows kills the process right after it
+    app.aboutToQuit.connect(shell.close)  # at log-off, Windows then kills the process
     shell.start()
     if demo:
         shell.model_presenter.open_demo()

@@ -45,7 +45,7 @@ def add_json(parser: argparse._ActionsContainer) -> None:
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """Add the sampling options; help and defaults come from `SamplingParams`."""
+    """Add the sampling options, with help texts and defaults from `SamplingParams`."""
     group = parser.add_argument_group("sampling")
     specs = {spec.name: spec for spec in fields(SamplingParams)}
     for name, flags in SAMPLING_OPTIONS.items():
@@ -112,7 +112,7 @@ def sampling_params(args: argparse.Namespace, max_tokens: int) -> SamplingParams
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a remote model."""
+    """Add the options for a remote model."""
     group = parser.add_argument_group("remote model")
     group.add_argument(
         "--url", metavar="URL",
@@ -146,7 +146,7 @@ def add_form(parser: argparse.ArgumentParser) -> None:
 
 
 def given_form(args: argparse.Namespace) -> dict[str, str]:
-    """Return the fields of `SamplingParams` that these options set.
+    """Return the `SamplingParams` fields that the options for structured output set.
 
     Raises:
         EngineError: a file cannot be read, or the grammar is invalid.
@@ -163,7 +163,7 @@ def given_form(args: argparse.Namespace) -> dict[str, str]:
 
 
 def token_bias(text: str) -> tuple[int, float]:
-    """Parse a bias such as "42=-inf" into token id and number.
+    """Parse a bias such as "42=-inf" into a token id and a number.
 
     Raises:
         EngineError: the syntax is wrong.
@@ -178,5 +178,5 @@ def token_bias(text: str) -> tuple[int, float]:
 
 
 def sampler_names(text: str) -> tuple[str, ...]:
-    """Parse names such as "top_k,temperature"."""
+    """Parse sampler names such as "top_k,temperature"."""
     return tuple(name.strip() for name in text.split(",") if name.strip())

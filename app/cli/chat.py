@@ -1,4 +1,4 @@
-"""The subcommand `chat`: a conversation in the terminal."""
+"""The subcommand `chat`, a conversation in the terminal."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class MessageEditor:
     """Line editor for messages, which may have several lines.
 
     Args:
-        history: file of the input history; None keeps it in memory.
+        history: file for the input history; None keeps it only in memory.
     """
 
     def __init__(self, history: Path | None) -> None:
-        # imported here, since it is only needed at a terminal
+        # imported late, since only terminals need it
         from prompt_toolkit import PromptSession
         from prompt_toolkit.output import create_output
 
-        # what is typed appears on the terminal even if stdout is a file
+        # so that input appears on the terminal even if stdout is a file
         output = None if sys.stdout.isatty() else create_output(sys.stderr)
         self._session: PromptSession[str] = PromptSession(
             PROMPT, history=_history(history), key_bindings=_bindings(),
@@ -61,7 +61,7 @@ class MessageEditor:
                 return self._session.prompt()
             except EOFError:
                 return None
-            except KeyboardInterrupt:  # on an empty line; otherwise Ctrl+C only clears it
+            except KeyboardInterrupt:  # on an empty line; Ctrl+C only clears other lines
                 note("Ctrl+D quits.")
 
 
@@ -135,7 +135,7 @@ def run_chat(args: argparse.Namespace) -> None:
     sampling = sampling_params(args, args.n_predict)
     messages = [ChatMessage("system", args.system)] if args.system else []
     turns: list[dict[str, object]] = []
-    pictures = pictures_of(args)  # of the next message
+    pictures = pictures_of(args)  # for the next message
     with open_talk_model(args) as model:
         if not args.json:
             note("Ctrl+D quits, Ctrl+C stops an answer, /help lists the commands.")
@@ -151,7 +151,7 @@ def run_chat(args: argparse.Namespace) -> None:
             request = AnswerRequest(tuple(messages), sampling=sampling)
             try:
                 result = answer(model, request, is_silent=args.json)
-            except EngineError as error:  # ends this turn, not the conversation
+            except EngineError as error:  # ends only this turn, not the conversation
                 messages.pop()
                 turns.append({"prompt": text, "error": str(error)})
                 note_error(error)
@@ -175,7 +175,7 @@ def _picture(name: str) -> tuple[str, ...]:
 
 
 def _messages(*, is_silent: bool) -> Iterator[str]:
-    """Yield messages, "/new" and "/image FILE" from the input; handle the other commands."""
+    """Yield messages, "/new" and "/image FILE" from the input; handle all other commands."""
     for text in _lines(is_silent=is_silent):
         word = text.strip()
         if word == "/quit":

@@ -1,4 +1,4 @@
-"""The subcommand `engine`: shows, installs and removes engine packs (PyTorch)."""
+"""The subcommand `engine`, which shows, installs and removes engine packs (PyTorch)."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def _row(offer: PackOffer) -> tuple[str, ...]:
 
 
 class ProgressLine:
-    """Progress line of an installation."""
+    """Progress line for an installation."""
 
     def __init__(self) -> None:
         self._shown = 0.0

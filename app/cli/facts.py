@@ -65,7 +65,7 @@ UNTRIED = (
 
 
 def kernels_text(devices: Sequence[DeviceInfo]) -> str:
-    """Return a line for each GPU on which Tandem's kernels failed their test."""
+    """Return one line per GPU on which Tandem's kernels failed their test."""
     return "\n".join(
         f"PyTorch computes on {gpu} instead of Tandem's kernels: {why}."
         for gpu, why in card_problems(devices).items()
@@ -73,7 +73,7 @@ def kernels_text(devices: Sequence[DeviceInfo]) -> str:
 
 
 def topology_text(topology: Topology) -> str:
-    """Return PCIe slots and links as tables; "" without GPUs."""
+    """Return PCIe slots and links as tables; "" if there are none."""
     parts = []
     if topology.pcie:
         slots = [(device, _slot(pcie)) for device, pcie in topology.pcie.items()]
@@ -85,7 +85,7 @@ def topology_text(topology: Topology) -> str:
 
 
 def ways_text(devices: Sequence[DeviceInfo], topology: Topology) -> str:
-    """Return the tested routes between GPUs and their problems; "" for none."""
+    """Return the tested routes between GPUs and their problems; "" if there are none."""
     ways = proven_routes(devices, topology, MachineFile.of_user())
     rows = [
         (
@@ -107,7 +107,7 @@ def ways_text(devices: Sequence[DeviceInfo], topology: Topology) -> str:
 
 
 def ways_document(devices: Sequence[DeviceInfo], topology: Topology) -> list[dict[str, Any]]:
-    """Return the routes between GPUs and all their tests as JSON-ready dictionaries."""
+    """Return the routes between GPUs, with all their tests, as JSON-ready dictionaries."""
     return [
         {
             "from": way.source, "to": way.goal, "small": way.small, "large": way.large,
@@ -130,7 +130,7 @@ def _way(link: Link) -> str:
 
 
 def measured_text(devices: Sequence[DeviceInfo]) -> str:
-    """Return the measured speeds of devices and links as tables; "" for none."""
+    """Return the devices' and links' measured speeds as tables; "" if there are none."""
     document = measured_document(devices)
     facts: dict[str, DeviceFacts] = document["devices"]
     speeds = [
@@ -157,7 +157,7 @@ def measured_text(devices: Sequence[DeviceInfo]) -> str:
 
 
 def measured_document(devices: Sequence[DeviceInfo]) -> dict[str, Any]:
-    """Return the measured speeds of devices and links, ready for JSON."""
+    """Return the devices' and links' measured speeds, ready for JSON."""
     file = MachineFile.of_user()
     facts = {device.id: file.device(device) for device in devices}
     links: dict[tuple[str, str], LinkFacts] = file.links(devices)
@@ -390,7 +390,7 @@ def _write_plan(plan: Plan, short: Mapping[str, int], room: RoomLeft) -> None:
 
 
 def rooms_text(plan: Plan) -> str:
-    """Return how many parallel requests fit at which length."""
+    """Describe how many parallel requests fit, and how long they can be."""
     first, *others = plan.rooms
     text = f"{first.n} {'request' if first.n == 1 else 'requests'} of {first.n_tokens:,} tokens"
     return ", or ".join([text, *(f"{room.n} of {room.n_tokens:,}" for room in others)])

@@ -1,4 +1,4 @@
-"""Load options: from `LoadParams`, which defines them, to the command line and back."""
+"""Load options, as `LoadParams` defines them, and their conversion from and to command lines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 BOTH, OF_KEYS, OF_VALUES = (
     ("--kv-type", "--cache-type"), ("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v")
 )  # fmt: skip
-"""Option names for the KV cache type: of both, of keys, of values."""
+"""Option names for the KV cache type: for both, for keys, for values."""
 
 
 def add_load(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def add_load(parser: argparse.ArgumentParser) -> None:
 
 
 def add_option(group: argparse._ArgumentGroup, name: str) -> None:
-    """Add the option of one `LoadParams` field, if it has a flag."""
+    """Add the option for one `LoadParams` field, if the field has a flag."""
     option = LOAD_OPTIONS[name]
     if not option.flags:
         return
@@ -68,7 +68,7 @@ def add_option(group: argparse._ArgumentGroup, name: str) -> None:
 
 
 def given(args: argparse.Namespace, name: str) -> Any:
-    """Return the value of a field's option, or None."""
+    """Return the value given for a field's option, or None."""
     flags = LOAD_OPTIONS[name].flags
     return getattr(args, flags[0].lstrip("-").replace("-", "_")) if flags else None
 
@@ -98,14 +98,14 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def plan_params(name: str, path: str) -> LoadParams:
-    """Return the load parameters of a plan.
+    """Return a plan's load parameters.
 
     Args:
-        name: name of a plan, file of an exported one, or "auto".
+        name: name of a saved plan, path of an exported plan, or "auto".
         path: model file.
 
     Raises:
-        EngineError: the plan does not exist, does not fit, or needs a missing device.
+        EngineError: the plan does not exist or needs a missing device, or no plan fits.
     """
     devices = engine.list_devices()
     if _is_file(name):
@@ -129,7 +129,7 @@ def _is_file(name: str) -> bool:
 
 
 def note_speed(name: str, path: str, results: Sequence[BenchResult]) -> None:
-    """Save measured prompt and decode speeds with a plan, if both were measured."""
+    """Save the measured prompt and decode speeds with a saved plan, if both were measured."""
     if _is_file(name) or name.lower() == engine.AUTO_PLAN:
         return
     prefill = [r for r in results if not r.test.n_gen and not r.test.n_depth]
@@ -143,25 +143,25 @@ def note_speed(name: str, path: str, results: Sequence[BenchResult]) -> None:
 
 
 def now() -> str:
-    """Return the current time, UTC in ISO 8601."""
+    """Return the current UTC time in ISO 8601 format."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def given_kv_type(args: argparse.Namespace, base: str) -> str:
-    """Return the KV cache type of the options, with defaults from `base`."""
+    """Return the KV cache type that the options select; `base` is the default."""
     k, v = kv_types(args.kv_type or base)
     return str(KVTypes(args.cache_type_k or k, args.cache_type_v or v))
 
 
 def add_lists_of_kv_types(add: Callable[[tuple[str, ...], str], Any]) -> None:
-    """Add the options for lists of KV cache types; `add` takes flags and help."""
+    """Add options that take lists of KV cache types; `add` takes flags and a help text."""
     add(BOTH, f"{', '.join(KV_TYPES)} (default: f16)")
     add(OF_KEYS, "KV cache types of keys only")
     add(OF_VALUES, "KV cache types of values only")
 
 
 def crossed_kv_types(args: argparse.Namespace, base: str) -> Iterator[str]:
-    """Yield all combinations of the KV cache types in the options."""
+    """Yield all combinations of the KV cache types that the options list."""
     for text in args.kv_type or [base]:
         both = kv_types(text)
         for k in args.cache_type_k or [both.k]:
@@ -187,10 +187,10 @@ def _mib(text: str) -> int:
 
 
 def checkpoint_size(text: str) -> int:
-    """Parse a number of MiB; return bytes.
+    """Parse a size in MiB; return bytes.
 
     Raises:
-        EngineError: it is not a size.
+        EngineError: the text is not a size.
     """
     n_bytes = _mib(text)
     if n_bytes < 0:
@@ -202,7 +202,7 @@ def split_shares(text: str) -> tuple[float, ...]:
     """Parse shares such as "3,1" or "3/1".
 
     Raises:
-        EngineError: they are not numbers.
+        EngineError: the shares are not numbers.
     """
     try:
         return tuple(float(part) for part in text.replace("/", ",").split(","))
@@ -230,7 +230,7 @@ def group_sizes(text: str) -> tuple[int, ...]:
     """Parse group sizes such as "2,2".
 
     Raises:
-        EngineError: they are not integers.
+        EngineError: the sizes are not integers.
     """
     try:
         return tuple(int(part) for part in text.split(","))
@@ -241,7 +241,7 @@ def group_sizes(text: str) -> tuple[int, ...]:
 
 
 def reserve(text: str) -> tuple[str, int]:
-    """Parse DEVICE=MIB; return device and bytes.
+    """Parse DEVICE=MIB; return the device and the number of bytes.
 
     Raises:
         EngineError: the syntax is wrong.
@@ -275,10 +275,10 @@ def _layers(text: str) -> tuple[int, int]:
 
 
 def text_or_file(text: str, what: str) -> str:
-    """Return a text, or the contents of the file that follows "@".
+    """Return a text, or the contents of a file if the text is "@" followed by its path.
 
     Args:
-        what: name of the option's value, for the error.
+        what: name for the text in the error.
 
     Raises:
         EngineError: the file cannot be read.
@@ -297,10 +297,10 @@ def text_or_file(text: str, what: str) -> str:
 
 
 def model_path(name: str) -> str:
-    """Return the file of a MODEL argument.
+    """Return the path of the file that a MODEL argument names.
 
     Raises:
-        EngineError: it is "demo" and this installation lacks the demo model.
+        EngineError: the argument is "demo", but this installation has no demo model.
     """
     if name != "demo":
         return name
@@ -316,7 +316,7 @@ READ: Mapping[str, Callable[[str], Any]] = {
     "overrides": override,
     "reserve": reserve,
 }
-"""Parsers of options that are not plain numbers."""
+"""Parsers for options that are not plain numbers or texts."""
 
 READ_LATE: Mapping[str, Callable[[Any], Any]] = {
     "devices": lambda text: tuple(engine.parse_devices(text)),
@@ -338,18 +338,18 @@ HELP_ORDER = (
     "control_layers", "cpu_threads", "n_batch", "fast_prompts", "draft", "draft_max",
     "draft_vocab", "mmproj", "mmproj_device",
 )  # fmt: skip
-"""Order in help texts; other options come last."""
+"""Order of options in help texts; other options come last."""
 
 
 def command_for(params: LoadParams, subcommand: str = "chat") -> str:
-    """Return the command line for `params`, quoted for this system's shell.
+    """Return a command line for `params`, quoted for this system's shell.
 
-    Parsing it with `subcommand` gives the same `params`.
+    Parsing it yields the same `params`.
     """
     arguments = ["tandem", subcommand, _path(params.path), *options_for(params)]
     if os.name == "nt":
         return subprocess.list2cmdline(arguments)
-    from shlex import join  # imported late to save start-up time
+    from shlex import join  # imported late to speed up the start
 
     return join(arguments)
 
@@ -405,10 +405,10 @@ WRITTEN: Mapping[str, Callable[[Any], str]] = {
     "control_vectors": lambda vector: f"{vector.path}={_number(vector.scale)}",
     "control_layers": lambda layers: "-".join(map(str, layers)),
 }
-"""Formatters of values that are not plain numbers."""
+"""Formatters for values that are not plain numbers or texts."""
 
 LAST_IN_COMMAND = (
     "p2p", "draft", "draft_max", "draft_vocab", "mmproj", "mmproj_device", "chat_template",
     "rope_scaling", "rope_factor", "rope_base",
 )  # fmt: skip
-"""Options at the end of a command line."""
+"""Options that come last in a command line."""

@@ -1,4 +1,4 @@
-"""Loading of a model with a progress line."""
+"""Model loading with a progress line."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def load(args: argparse.Namespace) -> Model:
-    """Load the model of the options; progress and warnings go to stderr.
+    """Load the model that the options name; progress and warnings go to stderr.
 
     Raises:
-        EngineError: it cannot be loaded.
+        EngineError: the model cannot be loaded.
     """
     model = open_model(with_default_split(args, load_params(args)))
     note_warnings(model)
@@ -42,7 +42,7 @@ def given_options(args: argparse.Namespace) -> list[str]:
 
 
 def note_warnings(model: Model | RemoteModel, known: Collection[str] = ()) -> tuple[str, ...]:
-    """Write a model's new warnings to stderr; return all of them."""
+    """Write a model's new warnings to stderr; return all its warnings."""
     for warning in model.warnings:
         if warning not in known:
             note(warning)
@@ -50,10 +50,10 @@ def note_warnings(model: Model | RemoteModel, known: Collection[str] = ()) -> tu
 
 
 class LoadWatch:
-    """Progress line of a load.
+    """Progress line for a load.
 
     Attributes:
-        bytes_per_s: read rate of the weights over all devices; None until known.
+        bytes_per_s: rate at which weights are read, over all devices; None until known.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class LoadWatch:
     def __call__(self, progress: LoadProgress) -> None:
         now, n_done = time.perf_counter(), progress.done_bytes
         if self._first is None:
-            self._first = now, n_done  # the time for the bytes before is unknown
+            self._first = now, n_done  # how long the earlier bytes took is unknown
         elif n_done > self._n_done and now > self._first[0]:
             self.bytes_per_s = (n_done - self._first[1]) / (now - self._first[0])
         self._n_done = n_done
@@ -77,10 +77,10 @@ def open_model(params: LoadParams, watch: LoadWatch | None = None) -> Model:
     """Load a model, with progress on stderr.
 
     Raises:
-        EngineError: it cannot be loaded.
+        EngineError: the model cannot be loaded.
     """
     with importing():
-        model_class = engine.Model  # imports torch, which an exception must not interrupt
+        model_class = engine.Model  # imports torch; exceptions must not interrupt this
     try:
         return model_class(params, on_progress=watch or LoadWatch())
     finally:

@@ -1,4 +1,4 @@
-"""Output of the command line: tables for people, JSON for programs."""
+"""Command-line output: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ MAX_PROGRESS: Final = 200  # maximum length of a progress line, in characters
 
 
 def prepare_streams() -> None:
-    """Make the standard streams accept any text.
+    """Make the standard streams accept any text, and log warnings to stderr.
 
-    Characters outside the encoding are replaced; closed streams are discarded; warnings are logged
-    to stderr.
+    Characters that a stream cannot encode are replaced. Closed streams are replaced with the null
+    device.
     """
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
@@ -50,11 +50,11 @@ class OutputError(EngineError):
 
 
 def write(text: str = "", end: str = "\n") -> None:
-    """Write to stdout and flush; a terminal gets no control characters.
+    """Write to stdout and flush, without control characters if it is a terminal.
 
     Raises:
         BrokenPipeError: the reader closed the pipe.
-        OutputError: any other failure, such as a full disk.
+        OutputError: writing failed for another reason, for example a full disk.
     """
     try:
         sys.stdout.write((printable(text) if sys.stdout.isatty() else text) + end)
@@ -68,7 +68,7 @@ def write(text: str = "", end: str = "\n") -> None:
 
 
 def finish_output() -> None:
-    """Flush buffered output, e.g. a parser's help, while a failure can still be reported."""
+    """Flush buffered output, e.g. a parser's help, while errors can still be reported."""
     if sys.stdout is not None:
         write(end="")
 
@@ -106,7 +106,7 @@ def _discard(stream: TextIO) -> None:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parser whose error messages are single printable lines."""
+    """Argument parser whose error messages are single printable lines."""
 
     def error(self, message: str) -> NoReturn:
         super().error(error_line(message))
@@ -138,7 +138,7 @@ def _plain(value: Any) -> Any:
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset[int]) -> str:
-    """Return a table; the columns in `right` are right-aligned, cells become single lines."""
+    """Return a table with one line per row; `right` contains the right-aligned columns."""
     lines = [[one_line(cell) for cell in line] for line in (headers, *rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
 
@@ -162,7 +162,7 @@ def microseconds(seconds: float) -> str:
 
 
 def remedy_here(command: str) -> str:
-    """Return a remedy, with pip commands replaced by `tandem engine` if an engine pack is used."""
+    """Return a remedy; pip commands become `tandem engine` if the engine comes from a pack."""
     return "tandem engine" if command.startswith("pip ") and not has_own_engine() else command
 
 
@@ -175,7 +175,7 @@ def version() -> str:
 
 
 def _source_version() -> str:
-    import tomllib  # imported late: an installed package does not need it
+    import tomllib  # imported late, since installed packages do not need it
 
     project = tomllib.loads(PROJECT_FILE.read_text(encoding="utf-8"))["project"]
     return str(project["version"])

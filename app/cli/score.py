@@ -12,7 +12,7 @@ from app.cli.loading import load, note_warnings
 from app.cli.output import fallback_fields, note_progress, table, write, write_json
 from app.cli.talk import add_prompt, prompt_of, read_text
 
-PUBLISHED_CONTEXT = 512  # context length of most published perplexities
+PUBLISHED_CONTEXT = 512  # context length for most published perplexities
 
 
 def add_perplexity(parser: argparse.ArgumentParser) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Interrupt:
-    """Cancellation by Ctrl+C: the first stops the answer, the second the program."""
+    """Ctrl+C handler: the first press stops the answer, the second one the program."""
 
     def __init__(self) -> None:
         self.is_set = False
@@ -66,7 +66,7 @@ class Answer:
         self.fallbacks: tuple[Fallback, ...] = ()
 
     def document(self) -> dict[str, object]:
-        """Return the JSON document of `generate --json`."""
+        """Return the JSON document for `generate --json`."""
         assert self.finished is not None, "a generation ends with Finished or an error"
         usage = self.finished.usage
         return {
@@ -87,7 +87,7 @@ class Answer:
 
 
 def answer(model: Model | RemoteModel, request: AnswerRequest, *, is_silent: bool) -> Answer:
-    """Run a request, streaming its text to stdout unless silent.
+    """Run a request, streaming its text to stdout unless `is_silent`.
 
     Raises:
         EngineError: the prompt is invalid, or a device failed.
@@ -119,7 +119,7 @@ def open_talk_model(args: argparse.Namespace) -> Model | RemoteModel:
     """Load a local model, or connect to a remote one.
 
     Raises:
-        EngineError: that failed, or the options contradict each other.
+        EngineError: loading or connecting failed, or the options contradict each other.
     """
     if args.url is None:
         for name, flag in (("remote_model", "--model"), ("api_key_file", "--api-key-file")):
@@ -178,7 +178,7 @@ def run_generate(args: argparse.Namespace) -> None:
 
 
 def add_images(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add `--image`; `text` names what the images precede."""
+    """Add the option `--image`; `text` names what the images precede."""
     parser.add_argument(
         "--image", action="append", default=[], metavar="FILE",
         help=f"image before {text}: PNG, JPEG, WebP, GIF or BMP; repeatable; the model needs a "
@@ -187,10 +187,10 @@ def add_images(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def pictures_of(args: argparse.Namespace) -> tuple[str, ...]:
-    """Read the images of `--image`, encoded for messages.
+    """Read the images given with `--image`; return them encoded for messages.
 
     Raises:
-        EngineError: one cannot be read.
+        EngineError: an image cannot be read.
     """
     return tuple(map(engine.image_base64, args.image))
 
@@ -202,10 +202,10 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
 
 
 def prompt_of(args: argparse.Namespace) -> str:
-    """Return the prompt of the options.
+    """Return the prompt that the options give.
 
     Raises:
-        EngineError: it cannot be read.
+        EngineError: the prompt cannot be read.
     """
     if args.file is not None:
         return read_text(args.file)
@@ -218,7 +218,7 @@ def prompt_of(args: argparse.Namespace) -> str:
 
 @contextlib.contextmanager
 def reading_input() -> Iterator[None]:
-    """Turn failures to read stdin, such as `< folder`, into `EngineError`."""
+    """Turn failures to read stdin, for example from `< folder`, into `EngineError`."""
     try:
         yield
     except OSError as error:
@@ -230,7 +230,7 @@ def read_text(path: str) -> str:
     """Return the contents of a UTF-8 text file.
 
     Raises:
-        EngineError: it cannot be read.
+        EngineError: the file cannot be read.
     """
     try:
         return Path(path).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The subcommand `tune`: measures splits and shows the fastest."""
+"""The subcommand `tune`, which measures splits and shows the fastest."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ KERNEL_RIGHT = frozenset({3, 4, 5, 7})
 
 
 def run_tune_kernels(args: argparse.Namespace) -> None:
-    """Tune the kernels of the GPUs in --devices, or of all."""
+    """Tune the kernels for the GPUs in --devices, or for all GPUs."""
     interrupt = Interrupt()
     with interrupt.watching():
         tunings = engine.tune_kernels(
@@ -72,7 +72,7 @@ def _kernel_stepped(n_done: int, n_total: int, what: str) -> None:
 
 
 def kernels_text(tunings: Sequence[KernelTuning]) -> str:
-    """Return a table of tuned kernels, and a summary."""
+    """Return a table of tuned kernels, followed by a summary."""
     n_better = sum(tuning.best_s < tuning.rule_s for tuning in tunings)
     rows = [_kernel_row(tuning) for tuning in tunings]
     end = "They are used from the next load on." if n_better else "The defaults are unchanged."
@@ -182,7 +182,7 @@ def _last(params: LoadParams, goal: str) -> TuneResult:
 
 
 def badge_of(result: TuneResult, trial: Trial) -> PlanBadge:
-    """Return a trial's speeds for a saved plan."""
+    """Return a trial's speeds, to save with a plan."""
     return PlanBadge(trial.prefill_ts, trial.decode_ts, result.n_ctx, result.when)
 
 
@@ -197,7 +197,7 @@ def _stepped(step: TuneProgress) -> None:
 
 
 def document(result: TuneResult, winner: Trial) -> dict[str, Any]:
-    """Return the JSON document: the winner first, then all trials."""
+    """Return the JSON document, with the winner first and then all trials."""
     return {
         "winner": _fields(winner, result.goal),
         "reason": result.reason,
@@ -228,7 +228,7 @@ def _fields(trial: Trial, goal: Goal) -> dict[str, Any]:
 
 
 def text(result: TuneResult, winner: Trial) -> str:
-    """Return a table of all trials, finalists first, and why the winner won."""
+    """Return a table of all trials, finalists first, and the reason for the winner."""
     trials = sorted(result.trials, key=lambda t: (not t.is_final, t.seconds(result.goal)))
     lines = [table(HEADERS, [_row(trial, trial is winner) for trial in trials], RIGHT), ""]
     if not result.is_complete:

@@ -1,4 +1,4 @@
-"""Work done off the GUI thread: on threads, or in a resource-limited child process."""
+"""Work off the GUI thread: on other threads, or in a resource-limited child process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Work = Callable[[], object]
 
 
 class LatestJob(QObject):
-    """Worker thread for one job at a time; a new job replaces the waiting one.
+    """Worker thread that runs one job at a time; a new job replaces the waiting one.
 
     Signals are emitted on this object's thread.
     """
@@ -48,7 +48,7 @@ class LatestJob(QObject):
         return self._is_running
 
     def run(self, work: Work) -> None:
-        """Run `work` next; emits `done` with its result or `failed` with its EngineError."""
+        """Run `work` next; emit `done` with its result or `failed` with its EngineError."""
         with self._lock:
             self._number += 1
             self._next = self._number, work
@@ -85,7 +85,7 @@ class LatestJob(QObject):
                 result = error
             except (
                 BaseException
-            ):  # a bug, reported by the excepthook; the next job gets a new thread
+            ):  # a bug, which the excepthook reports; the next job gets a new thread
                 with self._lock:
                     self._is_running = False
                 raise
@@ -110,7 +110,7 @@ class _Job:
 
 
 class KeyedJobs(QObject):
-    """Thread that runs jobs in order; a new job takes the place of a waiting one with its key."""
+    """Thread that runs jobs in order; a new job replaces a waiting job with the same key."""
 
     _ended = Signal()
 
@@ -133,7 +133,7 @@ class KeyedJobs(QObject):
     def run(
         self, key: str, work: Callable[[], None], then: Callable[[Exception | None], None]
     ) -> None:
-        """Run `work` on the thread, then call `then` with its error on this one.
+        """Run `work` on the worker thread, then call `then` with its error, if any, on this thread.
 
         `then` is skipped if a newer job has the same key.
         """
@@ -158,7 +158,7 @@ class KeyedJobs(QObject):
         return True
 
     def close(self, limit_s: float = JOIN_S) -> None:
-        """Run the waiting jobs for up to `limit_s`, then end the thread."""
+        """Run the waiting jobs for up to `limit_s`, then stop the thread."""
         self.finish(limit_s)
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -200,7 +200,7 @@ class KeyedJobs(QObject):
 
 
 class KeptChild:
-    """Child process started on the first request and restarted after it ends.
+    """Child process that is started by the first request and restarted after it has ended.
 
     `ask` and `close` are not thread-safe.
     """
@@ -211,10 +211,10 @@ class KeptChild:
         self._is_over = False
 
     def ask(self, request: Mapping[str, object], max_bytes: int, seconds: float) -> dict[str, Any]:
-        """Return the reply to a request.
+        """Return the child's reply to a request.
 
         Args:
-            max_bytes: memory limit of the child, used when it starts.
+            max_bytes: memory limit for the child, applied when it starts.
             seconds: timeout for the reply.
 
         Raises:
@@ -239,7 +239,7 @@ class KeptChild:
             child.kill()
 
     def close(self) -> None:
-        """End the child and close its pipes."""
+        """Stop the child and close its pipes."""
         child, self._child = self._child, None
         if child is not None:
             child.close()

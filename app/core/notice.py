@@ -1,4 +1,4 @@
-"""Notices: the contents of banners."""
+"""Notices, the contents of banners."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Notice:
     """The contents of a banner.
 
     Attributes:
-        hint: how to fix it, or "".
+        hint: how to fix the problem, or "".
         action: label of the button that calls `on_action`; "" for no button.
         is_news: whether to send a desktop notification while the window is hidden.
         is_of_engine: whether it is about a load or an answer, so that the next success clears it.
         stays: whether an info notice stays until it is closed.
         on_close: called when it is closed without its action.
-        chat: id of the chat that it is about; "" for all.
-        page: name of the page that it is about; "" for all.
+        chat: id of the chat that it belongs to; "" for all chats.
+        page: name of the page that it belongs to; "" for all pages.
     """
 
     text: str
@@ -46,7 +46,7 @@ class Notice:
         action: str = "",
         on_action: Callable[[], None] | None = None,
     ) -> Notice:
-        """Return the notice of an engine error, with `more` appended to its hint."""
+        """Return the notice for an engine error, with `more` appended to its hint."""
         hint = f"{translated(error.hint)} {more}".strip()
         return cls(translated(error.message), hint, "error", action, on_action, is_of_engine=True)
 
@@ -62,7 +62,7 @@ def of_chat(notice: Notice, chat: str) -> Notice:
 
 
 def secret_notice(place: Place) -> Notice | None:
-    """Return a notice if a secret could not be stored in the keyring."""
+    """Return a notice for a secret that is not stored in the keyring, otherwise None."""
     if place == "keyring":
         return None
     if place == "file":

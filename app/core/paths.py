@@ -11,10 +11,10 @@ from engine import tandem_folder
 DEVICES = frozenset(
     ("con", "prn", "aux", "nul", *(f"{kind}{n}" for kind in ("com", "lpt") for n in range(10)))
 )
-"""Reserved file names on Windows, with any suffix."""
+"""File names that Windows reserves, with any suffix."""
 
 NOWHERE = Path("/tandem")
-"""Folder of a user without a home; writing there fails, which the window reports."""
+"""Folder for users without a home; writing there fails, which the window reports."""
 
 
 def is_device_name(name: str) -> bool:
@@ -37,7 +37,7 @@ def chat_index_file() -> Path:
 
 
 def chat_caches_dir() -> Path:
-    """Return the folder of the chats' KV caches, which can be recomputed."""
+    """Return the folder for the chats' KV caches, which can be recomputed."""
     return _folder("cache") / "chat-caches"
 
 
@@ -46,17 +46,17 @@ def settings_file() -> Path:
 
 
 def api_keys_file() -> Path:
-    """Return the file of API keys of servers: names, and the keys if there is no keyring."""
+    """Return the file with API key names, and with the keys themselves if there is no keyring."""
     return _folder("config") / "api-keys.json"
 
 
 def tool_servers_file() -> Path:
-    """Return the file of configured tool servers."""
+    """Return the tool servers' configuration file."""
     return _folder("config") / "tool-servers.json"
 
 
 def tool_secrets_file() -> Path:
-    """Return the file of tool servers' secrets that are not in a keyring."""
+    """Return the file for tool servers' secrets that are not in a keyring."""
     return _folder("config") / "tool-secrets.json"
 
 
@@ -65,31 +65,31 @@ def log_file() -> Path:
 
 
 def downloads_dir() -> Path:
-    """Return the folder of unfinished downloads' metadata."""
+    """Return the folder for the metadata of unfinished downloads."""
     return _folder("data") / "downloads"
 
 
 def models_dir() -> Path:
-    """Return the default folder of downloaded models."""
+    """Return the default folder for downloaded models."""
     return _folder("data") / "models"
 
 
 def engines_dir() -> Path:
-    """Return the folder of engine packs.
+    """Return the folder for engine packs.
 
-    On Windows it is not with the data, since roaming profiles are copied to a server at log-off.
+    On Windows, it is not with the data, since roaming profiles are copied to a server at log-off.
     """
     return _folder("config" if sys.platform == "win32" else "data") / "engines"
 
 
 def history_file() -> Path | None:
-    """Return the input history of `tandem chat`; None for a user without a home."""
+    """Return the input history file for `tandem chat`; None for a user without a home."""
     folder = tandem_folder("data")
     return folder and folder / "typed-messages"
 
 
 def demo_model() -> Path | None:
-    """Return the bundled model, or None if this installation lacks it."""
+    """Return the bundled model's file, or None if this installation lacks it."""
     path = Path(__file__).resolve().parents[2] / "resources" / "demo" / "tandem-demo.gguf"
     return path if path.is_file() else None
 

@@ -1,8 +1,8 @@
 """Settings that survive a restart: one frozen dataclass in one JSON file.
 
-Reading never fails: a value of the wrong type becomes its default, a broken file is set aside, and
-keys of a newer version are kept as they are. A field made by `_shown` is a row of the settings
-page without further code; fields of `_option` are internal to the window.
+Reading never fails: values of the wrong type revert to their defaults, a broken file is renamed,
+and keys from newer versions are kept unchanged. A field created by `_shown` becomes a row on the
+settings page without further code; fields created by `_option` are internal to the window.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ SCHEMA = 1
 MAX_RECENT = 10
 
 MAX_BYTES = 4 << 20
-"""Size of the largest file that is read."""
+"""Maximum size of the file."""
 
 Takes = Literal["at once", "next load", "next start"]
-"""When a change takes effect: at once, with the next load of a model, at the next start."""
+"""When a change takes effect: immediately, on the next model load, or on the next start."""
 
 SECTIONS = (
     tr_later("Appearance"), tr_later("Chats"), tr_later("Models"), tr_later("Downloads"),
     tr_later("Tools"), tr_later("Engine"), tr_later("Notifications"), tr_later("Updates"),
     tr_later("Privacy"),
 )  # fmt: skip
-"""Sections of the settings page, in order; those without a setting are not shown."""
+"""Sections of the settings page, in order; empty ones are not shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ class ShownSetting:
     Args:
         help: one or two sentences on its effect.
         section: one of `SECTIONS`.
-        choices: texts of the allowed values; {} for any value.
-        least, most: smallest and largest value of a number.
-        step: increment of the arrows.
+        choices: labels by allowed value; {} if any value is allowed.
+        least, most: smallest and largest allowed number.
+        step: increment of the arrow buttons.
         unit: unit of a number, such as "GiB".
         words: search terms.
         takes: when a change takes effect.
-        hint: placeholder of a field for text or paths.
+        hint: placeholder for a text or path field.
         is_long: whether a text may have several lines.
     """
 
@@ -76,7 +76,7 @@ def _option(default: object, title: str) -> Any:
 
 
 def _shown(default: object, title: str, help: str, section: str, **more: Any) -> Any:  # noqa: A002
-    """Return the field of a setting on the settings page; for `more` see `ShownSetting`."""
+    """Return a field for a setting on the settings page; for `more`, see `ShownSetting`."""
     assert section in SECTIONS
     return field(default=default, metadata={"shown": ShownSetting(title, help, section, **more)})
 
@@ -87,18 +87,18 @@ class Settings:
 
     Attributes:
         sampling: fields of `SamplingParams` that differ from the default, by name.
-        pinned_models: paths of the first models on the models page.
-        plans: split settings by model path, in the form of `app.devices.split`.
+        pinned_models: paths of the models listed first on the models page.
+        plans: split settings by model path, in the format of `app.devices.split`.
         speeds: tokens per second of the last answer, by model path.
-        chat_cache_gib: maximum disk space for KV caches of chats, in GiB; 0 for no caches.
+        chat_cache_gib: maximum disk space for the chats' KV caches, in GiB; 0 for no caches.
         unload_after_min: idle minutes after which a model is unloaded; 0 for never.
-        presets: user-defined sampling presets: values as in `sampling`, by name.
+        presets: user-defined sampling presets by name, with values as in `sampling`.
         geometry, window_state: Qt's window layout, in base64.
-        releases_checked: time of the last check for releases, in seconds since 1970.
-        newest_release: the newest release found by it.
+        releases_checked: time of the last check for a new release, in seconds since 1970.
+        newest_release: the release that this check found.
         dismissed_release: version whose notice was dismissed.
-        servers: addresses of remote model servers, last used first, without keys.
-        unknown: keys of other versions, written back untouched.
+        servers: addresses of remote model servers, most recently used first, without API keys.
+        unknown: entries written by other versions, saved back unchanged.
     """
 
     theme: str = _shown(
@@ -213,31 +213,31 @@ class Settings:
     dismissed_release: str = _option("", "Dismissed release")
 
     def with_recent(self, path: str) -> Settings:
-        """Return a copy with `path` first among the recent models."""
+        """Return a copy with `path` as the most recent model."""
         others = tuple(p for p in self.recent_models if p != path)
         return replace(self, recent_models=(path, *others)[:MAX_RECENT])
 
     def with_server(self, url: str) -> Settings:
-        """Return a copy with `url` first among the servers of remote models."""
+        """Return a copy with `url` as the most recently used server."""
         others = tuple(server for server in self.servers if server != url)
         return replace(self, servers=(url, *others)[:MAX_RECENT])
 
     def with_plan(self, path: str, plan: Mapping[str, Any]) -> Settings:
-        """Return a copy with another split for the model at `path`."""
+        """Return a copy with a new split for the model at `path`."""
         return replace(self, plans={**self.plans, path: plan})
 
     def with_speed(self, path: str, tokens_per_s: float) -> Settings:
-        """Return a copy with another measured speed for the model at `path`."""
+        """Return a copy with a new measured speed for the model at `path`."""
         return replace(self, speeds={**self.speeds, path: round(tokens_per_s, 2)})
 
     def sampling_params(self) -> SamplingParams:
-        """Return the stored sampling parameters, without values that the engine refuses."""
+        """Return the stored sampling parameters, without values that the engine rejects."""
         return SamplingParams(**accepted_sampling(self.sampling))
 
 
 def accepted_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that `SamplingParams` accepts."""
-    with suppress(EngineError, TypeError):  # nearly always: one check in place of many
+    with suppress(EngineError, TypeError):  # the usual case: one check instead of many
         whole = SamplingParams(**values)
         return {name: getattr(whole, name) for name in values}
     accepted: dict[str, Any] = {}
@@ -252,14 +252,14 @@ def accepted_sampling(values: Mapping[str, Any]) -> dict[str, Any]:
 def changed_sampling(
     params: SamplingParams, default: SamplingParams | None = None
 ) -> dict[str, Any]:
-    """Return the fields that differ from the defaults; None for the engine's own."""
+    """Return the fields that differ from `default`, or from the engine's defaults."""
     default = default or SamplingParams()
     names = (spec.name for spec in fields(SamplingParams))
     return {n: getattr(params, n) for n in names if getattr(params, n) != getattr(default, n)}
 
 
 def parse_settings(data: Mapping[str, Any]) -> Settings:
-    """Return settings from JSON data; invalid values become their default."""
+    """Return settings from JSON data; invalid values revert to their defaults."""
     known = {spec.name: spec for spec in fields(Settings) if spec.name != "unknown"}
     hints, values = get_type_hints(Settings), dict[str, Any]()
     for name, spec in known.items():
@@ -272,7 +272,7 @@ def parse_settings(data: Mapping[str, Any]) -> Settings:
 
 
 def shown_settings() -> dict[str, ShownSetting]:
-    """Return the settings of the settings page by name, in the order of their declaration."""
+    """Return the settings on the settings page by name, in declaration order."""
     found = {spec.name: spec.metadata.get("shown") for spec in fields(Settings)}
     return {name: shown for name, shown in found.items() if shown is not None}
 
@@ -286,13 +286,13 @@ def _is_allowed(value: object, shown: ShownSetting | None) -> bool:
 
 
 class SettingsStore:
-    """The settings in use and their file, which any thread may write.
+    """The current settings and their file; `save` is thread-safe.
 
     Args:
-        unsaved: names of settings that are changed in memory only; the file keeps its own.
+        unsaved: names of settings that change only in memory; the file keeps its values.
 
     Attributes:
-        problem: why the last `save` has failed; "" if it has not.
+        problem: why the last `save` failed, or "".
     """
 
     def __init__(self, path: Path, unsaved: Collection[str] = ()) -> None:
@@ -302,7 +302,7 @@ class SettingsStore:
         self.current = self._saved = self._read()
 
     def put(self, settings: Settings) -> None:
-        """Use other settings; `save` writes them."""
+        """Replace the current settings; `save` writes them."""
         self.current = settings
 
     def save(self) -> bool:

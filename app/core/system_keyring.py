@@ -1,6 +1,6 @@
-"""Secrets by name: in the system's keyring, or in a file that only this user can read.
+"""Named secrets, in the system's keyring or in a file that only this user can read.
 
-A keyring may be missing, or ask the user to unlock it.
+The keyring may be missing, or may ask the user to unlock it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ SERVICE = "Tandem"
 MAX_FILE = 1 << 20
 
 IN_KEYRING = ""
-"""Value in the file for a secret in the keyring, so that the keyring is asked only for those."""
+"""Value in the file for a secret in the keyring; only such secrets are looked up in the keyring."""
 
 Place = Literal["keyring", "file", "nowhere"]
-"""Where a secret is stored; "nowhere" means until the program ends."""
+"""Where a secret is stored; "nowhere" means that it is kept until the program ends."""
 
 
 class SecretStore:
@@ -32,7 +32,7 @@ class SecretStore:
     Only `has` may be called on the GUI thread, since the keyring may ask the user to unlock it.
 
     Args:
-        file: file of all names, and of the secrets that are not in the keyring.
+        file: file with all names, and with the secrets that are not in the keyring.
     """
 
     def __init__(self, file: Path) -> None:
@@ -55,7 +55,7 @@ class SecretStore:
             return self._known[name]
 
     def put(self, name: str, secret: str) -> Place:
-        """Store a secret, or delete it for ""; return where it is stored."""
+        """Store a secret, or delete it if `secret` is ""; return where it is stored."""
         with self._lock:
             self._known[name] = secret
             kept = self._read()
@@ -105,7 +105,7 @@ def read_secret(name: str) -> str:
 
 
 def keep_secret(name: str, secret: str) -> bool:
-    """Store a secret in the keyring, or delete it for ""; return whether that worked."""
+    """Store a secret in the keyring, or delete it if `secret` is ""; return whether this worked."""
     import keyring
     from keyring.errors import KeyringError, PasswordDeleteError
 
@@ -114,7 +114,7 @@ def keep_secret(name: str, secret: str) -> bool:
             keyring.set_password(SERVICE, name, secret)
         else:
             keyring.delete_password(SERVICE, name)
-    except PasswordDeleteError:  # there was none
+    except PasswordDeleteError:  # there was none to delete
         return True
     except KeyringError as error:
         log.info("the keyring cannot be used: %s", type(error).__name__)

@@ -5,10 +5,10 @@ Texts are translated when they are shown, so module constants stay English until
     label(tr("New chat"))
     label(tr("{n} of {total} files").format(n=n, total=total))
     label(tr_n("{n} chat in {folder}", "{n} chats in {folder}", n, folder=folder))
-    label(tr("Load", "how busy a device is"))  # another word in German than on a button
+    label(tr("Load", "how busy a device is"))  # in German, the button "Load" is another word
     TITLE = tr_later("Models")  # and label(tr(TITLE)) where it is shown
 
-Errors and other sentences of the engine are templates with values (`engine.Sentence`), which
+Errors and other sentences from the engine are templates with values (`engine.Sentence`), which
 `translated` looks up; `tests/helpers/templates.py` lists them for the catalogs.
 """
 
@@ -33,12 +33,12 @@ def languages() -> tuple[str, ...]:
 
 
 def language() -> str:
-    """Return the code of the language in use."""
+    """Return the code of the current language."""
     return _code
 
 
 def use_language(code: str) -> None:
-    """Switch to a language such as "de" or "de_AT", or to English if there is no catalog."""
+    """Switch to a language such as "de" or "de_AT", or to English if it has no catalog."""
     global _catalog, _code
     code = code.partition("_")[0]
     path = _folder() / f"{code}.mo"
@@ -54,14 +54,14 @@ def tr(text: str, context: str = "") -> str:
 
     Args:
         text: the text, or the result of `tr_later`.
-        context: tells apart equal English texts with different meanings; never shown.
+        context: distinguishes identical English texts with different meanings; never shown.
     """
     found = _catalog.gettext(tr_later(text, context))
     return english(found) if text else ""  # gettext returns its header for ""
 
 
 def tr_later(text: str, context: str = "") -> str:
-    """Mark a constant for the catalogs; `tr` translates it when it is shown."""
+    """Mark a constant for the catalogs; `tr` translates it later."""
     return f"{context}{_END}{text}" if context else text
 
 
@@ -76,7 +76,7 @@ def tr_n(one: str, many: str, n: int, **values: object) -> str:
 
 
 def translated(text: str) -> str:
-    """Return a sentence of the engine in the window's language; any other text as it is."""
+    """Translate a sentence from the engine into the window's language; return other texts as is."""
     if not isinstance(text, Sentence) or _code == ENGLISH:
         return text
     values = {name: _shown(value) for name, value in text.values.items()}
@@ -89,7 +89,7 @@ def _shown(value: str | float) -> str | float:
 
 
 def error_text(error: EngineError) -> str:
-    """Return message and hint of an error in the window's language."""
+    """Return an error's message and hint in the window's language."""
     return f"{translated(error.message)} {translated(error.hint)}".strip()
 
 
@@ -113,11 +113,11 @@ SYSTEM_REASONS = (
     tr_later("Connection refused"), tr_later("Connection reset by peer"),
     tr_later("Network is unreachable"), tr_later("Exec format error"),
 )  # fmt: skip
-"""Errors of the system, in the words of its C library, for the catalogs."""
+"""System errors in the C library's words, for the catalogs."""
 
 
 def reason_of(error: Exception) -> str:
-    """Return why the system could not do something, as the end of a sentence."""
+    """Return the reason for an error in the window's language, worded as the end of a sentence."""
     return translated(Sentence((isinstance(error, OSError) and error.strerror) or str(error)))
 
 

@@ -1,4 +1,4 @@
-"""Formatting of numbers for display."""
+"""Number formatting for display."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPOKEN: Final = {
     "B": tr_later("bytes"), "KiB": tr_later("kibibytes"), "MiB": tr_later("mebibytes"),
     "GiB": tr_later("gibibytes"),
 }  # fmt: skip
-"""Units as a screen reader says them."""
+"""Units as a screen reader pronounces them."""
 
 
 def decimal(number: str) -> str:
@@ -26,7 +26,7 @@ def decimal(number: str) -> str:
 
 
 def size_text(n_bytes: float) -> str:
-    """Return bytes with a unit: "13.3 GiB", "214 MiB", "1.2 MiB", "32 KiB", "512 B", "0 MiB"."""
+    """Format a size: "13.3 GiB", "214 MiB", "1.2 MiB", "32 KiB", "512 B", "0 MiB"."""
     size = abs(n_bytes)
     if size >= GIB:
         return decimal(f"{n_bytes / GIB:.1f} GiB")
@@ -38,7 +38,7 @@ def size_text(n_bytes: float) -> str:
 
 
 def decimal_size(n_bytes: int) -> str:
-    """Return a file size in decimal units, as file managers and websites do."""
+    """Format a file size in decimal units, as file managers and websites do."""
     for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if n_bytes >= size:
             return decimal(f"{n_bytes / size:.1f} {unit}")
@@ -46,13 +46,13 @@ def decimal_size(n_bytes: int) -> str:
 
 
 def spoken_size(n_bytes: float) -> str:
-    """Return bytes for a screen reader: "13.3 gibibytes"."""
+    """Format a size for a screen reader: "13.3 gibibytes"."""
     number, unit = size_text(n_bytes).split()
     return f"{number} {tr(SPOKEN[unit])}"
 
 
 def use_text(used: float, total: float, free: float) -> str:
-    """Return a device's memory use: "13.3 of 24.0 GiB · 9.6 free", or "… · 1.8 GiB short"."""
+    """Format a device's memory use: "13.3 of 24.0 GiB · 9.6 free", or "… · 1.8 GiB short"."""
     if free < 0:
         text = tr("{used} of {total} · {short} short")
         return text.format(used=size_text(used), total=size_text(total), short=size_text(-free))
@@ -65,12 +65,12 @@ def use_text(used: float, total: float, free: float) -> str:
 
 
 def percent_text(share: float) -> str:
-    """Return a fraction as "45.8"."""
+    """Format a fraction as a percentage without its sign: "45.8"."""
     return decimal(f"{100 * share:.1f}")
 
 
 def signed_percent_text(ratio: float) -> str:
-    """Return a deviation as "+1.2 %", "−0.4 %" or "0.0 %"; from 10 % as "+34 %"."""
+    """Format a deviation: "+1.2 %", "−0.4 %" or "0.0 %"; from 10 % on, "+34 %"."""
     percent = abs(100 * ratio)
     text = f"{percent:.1f}" if percent < 10 else f"{percent:.0f}"
     if float(text) == 0:
@@ -80,19 +80,19 @@ def signed_percent_text(ratio: float) -> str:
 
 
 def context_text(n_tokens: int) -> str:
-    """Return a context length as "512", "4k" or "128k"."""
+    """Format a context length: "512", "4k" or "128k"."""
     return f"{n_tokens // 1024}k" if n_tokens >= 1024 and n_tokens % 1024 == 0 else str(n_tokens)
 
 
 def rate_text(per_s: float) -> str:
-    """Return tokens per second with three or more digits: "6.25", "61.8", "1240", "29 650"."""
+    """Format tokens per second with at least three digits: "6.25", "61.8", "1240", "29 650"."""
     if per_s >= 100:
         return _grouped(per_s) if per_s >= 10000 else f"{per_s:.0f}"
     return decimal(f"{per_s:.1f}" if per_s >= 10 else f"{per_s:.2f}")
 
 
 def tokens_text(n_tokens: int) -> str:
-    """Return a number of tokens with digit grouping: "53 760 tokens"."""
+    """Format a token count with digit grouping: "53 760 tokens"."""
     return tr("{n} tokens").format(n=_grouped(n_tokens))
 
 
@@ -100,7 +100,7 @@ def _grouped(number: float) -> str:
     return f"{number:,.0f}".replace(",", "\u202f")
 
 
-SPEED_S = 6.0  # averaging window of the speed, in seconds
+SPEED_S = 6.0  # averaging window for the speed, in seconds
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class TransferProgress:
     """Progress of a download.
 
     Attributes:
-        n_bytes: bytes on disk.
+        n_bytes: number of bytes on disk.
         bytes_per_s: speed over the last `SPEED_S` seconds.
         is_checking: whether the checksum is being verified.
     """
@@ -130,13 +130,13 @@ class TransferProgress:
 
 
 def amount_text(n_bytes: int, total_bytes: int) -> str:
-    """Return progress as "1.2 GB of 4.9 GB"."""
+    """Format progress: "1.2 GB of 4.9 GB"."""
     text = tr("{done} of {total}")
     return text.format(done=decimal_size(n_bytes), total=decimal_size(total_bytes))
 
 
 def moving_text(progress: TransferProgress, total_bytes: int) -> str:
-    """Return progress as "1.2 GB of 4.9 GB · 35.0 MB/s · 2 min left"."""
+    """Format progress: "1.2 GB of 4.9 GB · 35.0 MB/s · 2 min left"."""
     amount, rate = amount_text(progress.n_bytes, total_bytes), progress.bytes_per_s
     if rate < 1:
         return tr("{amount} · waiting for data").format(amount=amount)
@@ -145,7 +145,7 @@ def moving_text(progress: TransferProgress, total_bytes: int) -> str:
 
 
 def left_text(seconds: float) -> str:
-    """Return a remaining time in its largest useful unit."""
+    """Format a remaining time in its largest useful unit."""
     if seconds < 60:
         return tr_n("{n} s left", "{n} s left", max(round(seconds), 1))
     if seconds < 3600:

@@ -1,1 +1,1 @@
-"""Remote models, and models that several machines compute together."""
+"""Remote models, and models that several machines run together."""

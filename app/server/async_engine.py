@@ -44,22 +44,22 @@ PROGRESS = (
 )  # fmt: skip
 """Events that do not end their command."""
 
-MAX_UNREAD = 4096  # maximum number of unread events per request; beyond it, the answer fails
-MAX_TOGETHER = 32  # maximum number of tokens that unread texts are joined to
+MAX_UNREAD = 4096  # maximum number of unread events per request; an answer that exceeds it fails
+MAX_TOGETHER = 32  # unread texts with at least this many tokens are not extended
 
 
 class AsyncEngine:
-    """Adapter from an asyncio loop to an engine that others may use as well.
+    """Adapter between an asyncio loop and an engine that others may use as well.
 
     Everything except `on_event` must run on the loop's thread.
 
     Args:
-        submit: submits a command and returns its id, see `EngineHost.submit`.
-        cancel: cancels a command by id, see `EngineHost.cancel`.
+        submit: submits a command and returns its id; see `EngineHost.submit`.
+        cancel: cancels a command by id; see `EngineHost.cancel`.
 
     Attributes:
         model: the loaded model, if any.
-        on_loss: called with the error when the engine has lost its model.
+        on_loss: called with the error after the engine has lost its model.
     """
 
     def __init__(self, submit: Callable[[Command], int], cancel: Callable[[int], None]) -> None:
@@ -78,7 +78,7 @@ class AsyncEngine:
         return not self._submitted
 
     def open(self) -> None:
-        """Deliver events to the running loop, including earlier ones."""
+        """Start delivering events, including earlier ones, to the running loop."""
         with self._lock:
             self._loop = asyncio.get_running_loop()
             self._is_woken = True
@@ -92,7 +92,7 @@ class AsyncEngine:
         self.fail(Refusal(503, "The server has been stopped."))
 
     def on_event(self, event: HostEvent) -> None:
-        """Take an event of the engine. Thread-safe; wakes the loop once for several events."""
+        """Queue an event from the engine, waking the loop once for several events. Thread-safe."""
         with self._lock:
             self._arrived.append(event)
             if self._is_woken or self._loop is None:
@@ -102,13 +102,13 @@ class AsyncEngine:
                 self._loop.call_soon_threadsafe(self._drain)
 
     def events_of(self, commands: Sequence[Command]) -> CommandEvents:
-        """Return the events of commands, which are submitted on entering it."""
+        """Return the events of commands; entering the result submits the commands."""
         return CommandEvents(self, commands)
 
     async def run(
         self, command: Command, on_progress: Callable[[Event], None] | None = None
     ) -> Event:
-        """Submit a command and return its closing event; earlier ones go to `on_progress`.
+        """Submit a command and return its closing event; pass earlier events to `on_progress`.
 
         Raises:
             EngineError: the command failed.
@@ -129,18 +129,18 @@ class AsyncEngine:
             self._take(number, Failed(error))
 
     def submit_for(self, events: CommandEvents, index: int, command: Command) -> int:
-        """Submit a command for a reader of its events and return its id."""
+        """Submit a command whose events go to `events`; return its id."""
         number = self._submit(command)
         self._submitted[number] = events, index  # events are delivered later, on this thread
         return number
 
     def end(self, number: int) -> None:
-        """Cancel a command, if it is running; its last events still arrive."""
+        """Cancel a command if it is running; its last events still arrive."""
         if number in self._submitted:
             self._cancel(number)
 
     def drop(self, number: int) -> None:
-        """Cancel a command and ignore its events."""
+        """Cancel a command and ignore its further events."""
         if self._submitted.pop(number, None) is not None:
             self._cancel(number)
 
@@ -173,9 +173,9 @@ class AsyncEngine:
 
 
 class CommandEvents(AsyncIterator[tuple[int, Event]]):
-    """The events of some commands, each with its command's index, until all have ended.
+    """The events of some commands, each with its command's index, until all have finished.
 
-    Leaving its `async with` block cancels the running commands. Failures are events, too. Unread
+    Leaving the `async with` block cancels the running commands. Failures are events, too. Unread
     texts are joined.
     """
 
@@ -204,12 +204,12 @@ class CommandEvents(AsyncIterator[tuple[int, Event]]):
         return self._waiting.popleft()
 
     def end(self, index: int | None = None) -> None:
-        """Cancel one command or all; the last events still arrive."""
+        """Cancel one command or all; their last events still arrive."""
         for number in self._numbers if index is None else [self._numbers[index]]:
             self._engine.end(number)
 
     def put(self, index: int, event: Event, *, is_last: bool) -> bool:
-        """Add an event; return False if too many are unread, which fails the command."""
+        """Add an event; if too many are unread, fail the command and return False."""
         is_too_much = not is_last and len(self._waiting) >= MAX_UNREAD
         if is_too_much:
             event = Failed(Refusal(408, "The client did not read the answer."))
@@ -234,13 +234,13 @@ def _together(one: tuple[int, Event], other: tuple[int, Event]) -> tuple[int, Ev
     return index, join_texts((first, second))
 
 
-PATIENCE_S = 0.25  # timeout in seconds for the engine, which answers between two steps
+PATIENCE_S = 0.25  # timeout in seconds for the engine, which replies between two steps
 
 
 class CacheGauge:
-    """The use of the KV cache, requested from the engine at most once at a time.
+    """KV cache usage, with at most one pending request to the engine.
 
-    While the engine is busy with a long step or a load, the last numbers are reported.
+    While the engine is busy with a long step or a load, the previous values are reported.
     """
 
     def __init__(self, async_engine: AsyncEngine) -> None:
@@ -249,7 +249,7 @@ class CacheGauge:
         self._latest: CacheCounted | None = None
 
     async def read(self) -> CacheCounted | None:
-        """Return the use of the cache; None without a model or if it is unknown."""
+        """Return the cache usage; None if it is unknown or no model is loaded."""
         if self._engine.model is None:
             self._latest = None
             return None

@@ -31,7 +31,7 @@ class Admission:
         most_waiting: maximum length of the queue; further requests are refused.
 
     Attributes:
-        n_running, n_waiting: number of running and of queued answers.
+        n_running, n_waiting: numbers of running and of queued answers.
     """
 
     def __init__(self, most_running: int, most_waiting: int) -> None:
@@ -42,7 +42,7 @@ class Admission:
 
     @asynccontextmanager
     async def places(self, n: int) -> AsyncIterator[None]:
-        """Reserve n places for the `async with` block, once they are free.
+        """Wait until `n` places are free; reserve them for the `async with` block.
 
         Raises:
             Refusal: the queue is full.
@@ -73,7 +73,7 @@ class Admission:
             await turn[1]
         except asyncio.CancelledError:
             if turn[1].done() and not turn[1].cancelled():
-                self._give_back(n)  # it was just admitted
+                self._give_back(n)  # the request was just admitted
             else:
                 self._queue.remove(turn)
                 self._admit()
@@ -83,7 +83,7 @@ class Admission:
 
     @property
     def retry_after_s(self) -> int:
-        """Estimated seconds until there is room."""
+        """Estimated seconds until there is room in the queue."""
         rounds = (self.n_waiting + self.n_running) / self._most_running
         return int(min(max(self._seconds * rounds, RETRY_S[0]), RETRY_S[1]))
 
@@ -104,13 +104,13 @@ Labels = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class MachinesState:
-    """The other machines of a server and the measured links between all, once known."""
+    """A server's other machines and, once measured, the links between all its machines."""
 
     machines: tuple[JoinedMachine, ...] = ()
     linked: WiresMeasured | None = None
 
     def figures(self) -> Iterator[tuple[str, str, list[tuple[Labels, float]]]]:
-        """Yield metrics: name, help, and values by labels."""
+        """Yield each metric's name, help text, and values with their labels."""
         if not self.machines and self.linked is None:
             return
         yield "machines_joined", "Other machines that have joined.", [({}, len(self.machines))]
@@ -150,7 +150,7 @@ class MachinesState:
 
 
 def wires_text(linked: WiresMeasured) -> str:
-    """Format the links between machines, a line for each."""
+    """Format the links between machines, one line per link."""
     return "\n".join(
         f"{linked.names[wire.a]} - {linked.names[wire.b]}: {1e3 * wire.latency_s:.2f} ms, "
         f"{8 * wire.bytes_per_s / 1e6:,.0f} Mbit/s{_lossy(wire.latency_s, wire.mean_s)}"
@@ -158,7 +158,7 @@ def wires_text(linked: WiresMeasured) -> str:
     )
 
 
-UNEVEN = 1.5  # ratio of mean to median latency from which a link counts as uneven
+UNEVEN = 1.5  # ratio of mean to median latency at which a link counts as uneven
 
 
 def _lossy(latency_s: float, mean_s: float) -> str:
@@ -170,7 +170,7 @@ def _lossy(latency_s: float, mean_s: float) -> str:
 log = logging.getLogger(__name__)
 
 MakeCommands = Callable[["ModelLoaded"], Sequence[AnswerRequest | ScoreTokens]]
-"""Makes the commands of a request for the loaded model; may raise a `Refusal`."""
+"""Creates a request's commands for the loaded model; may raise a `Refusal`."""
 
 AnswerEvents = AsyncGenerator[tuple[int, Event], None]
 """Events of some answers, each with the answer's index."""
@@ -180,11 +180,11 @@ class ServerContext:
     """The engine, models, limits and log that all requests share.
 
     Attributes:
-        spelling: the bytes of the model's tokens.
-        cache: use of the KV cache.
-        parsing: held while a large body is parsed, as each such thread slows down all others.
+        spelling: the bytes of models' tokens.
+        cache: KV cache usage.
+        parsing: held while a large body is parsed, since each parsing thread slows down all others.
         problem: returns why the model cannot answer now, without confidential details; "" if it
-            can, possibly after a load.
+            can answer, possibly after a load.
         machines: returns the machines that run the model together.
     """
 
@@ -199,7 +199,7 @@ class ServerContext:
         self.machines: Callable[[], MachinesState] = MachinesState
 
     def find(self, name: str, record: RequestRecord) -> OfferedModel:
-        """Return the model of a request and log its name.
+        """Return the model for a request and record its id.
 
         Raises:
             Refusal: there is no such model.
@@ -224,13 +224,13 @@ class ServerContext:
         self, record: RequestRecord, n: int, make: MakeCommands,
         places: FieldPlaces = NO_PLACES,
     ) -> AnswerEvents:  # fmt: skip
-        """Yield the events of a request's commands, each with its index, once there is room.
+        """Run a request's commands once there is room; yield their events with command indices.
 
-        Closing the generator cancels them. An answer that takes too long ends as if cancelled.
+        Closing the generator cancels the commands. Answers that take too long end as if cancelled.
 
         Args:
             n: number of answers.
-            places: places of fields that only the engine can validate.
+            places: where the request has fields that only the engine can validate.
 
         Raises:
             Refusal: the request failed.

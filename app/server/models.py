@@ -1,4 +1,4 @@
-"""The models of a server: names, loading and unloading."""
+"""The server's models: names, loading and unloading."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Spell:
     """Converts token ids to bytes.
 
     Attributes:
-        bytes_of: returns the bytes of a token.
-        is_hidden: returns whether answers hide a token, such as control tokens.
+        bytes_of: returns a token's bytes.
+        is_hidden: returns whether answers hide a token, for example a control token.
     """
 
     bytes_of: Callable[[int], bytes]
@@ -50,20 +50,20 @@ class Spell:
         return self.bytes_of(token)
 
     def shown(self, token: int) -> bytes:
-        """Return a token's bytes in an answer."""
+        """Return a token's bytes as shown in an answer."""
         return b"" if self.is_hidden(token) else self.bytes_of(token)
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedModel:
-    """A model for clients.
+    """A model offered to clients.
 
     Attributes:
         id: its name.
-        others: further names.
+        others: alternative names.
         created: modification time of its file, in seconds since the epoch.
         n_ctx: context length; None while it is not loaded.
-        vision: image support of the loaded model, if any.
+        vision: the loaded model's image support, if any.
     """
 
     id: str
@@ -74,14 +74,14 @@ class OfferedModel:
     vision: VisionInfo | None = None
 
     def loaded_as(self, model: ModelLoaded) -> OfferedModel:
-        """Return the model with the details of the loaded one."""
+        """Return a copy with the loaded model's details."""
         return replace(self, info=model.info, n_ctx=model.n_ctx, vision=model.vision)
 
 
 def capabilities_of(info: ModelInfo, *, sees: bool = False) -> list[str]:
-    """Return Ollama's `capabilities` of a model.
+    """Return Ollama's `capabilities` list for a model.
 
-    Every chat template supports tools, as the engine adds missing descriptions.
+    Every chat template supports tools, since the engine adds tool descriptions where necessary.
     """
     capabilities = ["completion"]
     if info.has_chat_template:
@@ -94,21 +94,21 @@ def capabilities_of(info: ModelInfo, *, sees: bool = False) -> list[str]:
 
 
 class Models(Protocol):
-    """Interface of a server's models.
+    """Interface to a server's models.
 
     Attributes:
-        lost_hint: hint of errors about a lost model.
+        lost_hint: hint in errors about a lost model.
     """
 
     lost_hint: str
 
     @property
     def back_s(self) -> int:
-        """Seconds until a retry after the model was lost."""
+        """Seconds after which clients should retry if the model was lost."""
         ...
 
     def problem(self) -> str:
-        """Return why no model can answer now; "" if one can be loaded."""
+        """Return why no model can answer now; "" if one is loaded or can be loaded."""
         ...
 
     def offered(self) -> Sequence[OfferedModel]:
@@ -116,10 +116,10 @@ class Models(Protocol):
         ...
 
     async def ready(self, name: str) -> ModelLoaded:
-        """Load the model with this id, if it is not loaded, and return it.
+        """Load the model with this id unless it is already loaded, and return it.
 
         Raises:
-            Refusal: it cannot be loaded now.
+            Refusal: the model cannot be loaded now.
         """
         ...
 
@@ -127,16 +127,16 @@ class Models(Protocol):
 AGAIN_S = (1, 2, 4, 8, 15)
 """Delays in seconds between attempts to reload a lost model; the last one repeats."""
 
-LOADED_AGAIN = "The model is being reloaded."  # hint of errors while a lost model is reloaded
+LOADED_AGAIN = "The model is being reloaded."  # hint in errors while a lost model is reloaded
 UNLOADABLE_S = 30  # Retry-After in seconds for a model that cannot be loaded
-PERSON_S = 30  # the same if the user has to load the model
+PERSON_S = 30  # Retry-After in seconds if the user has to load the model
 
 
 def find_model(models: Models, name: str) -> OfferedModel:
-    """Return the model with a name, or the first one for "".
+    """Return the model with a name, or the first model if the name is "".
 
     Raises:
-        Refusal: there is no such model, or none at all.
+        Refusal: there is no such model, or no model at all.
     """
     offered = models.offered()
     if not offered:
@@ -151,12 +151,12 @@ def find_model(models: Models, name: str) -> OfferedModel:
 
 
 def no_model() -> Refusal:
-    """Return the refusal if no model is loaded."""
+    """Return the refusal for requests while no model is loaded."""
     return Refusal(503, "No model is loaded.", "Open one in Tandem.", retry_after_s=PERSON_S)
 
 
 def offered_file(info: ModelInfo, aliases: Sequence[str] = ()) -> OfferedModel:
-    """Return the `OfferedModel` of a file."""
+    """Return the `OfferedModel` for a file."""
     path = Path(info.path)
     try:
         created = int(path.stat().st_mtime)
@@ -169,7 +169,7 @@ class SingleModel:
     """One model, which is reloaded after it was lost or unloaded.
 
     Args:
-        aliases: further names.
+        aliases: alternative names.
         keep_s: seconds of inactivity after which it is unloaded; None for never.
     """
 
@@ -186,7 +186,7 @@ class SingleModel:
         self._unloading: asyncio.Task[None] | None = None
         self._restoring: asyncio.Task[None] | None = None
         self._load_s = 0.0  # duration of the last load; 0 before the first
-        self._again_s = 0  # delay of the next attempt to reload
+        self._again_s = 0  # delay before the next attempt to reload
 
     @property
     def back_s(self) -> int:
@@ -212,7 +212,7 @@ class SingleModel:
         """Load the model.
 
         Raises:
-            EngineError: it cannot be loaded.
+            EngineError: loading failed.
         """
         start = time.monotonic()
         event = await self._engine.run(Load(self._params), on_progress)
@@ -221,8 +221,8 @@ class SingleModel:
         return event
 
     def restore(self, error: EngineError) -> None:
-        """Reload a lost model without waiting for a request, since a load balancer that sees
-        `/health` fail sends none."""
+        """Reload a lost model without waiting for a request, since a load balancer sends none
+        while `/health` fails."""
         if self._load_s and not self.problem():
             self._restoring = asyncio.create_task(self._restore())
 
@@ -238,7 +238,7 @@ class SingleModel:
                 self._again_s = 0
 
     def load_soon(self) -> asyncio.Task[ModelLoaded]:
-        """Return the task that loads the model; starts it if necessary."""
+        """Return the task that loads the model, starting one if necessary."""
         if self._loading is None or self._loading.done():
             self._loading = asyncio.create_task(self.load())
             self._loading.add_done_callback(_note_failure)
@@ -250,7 +250,7 @@ class SingleModel:
             return self._loaded
         loading = self.load_soon()
         try:
-            # several requests may wait for the load, and any of them may be cancelled
+            # several requests may be waiting for this load, and any of them may be cancelled
             return await asyncio.shield(loading)
         except EngineError as error:
             text = "The model cannot be loaded: {problem}"
@@ -297,7 +297,7 @@ class HeldModel:
     """The model that the window has loaded.
 
     Args:
-        aliases: further names.
+        aliases: alternative names.
     """
 
     back_s = PERSON_S
@@ -322,17 +322,17 @@ class HeldModel:
 
 
 class Spelling:
-    """Token bytes of models, read from their files on first use."""
+    """Models' token bytes, read from their files on first use."""
 
     def __init__(self) -> None:
         self._path = ""
         self._spell: Spell | None = None
 
     async def of(self, path: str) -> Spell:
-        """Return the token bytes of a model file.
+        """Return the token bytes for a model file.
 
         Raises:
-            EngineError: it cannot be read.
+            EngineError: the file cannot be read.
         """
         if self._spell is None or self._path != path:
             tokenizer = await _on_thread(partial(engine.load_tokenizer, path))
@@ -343,8 +343,8 @@ class Spelling:
 
 T = TypeVar("T")
 
-LOOK_S = 60.0  # interval in seconds for scanning the folders
-IDLE_S = 0.02  # interval in seconds for checking whether all answers have ended
+LOOK_S = 60.0  # interval in seconds between scans of the folders
+IDLE_S = 0.02  # interval in seconds between checks whether all answers have finished
 FindFiles = Callable[[], Iterable[Path]]
 """Finds model files; called on another thread."""
 
@@ -357,11 +357,11 @@ class ModelShelf:
 
     def __init__(self, find: FindFiles) -> None:
         self._find = find
-        self._known: dict[Path, tuple[int, OfferedModel | None]] = {}  # by path, with its time
+        self._known: dict[Path, tuple[int, OfferedModel | None]] = {}  # by path, with mtime
         self.models: Sequence[OfferedModel] = ()
 
     def look(self) -> None:
-        """Scan for models; reads the headers of new files."""
+        """Scan for models, reading the headers of new and changed files."""
         known: dict[Path, tuple[int, OfferedModel | None]] = {}
         for path in self._find():
             try:
@@ -385,9 +385,9 @@ def _read(path: Path) -> OfferedModel | None:
 
 
 class LibraryModels:
-    """The models of some folders, and one that is loaded first.
+    """The models in some folders, and one that is loaded first.
 
-    Requests for another model wait until all running answers have ended; later requests queue.
+    A request for another model waits until all running answers have finished; later requests queue.
 
     Args:
         first: the model that is loaded first.
@@ -426,7 +426,7 @@ class LibraryModels:
         taken = {one.id for one in present}
         others: list[OfferedModel] = []
         for one in self._shelf.models:
-            if one.id not in taken:  # files with the same name are indistinguishable for clients
+            if one.id not in taken:  # clients cannot distinguish files with the same name
                 taken.add(one.id)
                 others.append(one)
         return [*present, *others]
@@ -456,7 +456,7 @@ class LibraryModels:
         self._now = SingleModel(self._engine, params, model.info, (), self._keep_s)
 
     def open(self) -> None:
-        """Scan for models from now on, on a thread."""
+        """Start scanning for models at regular intervals, on a thread."""
         self._looking = asyncio.create_task(self._keep_looking())
 
     async def _keep_looking(self) -> None:
@@ -468,7 +468,7 @@ class LibraryModels:
             await asyncio.sleep(LOOK_S)
 
     def close(self) -> None:
-        """Stop scanning, and cancel the timers of the model."""
+        """Stop scanning and cancel the current model's timers."""
         self._now.close()
         if self._looking is not None:
             self._looking.cancel()

@@ -25,7 +25,7 @@ BUSY_S = 5  # Retry-After in seconds when the engine is busy
 
 
 class Refusal(EngineError):
-    """Error of a request, with its HTTP status.
+    """Error in reply to a request, with its HTTP status.
 
     Attributes:
         param: name of the invalid field, if any.
@@ -46,18 +46,18 @@ class Refusal(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class FieldPlaces:
-    """Places of request fields that only the engine can validate.
+    """Places in a request of the fields that only the engine can validate.
 
     Attributes:
-        form: the grammar or schema of the answer, or "".
-        tools: the schemas of tools' arguments, by tool name.
+        form: place of the answer's grammar or schema, or "".
+        tools: places of the tools' argument schemas, by tool name.
     """
 
     form: str = ""
     tools: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, error: EngineError) -> str | None:
-        """Return the place of the field that caused an error, if it is one of these."""
+        """Return the place of the field that caused an error, if known."""
         if isinstance(error, ToolError):
             return self.tools.get(error.tool)
         return self.form or None if isinstance(error, GrammarError) else None
@@ -67,7 +67,7 @@ NO_PLACES = FieldPlaces()
 
 
 def placed_text(refusal: Refusal) -> str:
-    """Return a refusal's text with its field, for protocols without a member for that."""
+    """Return a refusal's text, including its field, for protocols that have no place for fields."""
     text = f"{refusal} {refusal.hint}".strip()
     param = refusal.param
     return f"{param}: {text}" if param and param not in text else text
@@ -76,18 +76,18 @@ def placed_text(refusal: Refusal) -> str:
 def bad_value(
     param: str, message: str, code: str | None = None, **values: str | int | float
 ) -> Refusal:
-    """Return the refusal of an invalid field."""
+    """Return the refusal for an invalid field."""
     return Refusal(400, Sentence(message, **values), param=param, code=code)
 
 
-MAX_CHARACTERS = 2 << 20  # maximum length in characters of a conversation to render or count
+MAX_CHARACTERS = 2 << 20  # maximum characters in a conversation to render or count
 
 
 def check_size(value: object, param: str, most: int = MAX_CHARACTERS) -> None:
-    """Check the size of the engine's input.
+    """Check the size of input for the engine.
 
     Raises:
-        Refusal: it is too long.
+        Refusal: the input is too long.
     """
     if (n := text_size(value)) > most:
         text = "{place} has {n} characters; at most {most} are allowed."
@@ -98,7 +98,7 @@ def check_conversation(command: ApplyTemplate) -> None:
     """Check the size of a conversation without its images, which have their own limits.
 
     Raises:
-        Refusal: it is too long.
+        Refusal: the conversation is too long.
     """
     texts = [replace(message, pictures=()) for message in command.messages]
     check_size((texts, command.tools, command.variables), "messages")
@@ -116,9 +116,9 @@ def refusal_of(
     """Return the refusal for an engine error.
 
     Args:
-        places: places in the request.
-        back_s: seconds until a lost model is reloaded; None if it was not lost.
-        lost_hint: hint about a lost model, in place of the error's.
+        places: places of fields in the request.
+        back_s: seconds until a lost model is back; None if the model was not lost.
+        lost_hint: hint about a lost model, used instead of the error's.
     """
     if isinstance(error, Refusal):
         return error
@@ -141,7 +141,7 @@ KINDS = {
 
 
 def error_document(refusal: Refusal) -> dict[str, Any]:
-    """Return OpenAI's error document of a refusal, including its hint."""
+    """Return OpenAI's error document for a refusal, including its hint."""
     kind = KINDS.get(refusal.status, "invalid_request_error")
     if refusal.status >= 500:
         kind = "server_error"

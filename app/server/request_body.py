@@ -1,4 +1,4 @@
-"""The body of a request as a JSON document that is safe to handle."""
+"""Request bodies, read and parsed into JSON documents that are safe to handle."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from app.server.request_log import RequestLog, RequestRecord
 from app.server.settings import MIB, ServerSettings
 
 MAX_DEPTH = 64
-"""Most levels of lists and objects inside each other."""
+"""Maximum nesting depth of lists and objects."""
 
 MAX_NUMBER = 1e300
-"""Largest number, which a whole number cannot exceed either."""
+"""Largest absolute value of a number, including integers."""
 
 MAX_VALUES = 200_000
-"""Maximum number of values in a body; eight numbers count as one.
+"""Maximum number of values in a body; eight numbers count as one value.
 
-Python parses about two million values a second, during which no other thread runs.
+Python parses about two million values per second, and no other thread can run meanwhile.
 """
 
 
 class ValueCounter:
-    """Counter of the values of a JSON document while it arrives."""
+    """Counts the values in a JSON document while it arrives."""
 
     def __init__(self) -> None:
         self._n = 0.0
         self._is_in_text = False
-        self._rest = b""  # a backslash before a character of the next piece
+        self._rest = b""  # a backslash that escapes the next piece's first character
 
     def add(self, piece: bytes) -> None:
-        """Count the lists, objects, texts and commas in a piece of the document.
+        """Count the lists, objects, strings and commas in a piece of the document.
 
         Raises:
             Refusal: there are more values than `MAX_VALUES`.
@@ -57,12 +57,12 @@ class ValueCounter:
 
 
 def read_json(body: bytes | bytearray) -> Any:
-    """Return the document of a body.
+    """Parse the JSON document in a body.
 
-    Halves of characters, which JavaScript leaves where it cuts a text, become question marks.
+    Lone surrogates, which JavaScript can leave when it cuts a string, are replaced.
 
     Raises:
-        Refusal: it is no JSON, a number is not finite, or it is nested too deeply.
+        Refusal: the body is not JSON, has a number that is too large, or is nested too deeply.
     """
     try:
         document = json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)
@@ -77,7 +77,7 @@ def read_json(body: bytes | bytearray) -> Any:
 
 
 def too_large(most: int) -> Refusal:
-    """Return the refusal of a body with more bytes than there may be."""
+    """Return the refusal for a body with more than `most` bytes."""
     return Refusal(413, f"The request is larger than {most} bytes.", code="request_too_large")
 
 
@@ -117,26 +117,26 @@ def _whole(value: Any) -> Any:
 
 
 def whole_characters(text: str) -> str:
-    """Return a text in which a surrogate without its other half is a question mark."""
+    """Return a text with lone surrogates replaced by U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 SMALL_BODY = 256 << 10
-"""Bytes of a body that is read however many others there are, and parsed without a thread."""
+"""Maximum size in bytes of bodies that are always read, and parsed without a thread."""
 
 
 async def read_body(
     request: Request, settings: ServerSettings, request_log: RequestLog, most: int
 ) -> bytearray:
-    """Return the body of a request.
+    """Read a request's body.
 
     Args:
-        request_log: counts the bytes of all bodies.
-        most: largest number of bytes.
+        request_log: counts the bytes in all bodies.
+        most: maximum number of bytes.
 
     Raises:
-        Refusal: it is too large or too slow, has too many values, there are too many other bodies,
-            or the client has gone.
+        Refusal: the body is too large, arrives too slowly or has too many values; all bodies
+            together are too large; or the client has disconnected.
     """
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > most:

@@ -1,4 +1,4 @@
-"""Fields of requests: their declaration, and reading a body into a dataclass of them."""
+"""Request fields: their declaration, and parsing of bodies into request dataclasses."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NOTED: set[str] = set()
-"""Unknown fields that were logged."""
+"""Unknown fields that have been logged."""
 
 MAX_NOTED = 1000
-"""Number of unknown fields after which no more are logged."""
+"""Maximum number of unknown fields that are logged."""
 
 
 def body_field(
     help: str, default: Any = MISSING, *, least: float | None = None, most: float | None = None,  # noqa: A002
     is_file: bool = False,
 ) -> Any:  # fmt: skip
-    """Return a field of a request.
+    """Return a request field.
 
     Args:
-        default: value if the client sends none; without one, the field is required.
-        least, most: bounds of its numbers, or of the length of its list.
+        default: value if the client sends none; if omitted, the field is required.
+        least, most: bounds for its numbers, or for its list's length.
         is_file: whether its texts are files.
     """
     metadata = {"help": help, "min": least, "max": most, "is_file": is_file}
@@ -38,19 +38,19 @@ def body_field(
 
 
 def sampling_field(name: str) -> Any:
-    """Return a field of a request that sets the field of `SamplingParams` with that name."""
+    """Return a request field that sets the `SamplingParams` field with the same name."""
     (spec,) = (spec for spec in fields(SamplingParams) if spec.name == name)
     return dataclass_field(default=None, metadata=spec.metadata)
 
 
 def read_request(kind: type[T], body: bytes | bytearray, most: int | None = None) -> T:
-    """Return the request in a body; each unknown field is logged once.
+    """Parse the request in a body; log each unknown field once.
 
     Args:
-        most: maximum number of bytes, files not counted; None for any.
+        most: maximum number of bytes, not counting files; None for no limit.
 
     Raises:
-        Refusal: a value has the wrong type; the error says where.
+        Refusal: the body is too large or not a valid request; the error says what is wrong where.
     """
     notes = ReadNotes()
     try:

@@ -11,16 +11,16 @@ from typing import Literal
 
 from engine import Finished, PrefillProgress, TokenText
 
-MAX_KEPT = 500  # maximum number of ended requests kept
+MAX_KEPT = 500  # maximum number of finished requests kept
 MAX_CLIENTS = 64
-"""Maximum number of clients with their own totals; the others are counted as `OTHERS`."""
+"""Maximum number of clients with their own totals; all others are counted as `OTHERS`."""
 
 OTHERS = "others"
 
 METHODS = ("GET", "HEAD", "POST", "OPTIONS")  # HTTP methods that are counted by name
 MAX_TARGET = 120  # maximum length of the logged method and path
 Phase = Literal["waiting", "reading", "writing", "ended"]
-"""State of a request: queued, prefill, decode, ended."""
+"""State of a request: queued, prefill, decode, finished."""
 
 
 @dataclass(slots=True)
@@ -28,22 +28,22 @@ class RequestRecord:
     """A request and its statistics, without its text.
 
     Attributes:
-        number: number of the request, from 1.
+        number: id of the request, counting from 1.
         client: address of the client.
         target: method and path as sent.
-        route: method and path of the operation, or "GET (none)".
+        route: method and path of the operation; "GET (none)" if no operation matches.
         began: start time, by `time.time`.
         seconds: total duration; 0 while it is running.
         status: HTTP status; 0 before there is one, 499 if the client disconnected.
-        n_to_read, n_read: uncached prompt tokens, and those computed so far.
-        n_prompt, n_cached: prompt tokens of ended answers, and cached ones.
-        n_drafted, n_accepted: draft tokens, and accepted ones.
-        decode_s: total decode time of the answers.
+        n_to_read, n_read: uncached prompt tokens, and how many have been computed.
+        n_prompt, n_cached: prompt tokens of finished answers, and how many were cached.
+        n_drafted, n_accepted: draft tokens, and how many were accepted.
+        decode_s: total decode time for the answers.
         saved_s: seconds that draft tokens saved; negative if they cost time.
         n_tokens: number of generated tokens.
-        n_first: tokens of the first event, which say nothing about the speed.
+        n_first: tokens in the first event, which say nothing about the speed.
         first_token_s: time to first token; 0 until then.
-        tokens_per_s: speed of all answers together; 0 while unknown.
+        tokens_per_s: combined speed of all answers; 0 while unknown.
         n_held: size of its body in bytes.
         problem: error message, or "".
         start: start time, by `time.perf_counter`.
@@ -75,7 +75,7 @@ class RequestRecord:
     start: float = field(default_factory=time.perf_counter)
 
     def note(self, event: object) -> None:
-        """Record an event of an answer."""
+        """Record an answer's event."""
         if isinstance(event, PrefillProgress):
             self.phase, self.n_read, self.n_to_read = "reading", event.done, event.total
         elif isinstance(event, TokenText):
@@ -90,7 +90,7 @@ class RequestRecord:
 
     def _note_tokens(self, n: int) -> None:
         elapsed = time.perf_counter() - self.start
-        self.phase = "writing"  # also after a context shift recomputed tokens
+        self.phase = "writing"  # even if a context shift has just recomputed tokens
         if not self.n_tokens:
             self.first_token_s, self.n_first = elapsed, n
         self.n_tokens += n
@@ -127,9 +127,9 @@ class RequestLog:
 
     Attributes:
         running: running requests, oldest first.
-        ended: recent requests, newest last.
+        ended: recently finished requests, newest last.
         n_held: total size of running requests' bodies in bytes.
-        on_end: called with each request that has ended.
+        on_end: called with each finished request.
     """
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class RequestLog:
         return record
 
     def hold(self, record: RequestRecord, n: int) -> None:
-        """Record n more bytes of a request's body."""
+        """Record `n` more bytes in a request's body."""
         record.n_held += n
         self.n_held += n
 
@@ -182,7 +182,7 @@ class RequestLog:
         return client if client in known or len(known) < MAX_CLIENTS else OTHERS
 
     def clients(self) -> Iterator[tuple[str, float]]:
-        """Yield the clients with running answers, and their tokens per second."""
+        """Yield each client whose answers are being generated, with its tokens per second."""
         speeds: defaultdict[str, float] = defaultdict(float)
         for record in self.running.values():
             if record.phase == "writing":

@@ -1,4 +1,4 @@
-"""Settings of a server."""
+"""Server settings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ServerHints:
-    """Hints of refusals, for the user of the window or the command line; "" for none.
+    """Hints in refusals, for users of the window or of the command line; "" for none.
 
     Attributes:
-        host: about an unknown host name.
-        page: about a web page that is not allowed.
-        ollama: about Ollama's protocol, if it is disabled.
+        host: for an unknown host name.
+        page: for a web page that is not allowed.
+        ollama: for requests in Ollama's protocol while it is disabled.
     """
 
     host: str = ""
@@ -32,20 +32,20 @@ class ServerSettings:
 
     Attributes:
         host: address to listen on; addresses other than loopback require a key.
-        port: 0 for any free port.
-        key: API key of clients, or "".
-        origins: allowed origins of web pages, such as "http://localhost:3000", or "*".
-        hosts: additional host names.
-        aliases: additional names of the model.
+        port: port to listen on; 0 for any free port.
+        key: API key that clients must send, or "".
+        origins: web page origins to allow, such as "http://localhost:3000", or "*".
+        hosts: additional host names for this machine.
+        aliases: additional names for the model.
         sampling: default sampling parameters.
         most_running: maximum number of concurrent answers.
         most_waiting: maximum number of queued answers; further requests are refused.
         most_body: maximum size of a request in bytes, without images.
-        most_pictures: maximum size of its images in bytes.
-        most_bodies: size of all running requests in bytes from which large ones are refused.
+        most_pictures: maximum size of a request's images in bytes.
+        most_bodies: total size of running requests, in bytes, above which large ones are refused.
         most_read_s: timeout for receiving a request.
-        most_answer_s: timeout of an answer, which is then cut off.
-        ping_s: interval in seconds of pings while a stream is silent.
+        most_answer_s: timeout for an answer, which is then cut off.
+        ping_s: interval in seconds between pings while a stream is silent.
         logs_prompts: whether prompts are logged.
         has_ollama: whether Ollama's protocol is enabled.
     """

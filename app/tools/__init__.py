@@ -1,4 +1,4 @@
-"""Tools of MCP servers: configuration, connections and calls; no Qt.
+"""Tools on MCP servers: configuration, connections and calls; no Qt.
 
 `mcp` is imported on the hub's thread once a server is enabled.
 """

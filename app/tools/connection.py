@@ -1,4 +1,4 @@
-"""Connection to an MCP server: lists its tools and calls them."""
+"""Connection to an MCP server, which lists its tools and calls them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 MAX_PAGES: Final = 100
 
-LIST_PAUSE_S: Final = 1.0  # minimum interval in seconds between two listings
+LIST_PAUSE_S: Final = 1.0  # minimum interval in seconds between listings
 MAX_DESCRIPTION: Final = 16 << 10
 MAX_SCHEMA: Final = 128 << 10
 
@@ -45,11 +45,11 @@ SSE_STATUSES: Final = (400, 404, 405, 406, 415)
 
 
 class ToolConnection:
-    """One connection, from `run` to its end; on the hub's thread only.
+    """One connection, from `run` to its end; used only on the hub's thread.
 
     Args:
-        headers: headers of every request.
-        prefix: server's part of the tool names that models see.
+        headers: headers for every request.
+        prefix: the server's prefix in the tool names that models see.
         on_tools: called with the tools when the server is ready, and whenever they change.
     """
 
@@ -64,14 +64,14 @@ class ToolConnection:
         self._server, self._headers, self._prefix = server, headers, prefix
         self._limits, self._on_tools = limits, on_tools
         self._client: Client | None = None
-        self._names: dict[str, str] = {}  # the server's names, by those that models see
+        self._names: dict[str, str] = {}  # the server's tool names, by the names that models see
         self._scope = anyio.CancelScope()
         self._is_stopping = False
         self._has_new_tools = anyio.Event()
         self._ending = Ending()
 
     async def run(self) -> str:
-        """Connect until `stop` or the server ends the connection; return the problem, or ""."""
+        """Stay connected until `stop` or a failure; return the problem, or "" after `stop`."""
         await self._live()
         if self._may_speak("legacy"):
             await self._live(mode="legacy")
@@ -84,7 +84,7 @@ class ToolConnection:
         self._scope.cancel()
 
     async def call(self, tool_name: str, arguments: Mapping[str, Any]) -> ToolResult | None:
-        """Call a tool by the name that models see; return None if the connection has ended."""
+        """Call a tool by the name that models see; return None if the connection is closed."""
         client, name = self._client, self._names.get(tool_name)
         if client is None:
             return None
@@ -174,13 +174,13 @@ class ToolConnection:
                 await anyio.sleep(LIST_PAUSE_S)
 
     async def _listen(self, client: Client) -> None:
-        """Subscribe to changes, for servers that only send them on request."""
+        """Subscribe to tool list changes, since some servers report them only on request."""
         try:
             async with client.listen(tools_list_changed=True) as changes:
                 async for _ in changes:
                     self._has_new_tools.set()
         except ListenNotSupportedError:
-            pass  # it sends notifications instead
+            pass  # the server sends notifications instead
         except Exception:
             log.debug("%s does not report changes", self._server.name, exc_info=True)
 

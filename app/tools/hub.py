@@ -1,4 +1,4 @@
-"""All tool servers: their tools and calls."""
+"""All tool servers, their tools, and calls to them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ HeadersOf = Callable[[ToolServer], Mapping[str, str]]
 
 
 class ServerKeeper:
-    """One server and its connection; on the hub's thread only.
+    """One server and its connection; used only on the hub's thread.
 
     Args:
-        prefix: server's part of the tool names that models see.
+        prefix: the server's prefix in the tool names that models see.
         headers_of: returns headers with secrets; called on another thread.
         on_change: called after each change of `state`.
     """
@@ -44,18 +44,18 @@ class ServerKeeper:
         self._is_settled = asyncio.Event()  # ready or failed
 
     def rename(self, server: ToolServer) -> None:
-        """Replace the configuration of a server without reconnecting."""
+        """Replace the server's configuration without reconnecting."""
         self.state = replace(self.state, server=server)
 
     def start(self) -> None:
-        """Connect, unless connected."""
+        """Connect unless already connected."""
         if self._task is None or self._task.done():
             self._is_settled.clear()
             self._set_state(ToolServerState(self.state.server, "starting"))
             self._task = asyncio.get_running_loop().create_task(self._live())
 
     async def stop(self) -> None:
-        """End the connection and the program."""
+        """Close the connection and stop the program."""
         if self._connection is not None:
             self._connection.stop()
         elif self._task is not None:
@@ -64,7 +64,7 @@ class ServerKeeper:
             await asyncio.wait([self._task])
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Call a tool; restarts a server that has ended."""
+        """Call a tool, restarting the server if it has stopped."""
         self.start()
         await self._is_settled.wait()
         connection = self._connection
@@ -135,7 +135,7 @@ class LoopThread:
             return True
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a task; on the thread only."""
+        """Start a task; must be called on the thread."""
         assert self._loop is not None, "called from a loop that runs"
         task = self._loop.create_task(work)
         self._tasks.add(task)  # the loop keeps only weak references
@@ -143,7 +143,7 @@ class LoopThread:
         return task
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]], timeout_s: float) -> bool:
-        """Run `last` on the thread and end it; return whether that was done in time."""
+        """Run `last` on the thread and then stop the thread; return whether it stopped in time."""
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
             loop, thread = self._loop, self._thread
@@ -186,7 +186,7 @@ class ToolHub:
     Methods return immediately, except for `close`.
 
     Args:
-        on_change: called on that thread after a change of `states`.
+        on_change: called on that thread after `states` has changed.
         headers_of: returns a server's headers with secrets; called on another thread.
     """
 
@@ -205,7 +205,7 @@ class ToolHub:
         self._endings: set[asyncio.Task[None]] = set()  # on the thread
 
     def set_servers(self, servers: Sequence[ToolServer]) -> None:
-        """Replace the servers, and connect to those that are enabled."""
+        """Replace the servers and connect to the enabled ones."""
         with self._lock:
             had_any = any(server.is_on for server in self._servers)
             self._servers = tuple(servers)
@@ -220,7 +220,7 @@ class ToolHub:
             return tuple(self._state(server) for server in self._servers)
 
     def offered(self) -> tuple[ServerTool, ...]:
-        """Return the tools for models: those of ready servers that are not hidden."""
+        """Return the tools for models: those on ready servers, except hidden ones."""
         return tuple(
             tool for state in self.states() for tool in state.tools
             if tool.name not in state.server.hidden
@@ -229,11 +229,11 @@ class ToolHub:
     def call(
         self, tool_name: str, arguments: Mapping[str, Any], on_done: Callable[[ToolResult], None]
     ) -> RunningCall:
-        """Call a tool; restarts a server that has ended. Errors are results, too.
+        """Call a tool, restarting its server if that has stopped. Errors are results, too.
 
         Args:
             tool_name: the name that models see.
-            on_done: called once with the result on the hub's thread, or here if the hub is closed.
+            on_done: called once with the result, on the hub's thread, or here if the hub is closed.
         """
         call = RunningCall(self._thread, on_done)
         is_begun = self._thread.post(lambda: call.begin(self._called(tool_name, arguments)))
@@ -246,7 +246,7 @@ class ToolHub:
         self._thread.post(lambda: self._restart(name))
 
     def close(self, timeout_s: float = 8.0) -> bool:
-        """End all calls, connections and programs; return whether that was done in time."""
+        """Stop all calls, connections and programs; return whether they stopped in time."""
         return self._thread.close(self._stop_all, timeout_s)
 
     def _state(self, server: ToolServer) -> ToolServerState:
@@ -310,14 +310,14 @@ class ToolHub:
 
 
 class RunningCall:
-    """A call on the hub's thread, with exactly one result."""
+    """A tool call on the hub's thread, with exactly one result."""
 
     def __init__(self, thread: LoopThread, on_done: Callable[[ToolResult], None]) -> None:
         self._thread, self._on_done = thread, on_done
         self._task: asyncio.Task[ToolResult] | None = None
 
     def cancel(self) -> None:
-        """Cancel the call; its result is an error. No effect once it has a result."""
+        """Cancel the call, so that its result is an error; no effect once it has a result."""
         self._thread.post(self._cancel)
 
     # on the hub's thread

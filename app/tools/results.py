@@ -17,7 +17,7 @@ NOTHING: Final = "[The tool has returned nothing.]"
 
 
 def tool_result(result: CallToolResult, most: int) -> ToolResult:
-    """Return the result of a call, with its text limited to `most` characters."""
+    """Return a call's result, with its text limited to `most` characters."""
     texts = [text for block in result.content if (text := _block_text(block, most))]
     structured = result.structured_content
     has_text = any(block.type == "text" and block.text for block in result.content)
@@ -27,7 +27,7 @@ def tool_result(result: CallToolResult, most: int) -> ToolResult:
 
 
 def limited(text: str, most: int) -> str:
-    """Return printable text of at most `most` characters, with a note on what was cut off."""
+    """Return printable text cut to `most` characters, with a note if anything was cut off."""
     text = printable(text)
     if len(text) <= most:
         return text
@@ -69,7 +69,7 @@ MAX_NAME: Final = 64
 MAX_PREFIX: Final = 24
 
 BETWEEN: Final = "__"
-"""Separates the server's part of a tool name from the tool's; no server part contains it."""
+"""Separates the server's prefix from the tool's own name; no prefix contains it."""
 
 
 def server_prefixes(servers: Sequence[str]) -> dict[str, str]:
@@ -80,7 +80,7 @@ def server_prefixes(servers: Sequence[str]) -> dict[str, str]:
 
 
 def tool_names(prefix: str, tools: Sequence[str]) -> list[str]:
-    """Return a server's unique tool names for models, in order."""
+    """Return unique names for a server's tools, as models see them, in order."""
     start = prefix + BETWEEN
     return [start + name for name in _unique(map(_plain, tools), MAX_NAME - len(start))]
 

@@ -18,7 +18,7 @@ from engine import EngineError, Tool, atomic_write, make_private, one_line, read
 
 MAX_NAME: Final = 64
 
-MAX_MESSAGE: Final = 8 << 20  # maximum size of a message of a server, in bytes or characters
+MAX_MESSAGE: Final = 8 << 20  # maximum size of a server's message, in bytes or characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,12 @@ class ToolServer:
     Attributes:
         name: its unique name.
         command: program and arguments; () for a URL.
-        environment: extra environment variables of the program.
-        folder: working directory of the program; "" for the app's.
+        environment: additional environment variables for the program.
+        folder: working directory for the program; "" for the app's.
         url: address; "" for a program.
         headers: request headers; the value "" stands for a stored secret.
         is_on: whether it is enabled.
-        hidden: names of its tools that models do not see.
+        hidden: names of its tools that are hidden from models.
     """
 
     name: str
@@ -46,7 +46,7 @@ class ToolServer:
     hidden: tuple[str, ...] = ()
 
     def connects_like(self, other: ToolServer) -> bool:
-        """Return whether both need the same connection."""
+        """Return whether both servers need the same connection."""
         return (self.command, self.environment, self.folder, self.url, self.headers) == (
             other.command, other.environment, other.folder, other.url, other.headers,
         )  # fmt: skip
@@ -57,10 +57,10 @@ class ToolLimits:
     """Limits for one server.
 
     Attributes:
-        start_s: timeout for connecting and listing tools; includes the program's installation.
-        silence_s: timeout of a call since its last progress notification.
+        start_s: timeout for connecting and listing tools, including the program's installation.
+        silence_s: timeout for a call, restarted by each progress notification.
         most_result: maximum length of a result, in characters.
-        most_tools: maximum number of tools read.
+        most_tools: maximum number of tools that are read.
     """
 
     start_s: float = 90.0
@@ -81,7 +81,7 @@ def servers_in(text: str) -> tuple[ToolServer, ...]:
     """Parse the servers in a JSON text.
 
     Raises:
-        EngineError: it is invalid, or one of its servers is.
+        EngineError: the text or one of its servers is invalid.
     """
     try:
         document = json.loads(text[:MAX_TEXT])
@@ -218,10 +218,10 @@ log = logging.getLogger(__name__)
 
 
 class ToolServerStore:
-    """The configuration file, private to this user, as environment variables may hold keys.
+    """The configuration file, private to this user because environment variables may hold keys.
 
     Args:
-        file: JSON file, see `servers_json`.
+        file: JSON file in the format of `servers_json`.
         secrets: store for header values.
     """
 
@@ -229,7 +229,7 @@ class ToolServerStore:
         self._file, self._secrets = file, secrets
 
     def load(self) -> tuple[ToolServer, ...]:
-        """Return the servers; an invalid file is renamed."""
+        """Return the servers; rename an invalid file."""
         try:
             text = read_file(self._file, MAX_TEXT).decode()
             has_any = bool(json.loads(text).get("mcpServers"))
@@ -252,10 +252,10 @@ class ToolServerStore:
         with atomic_write(self._file) as file:
             file.write(text.encode(errors="surrogatepass"))
 
-    # may block on the keyring, so not for the GUI thread
+    # these may block on the keyring, so the GUI thread must not call them
 
     def headers_of(self, server: ToolServer) -> Mapping[str, str]:
-        """Return a server's headers with stored values, without empty ones."""
+        """Return a server's headers with stored values filled in, omitting empty ones."""
         stored = self._stored(server.name)
         headers = {name: value or stored.get(name, "") for name, value in server.headers.items()}
         return {name: value for name, value in headers.items() if value}
@@ -264,7 +264,7 @@ class ToolServerStore:
         """Store a server's header values; return where, or "keyring" if there are none.
 
         Args:
-            old: the server that it replaces, whose values are kept for empty headers.
+            old: the replaced server, whose stored values are kept for empty headers.
         """
         stored = self._stored((old or server).name)
         headers = {name: value or stored.get(name, "") for name, value in server.headers.items()}
@@ -277,7 +277,7 @@ class ToolServerStore:
         return self._secrets.put(_secret_name(server.name), json.dumps(headers))
 
     def forget(self, name: str) -> None:
-        """Delete the secrets of a server."""
+        """Delete a server's secrets."""
         self._secrets.put(_secret_name(name), "")
 
     def _stored(self, name: str) -> dict[str, str]:
@@ -320,7 +320,7 @@ def split_command(text: str, *, is_windows: bool = sys.platform == "win32") -> t
 
 
 def join_command(words: tuple[str, ...], *, is_windows: bool = sys.platform == "win32") -> str:
-    """Join words into a line that `split_command` splits into the same words."""
+    """Join words into a command line; the inverse of `split_command`."""
     if not is_windows:
         return shlex.join(words)
     return " ".join(
@@ -333,12 +333,12 @@ ServerStatus = Literal["off", "starting", "ready", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class ServerTool:
-    """A tool of a server.
+    """A tool on a server.
 
     Attributes:
         server: name of its server.
-        name: its name at the server.
-        tool: declaration for models; `tool.name` is unique among all servers.
+        name: its name on the server.
+        tool: declaration for models; `tool.name` is unique across all servers.
         title: display name.
         is_read_only: the server's `readOnlyHint`; None if unknown.
     """
@@ -355,8 +355,8 @@ class ToolServerState:
     """A server and its connection.
 
     Attributes:
-        problem: why it failed, or "".
-        tools: all its tools, including hidden ones; () unless it is ready.
+        problem: why the connection failed, or "".
+        tools: all the server's tools, including hidden ones; () unless it is ready.
     """
 
     server: ToolServer
@@ -367,7 +367,7 @@ class ToolServerState:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """Result of a call: text for the model."""
+    """Result of a tool call: text for the model."""
 
     text: str
     is_error: bool = False

@@ -1,9 +1,9 @@
-"""Parent process of a tool server's program on Linux, which kills all its descendants at the end.
+"""Parent process of a tool server's program on Linux; it finally kills all its descendants.
 
-`python -I -S supervisor.py PROGRAM ARGUMENTS` imports nothing of the app, so it starts fast.
+`python -I -S supervisor.py PROGRAM ARGUMENTS` imports nothing from the app, so it starts fast.
 Signals to a process group miss processes in other sessions (setsid). As the reaper of orphans
-(PR_SET_CHILD_SUBREAPER), this process stays the ancestor of all of them, and kills them once the
-program has ended, or a while after stdin was closed.
+(PR_SET_CHILD_SUBREAPER), this process stays the ancestor of all descendants. It kills them once the
+program has exited, or a while after stdin has been closed.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import Final
 PR_SET_CHILD_SUBREAPER: Final = 36
 
 END_S: Final = 3.0
-"""Seconds for a program to exit after its stdin was closed, e.g. because the window died; the `mcp`
+"""Seconds a program has to exit after its stdin is closed, e.g. because the window died; the `mcp`
 package allows two seconds before SIGTERM."""
 
-TERMINATE_S: Final = 0.5  # seconds for a program to exit after SIGTERM
-KILL_S: Final = 2.0  # seconds after which unkillable processes are left
+TERMINATE_S: Final = 0.5  # seconds a program has to exit after SIGTERM
+KILL_S: Final = 2.0  # seconds after which unkillable processes are left alone
 
 
 def main(command: list[str]) -> int:
-    """Run a program and then kill all its descendants; return its exit status."""
+    """Run a program, then kill all its descendants; return the program's exit status."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     reading, writing = os.pipe()
     os.set_blocking(writing, False)

@@ -1,4 +1,4 @@
-"""Transports to MCP servers, stdio and HTTP, with limits on message size and rate."""
+"""Stdio and HTTP transports to MCP servers, with limits on message size and rate."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class FloodLimit:
     """Token bucket that slows down a sender.
 
     Args:
-        burst: maximum amount at once.
+        burst: capacity of the bucket.
         rate: amount per second.
         on_flood: called once the sender has exceeded the rate for `FLOOD_S`.
     """
@@ -70,9 +70,9 @@ class FloodLimit:
 
 
 class LimitedText(TextReceiveStream):
-    """Output of a program, in whole lines; ends at a line that is too long.
+    """A program's output in whole lines, up to the first line that is too long.
 
-    Replaces a class of the `mcp` package that buffers lines of any length.
+    Replaces a class in the `mcp` package that buffers lines of any length.
     """
 
     def __post_init__(self, encoding: str, errors: str) -> None:
@@ -82,7 +82,7 @@ class LimitedText(TextReceiveStream):
         self._on_large = on_large_line.get()
 
     async def receive(self) -> str:
-        """Return the next lines, or the incomplete last one."""
+        """Return the next lines; the last line of the output may be incomplete."""
         while self._n_open <= MAX_MESSAGE:
             try:
                 text = await super().receive()
@@ -107,13 +107,13 @@ class LimitedText(TextReceiveStream):
 
 
 on_large_line: ContextVar[Callable[[], None]] = ContextVar("on_large_line", default=lambda: None)
-"""Called if a program prints a line that is too long; set where the program is started."""
+"""Called if a program prints a line that is too long; set before the program is started."""
 
 setattr(mcp_stdio, "TextReceiveStream", LimitedText)  # noqa: B010 not a public name
 
 
 def cap_listed(message: Any, most: int) -> None:
-    """Drop tools beyond `most` from a message, before it is parsed."""
+    """Keep only the first `most` tools in a message that has not been parsed yet."""
     result = getattr(getattr(message, "message", None), "result", None)
     tools = result.get("tools") if isinstance(result, dict) else None
     if isinstance(tools, list):
@@ -124,7 +124,7 @@ MAX_SHOWN = 300  # maximum length of a server's message in the window
 
 
 Misuse = Literal["", "flood", "large", "encoded"]
-"""Why Tandem ended a connection: too many messages, a message too large, compression."""
+"""Why Tandem closed a connection: too many messages, too large a message, or compression."""
 
 OnMisuse = Callable[[Misuse], None]
 
@@ -135,13 +135,13 @@ class Ending:
 
     Attributes:
         error: exception, if any.
-        was_ready: whether it had listed its tools.
-        is_late: whether it did not do so in time.
-        has_closed: whether the server closed it.
+        was_ready: whether the server had listed its tools.
+        is_late: whether the server did not list its tools in time.
+        has_closed: whether the server closed the connection.
         has_rubbish: whether the server sent invalid messages.
         status: last HTTP status, or 0.
         last_line: last line of the program's stderr.
-        unreachable: why the URL cannot be reached, if so.
+        unreachable: why the URL cannot be reached; None if it can be.
     """
 
     error: Exception | None = None
@@ -155,7 +155,7 @@ class Ending:
     unreachable: str | None = None
 
     def note_status(self, status: int) -> None:
-        """Store the status of a response, unless an earlier one says more."""
+        """Store a response's status, unless an earlier one is more informative."""
         if self.status < 400 or status in (401, 403):
             self.status = status
 
@@ -218,7 +218,7 @@ def _start_sentence(server: ToolServer, error: OSError) -> str:
 
 
 def parts_of(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error, or the errors of a group one by one."""
+    """Yield an error, or each error in a group."""
     if isinstance(error, BaseExceptionGroup):
         for part in error.exceptions:
             yield from parts_of(part)
@@ -230,7 +230,7 @@ log = logging.getLogger(__name__)
 
 MAX_LINE: Final = 4096  # bytes after which a line is split
 MAX_LOGGED: Final = 500  # maximum number of lines logged per run of a program
-LAST_S: Final = 0.5  # seconds to wait for the last lines of a program that has exited
+LAST_S: Final = 0.5  # seconds to wait for the last lines after a program has exited
 
 
 class StandardError:
@@ -240,8 +240,8 @@ class StandardError:
         name: name of the server, for the log.
 
     Attributes:
-        file: the program's end.
-        last_line: last line that was not empty, or "".
+        file: the program's end of the pipe.
+        last_line: last non-empty line, or "".
     """
 
     def __init__(self, name: str) -> None:
@@ -262,7 +262,7 @@ class StandardError:
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
         self.file.close()
-        self._thread.join(LAST_S)  # a process left behind may hold the pipe longer
+        self._thread.join(LAST_S)  # a leftover process may keep the pipe open
 
     def _read(self, reading: int) -> None:
         n_lines = 0
@@ -282,7 +282,7 @@ CONNECT_S: Final = 15.0
 IS_LINUX: Final = sys.platform == "linux"
 
 SUPERVISOR: Final = sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py"))
-"""Command that runs a program and kills its descendants at the end, see there."""
+"""Command that runs a program and finally kills its descendants; see `supervisor`."""
 
 for _name in ("mcp.client.stdio", "mcp.client.streamable_http", "mcp.client.sse", "client"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)  # the window shows servers' errors
@@ -295,7 +295,7 @@ class EndWatch:
 
     Args:
         on_end: called when the server has closed the stream.
-        on_misuse: called when the connection has to be ended.
+        on_misuse: called when the connection has to be closed.
         most_tools: maximum number of tools in a listing.
     """
 
@@ -345,11 +345,11 @@ class EndWatch:
 
 
 class LimitedBody(httpx2.AsyncByteStream):
-    """Body of a response: one message, or an event stream.
+    """Body of a response: a single message or an event stream.
 
     Args:
-        on_large: called if a message is too large.
-        events: limit of an event stream; None for one message.
+        on_large: called if a single message is too large.
+        events: rate limit for an event stream; None for a single message.
     """
 
     def __init__(
@@ -381,15 +381,15 @@ async def program_streams(
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Run a server's program; yield its incoming and outgoing streams.
 
-    It gets only the variables that the `mcp` package considers safe, and its own. At the end stdin
-    is closed; a program that stays is killed with its descendants: by `supervisor` on Linux,
-    elsewhere by the package (on macOS only its own session).
+    The program's environment contains only the variables that the `mcp` package considers safe,
+    and the server's own. Finally, stdin is closed. A program that does not exit is then killed with
+    its descendants: by `supervisor` on Linux, elsewhere by `mcp` (on macOS only its own session).
 
     Args:
         watch: wraps the incoming stream.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the program cannot be started.
     """
     if IS_LINUX:
         _check_start(server)
@@ -407,10 +407,10 @@ async def program_streams(
 
 
 def _check_start(server: ToolServer) -> None:
-    """Check that a program can start, since its supervisor cannot report why not.
+    """Check that a program can start, since its supervisor cannot report why it failed.
 
     Raises:
-        OSError: the program or its folder is missing or not accessible.
+        OSError: the program or its folder is missing or inaccessible.
     """
     if server.folder and not stat.S_ISDIR(os.stat(server.folder).st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), server.folder)
@@ -433,7 +433,7 @@ async def http_streams(
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Connect to a server's URL; yield its incoming and outgoing streams.
 
-    Redirects to other hosts are not followed, so they do not get the headers.
+    Redirects to other hosts are not followed, so the headers are never sent to them.
 
     Args:
         on_status: called with the status of each response.
@@ -474,7 +474,7 @@ async def http_streams(
 
 
 def unreachable(error: Exception) -> str | None:
-    """Return why a URL cannot be reached; None for errors of another kind."""
+    """Return why a URL cannot be reached; None for other kinds of errors."""
     for part in parts_of(error):
         if isinstance(part, httpx2.TransportError | httpx2.InvalidURL):
             return str(part) or type(part).__name__

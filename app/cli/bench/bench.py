@@ -1,4 +1,4 @@
-"""The subcommand `bench`: measures a model's speed for all combinations of settings."""
+"""The subcommand `bench`, which measures a model's speed for all combinations of settings."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 def learn(path: str, quant: str, rows: Sequence[BenchRow]) -> None:
     """Store by how much measured times differ from predictions.
 
-    Skips failed tests and those that mix prompt and generation.
+    Failed tests and tests that mix prompt and generation are skipped.
 
     Args:
         path: model file.
-        quant: its quantization.
+        quant: quantization of the model.
         rows: results of a benchmark.
     """
     forecaster = Forecaster.of_machine()
@@ -66,7 +66,7 @@ def learn(path: str, quant: str, rows: Sequence[BenchRow]) -> None:
             test, params = row.test, row.params
             evaluation = planner.evaluate(params, forecaster.free_bytes)
             seconds = median(row.result.samples_s)
-            for _ in row.result.samples_s[:2]:  # several samples count as two consistent runs
+            for _ in row.result.samples_s[:2]:  # all samples together count as at most two runs
                 if not test.n_prompt:
                     middle = test.n_depth + test.n_gen // 2
                     forecaster.learn_decode(evaluation, params, quant, seconds / test.n_gen, middle)
@@ -211,7 +211,7 @@ def run_bench(args: argparse.Namespace) -> None:
             rows.extend(_bench_load(params, tests, args))
         if args.kernels:
             report.products = measured_products(rows, types)
-    finally:  # results before an interrupt are useful
+    finally:  # results so far are useful even after an interrupt
         if rows:
             _show(report, rows, args)
     learn(path, info.quant, rows)
@@ -278,7 +278,7 @@ def _speeds(settings: Sequence[LoadParams]) -> dict[str, DeviceSpeed]:
 def _bench_load(
     params: LoadParams, tests: Sequence[BenchTest], args: argparse.Namespace
 ) -> Iterator[BenchRow]:
-    """Load once and run all tests; if memory is short, retry without the longest contexts."""
+    """Load once and run all tests; if memory runs out, retry without the longest contexts."""
     waiting = list(tests)
     while waiting:
         n_ctx = max(test.n_ctx for test in waiting)

@@ -1,4 +1,4 @@
-"""Output of `bench`: a table, JSON or CSV, with a row per test."""
+"""The output of `bench`: a table, JSON or CSV, with one row per test."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ HEADERS = (
 )  # fmt: skip
 RIGHT = frozenset({4, 5, 7, 8, 9})
 
-FALLBACK = "FALLBACK"  # header of the second to last column, if a GPU was slower than possible
+FALLBACK = "FALLBACK"  # header of the second-to-last column, if any GPU was slower than possible
 
 
 @dataclass(frozen=True)
 class Reached:
-    """Speeds that a test reached, and their fractions of its devices' measured speeds.
+    """The speed that a test reached, and its fraction of its devices' measured speed.
 
     Attributes:
-        bytes_per_s: read rate of the weights for generation, as in the file; None for prompts.
-        flop_per_s: rate of the matrix products for a prompt; None for generation.
-        fraction: fraction of the devices' speed; None if unknown.
-        copy_fraction: `bytes_per_s` as a fraction of the GPUs' copy rate (reads and writes), for
-            generation on GPUs only.
+        bytes_per_s: for generation, rate at which weight bytes of the file were read.
+        flop_per_s: for a prompt, rate of floating-point operations in matrix products.
+        fraction: fraction of the devices' measured speed; None if unknown.
+        copy_fraction: `bytes_per_s` as a fraction of the GPUs' copy rate (reads and writes), only
+            for generation on GPUs.
     """
 
     bytes_per_s: float | None = None
@@ -44,17 +44,17 @@ class Reached:
 
 
 class Report:
-    """Formatter of a benchmark's rows.
+    """Formatter for a benchmark's rows.
 
     Args:
         info: header of the model file.
         work: bytes and operations per token.
         speeds: measured speeds by device id.
-        has_timeline: whether to show how each rank spends a token's time.
-        has_kernels: whether to show the times of GPU kernels, and matrix products on the CPU.
+        has_timeline: whether to show how each rank spends the time per token.
+        has_kernels: whether to show times for GPU kernels and for matrix products on the CPU.
 
     Attributes:
-        products: measured matrix products on the CPU.
+        products: measurements of matrix products on the CPU.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Report:
         self._names = {device.id: device.name for device in list_devices()}
 
     def reached(self, row: BenchRow) -> Reached:
-        """Compare a row with its devices' speed; empty for a prompt with generation."""
+        """Compare a row with its devices' speed; all None for a prompt followed by generation."""
         test, result = row.test, row.result
         if result is None or (test.n_prompt and test.n_gen):
             return Reached()
@@ -112,7 +112,7 @@ class Report:
         return {"machine": machine, "results": results}
 
     def csv(self, rows: Sequence[BenchRow]) -> str:
-        """Return CSV with a header and one row per test, without single repetitions."""
+        """Return CSV with a header and one row per test, without individual repetitions."""
         text = io.StringIO()
         records = [{**self._fields(row), "fallbacks": _kinds(row)} for row in rows]
         names = [name for name in records[0] if name != "samples_ts"]
@@ -123,7 +123,7 @@ class Report:
         return text.getvalue().rstrip("\n")
 
     def table(self, rows: Sequence[BenchRow]) -> str:
-        """Return a table with the model, the machine, and a row per test."""
+        """Return the model, the machine, and a table with one row per test."""
         head = f"{self._model_type()}, {size(self._info.n_bytes)}, {self._info.name}"
         headers: tuple[str, ...] = HEADERS
         cells = [self._row(row) for row in rows]
@@ -142,7 +142,7 @@ class Report:
         return "\n".join(parts).rstrip()
 
     def machine(self) -> list[str]:
-        """Describe the measured speed of each device."""
+        """Describe each device's measured speed, one line per device."""
         return [
             f"{device} ({self._names.get(device, device)})"
             + (f", {speed.n_threads} threads" if speed.n_threads else "")

@@ -1,4 +1,4 @@
-"""Tables of `bench --kernels` and `--timeline`."""
+"""Tables for `bench --kernels` and `--timeline`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadSpeed:
-    """Duration of a load, and the read rate over all devices; None if the load was too short."""
+    """Duration of a load, and its read rate over all devices (None if the load was too short)."""
 
     seconds: float
     read_bytes_per_s: float | None
@@ -25,14 +25,14 @@ class LoadSpeed:
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One test on one load, with its result or error.
+    """One test of a loaded model, with its result or error.
 
     Attributes:
-        test_time: start of the test, UTC in ISO 8601.
-        n_threads: CPU threads of all ranks together; as requested if nothing was loaded.
+        test_time: when the test started, as UTC in ISO 8601 format.
+        n_threads: total CPU threads over all ranks; as requested if nothing was loaded.
         n_batch: prompt tokens per batch; None if unknown.
-        storage: how weights are stored, see `Plan.storage`; "" if nothing was loaded.
-        error: message of the error; the exception itself would keep the model alive.
+        storage: how weights are stored (see `Plan.storage`); "" if nothing was loaded.
+        error: the error's message, as the exception itself would keep the model alive.
     """
 
     params: LoadParams
@@ -49,14 +49,14 @@ class BenchRow:
 
     @property
     def split(self) -> tuple[float, ...]:
-        """Requested share of each rank."""
+        """Each rank's requested share."""
         return self.params.split or (1.0,) * len(self.params.devices)
 
 
 PRODUCT_HEADERS = ("TYPE", "BITS", "1 TOKEN", "A SUM", "8 TOKENS", "512 TOKENS", "512 IN")
 PRODUCT_RIGHT = frozenset({1, 2, 3, 4, 5})
 
-VECTORS = "F32"  # type of vectors such as norm weights, which may differ from the matrices'
+VECTORS = "F32"  # type of vectors such as norm weights, while matrices may have another type
 ALL = "all"
 
 
@@ -74,7 +74,7 @@ def add_kernels(group: argparse._ArgumentGroup) -> None:
 
 
 def product_types(text: str | None, info: ModelInfo) -> list[str]:
-    """Return the types to measure: by default those of the model file; () for all.
+    """Return the types to measure, by default those in the model file; [] for all.
 
     Raises:
         EngineError: a type is unknown or has no kernels.
@@ -98,7 +98,7 @@ def product_types(text: str | None, info: ModelInfo) -> list[str]:
 
 
 def measured_products(rows: Sequence[BenchRow], types: Sequence[str]) -> list[ProductSpeed]:
-    """Measure the CPU's matrix products as the first load on the CPU does, if there is one."""
+    """Measure the CPU's matrix products with the settings of the first load on the CPU, if any."""
     row = next((row for row in rows if row.result and "cpu" in row.params.all_devices), None)
     if row is None:
         return []
@@ -111,7 +111,7 @@ def measured_products(rows: Sequence[BenchRow], types: Sequence[str]) -> list[Pr
 
 
 def product_table(speeds: Sequence[ProductSpeed]) -> str:
-    """Return a table of the CPU's matrix products, or ""."""
+    """Return a table of the CPU's matrix products; "" if none were measured."""
     if not speeds:
         return ""
     first = speeds[0]
@@ -140,7 +140,7 @@ MAX_ROWS = 16  # maximum number of kernels with their own row; the others share 
 
 
 def kernel_tables(rows: Sequence[BenchRow], products: Sequence[ProductSpeed]) -> str:
-    """Return a table per test with GPU kernels, and one of the CPU's matrix products, if any."""
+    """Return a table of GPU kernels per test, and one of the CPU's matrix products, if any."""
     tables = [_table(row) for row in rows if row.result is not None and row.result.gpu]
     if products:
         tables.append(product_table(products))
@@ -173,7 +173,7 @@ TIMELINE_RIGHT = frozenset({2, 4, 5, 6, 7})
 
 @dataclass(frozen=True)
 class RankTimeline:
-    """Time of a token on one rank, in seconds and as fractions of the token's time."""
+    """How one rank spends the time per token, in seconds and as fractions."""
 
     rank: int
     device: str
@@ -187,7 +187,7 @@ class RankTimeline:
 
 
 def timeline(row: BenchRow) -> list[RankTimeline]:
-    """Return the time of a token on each rank; [] for tests with a prompt."""
+    """Return how each rank spends the time per token; [] for tests with a prompt."""
     result = row.result
     if result is None or not result.ranks:
         return []
@@ -201,7 +201,7 @@ def timeline(row: BenchRow) -> list[RankTimeline]:
 
 
 def timeline_table(rows: Sequence[BenchRow], splits: Sequence[str]) -> str:
-    """Return a table with a row per rank, or ""; `splits` are the rows' splits as text."""
+    """Return a table with one row per rank, or ""; `splits` are the rows' splits as text."""
     cells = [
         (
             split, str(row.test), str(found.rank), found.device, _milliseconds(found.token_s),

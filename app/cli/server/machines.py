@@ -1,4 +1,4 @@
-"""The machines of `tandem serve --nodes`, and the subcommand `join`."""
+"""The machines for `tandem serve --nodes`, and the subcommand `join`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 def machine_advice(
     params: LoadParams, machines: Iterable[JoinedMachine], linked: WiresMeasured
 ) -> str:
-    """Return whether a split over machines pays, with predicted speeds; "" if unknown.
+    """Say whether splitting over machines pays off, with predicted speeds; "" if unknown.
 
     Args:
         params: load parameters; devices and split are ignored.
         machines: the other machines.
-        linked: measured links between all.
+        linked: measured links between all machines.
     """
     far = [info for machine in machines for info in machine.far_infos]
     wires = engine.Wires(measured=linked.wires)
@@ -41,12 +41,12 @@ def machine_advice(
         with closing(engine.Planner(params.path)) as planner:
             return engine.choose_machines(planner, params, forecaster).reason
     except EngineError:
-        return ""  # the load reports the problem
+        return ""  # the load will report the problem
 
 
 TOKEN_VARIABLE = "TANDEM_TOKEN"  # environment variable with the token shared by all machines
 PORT = 11436  # default port for joining
-DEFAULT_MODE = "groups"  # split mode over machines: each has its own blocks, split over its devices
+DEFAULT_MODE = "groups"  # split mode: each machine has its own blocks, split over its devices
 
 
 def add_machines(parser: argparse.ArgumentParser) -> None:
@@ -78,17 +78,17 @@ def add_token(group: argparse._ArgumentGroup) -> None:
 
 
 def token_of(args: argparse.Namespace) -> str:
-    """Return the token of the options or the environment, or "".
+    """Return the token from the options or the environment, or "".
 
     Raises:
-        EngineError: it is too short.
+        EngineError: the token is too short.
     """
     token = args.token if args.token is not None else os.environ.get(TOKEN_VARIABLE, "")
     return engine.check_token(token) if token else ""
 
 
 def local_devices(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return the devices of this machine: those of the options, else all GPUs, else the CPU."""
+    """Return the devices in the options; by default all GPUs, or the CPU if there are none."""
     if args.devices is not None:
         return tuple(engine.parse_devices(args.devices))
     gpus = tuple(device.id for device in list_devices() if device.id != "cpu")
@@ -96,11 +96,11 @@ def local_devices(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 class ServedMachines:
-    """The machines of a server.
+    """A server's machines.
 
     Args:
         args: options of `tandem serve`.
-        params: load parameters of the options.
+        params: load parameters from the options.
 
     Attributes:
         gathering: the machines that join this one.
@@ -133,7 +133,7 @@ class ServedMachines:
 
     def wait(self) -> LoadParams:
         """Wait until all machines have joined; return the load parameters for all of them."""
-        while not self.gathering.wait(0.5):  # so that signals are handled
+        while not self.gathering.wait(0.5):  # in short waits, so that signals are handled
             pass
         self.gathering.keep_places()
         joined = [machine.devices for machine in self.gathering.machines]
@@ -146,12 +146,12 @@ class ServedMachines:
 
     @property
     def problem(self) -> str:
-        """Sentence that names the missing machines, or ""."""
+        """A sentence that names the missing machines, or ""."""
         return "" if self.gathering.is_complete else self.gathering.missing
 
     @property
     def state(self) -> MachinesState:
-        """State of the machines, for metrics."""
+        """The machines' state, for metrics."""
         return MachinesState(tuple(self.gathering.machines), self._linked)
 
     def _advise(self, linked: WiresMeasured) -> None:

@@ -47,19 +47,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FurtherModels:
-    """How to find further models, and how to load the model of a path."""
+    """How to find further models, and how to load the model at a path."""
 
     find: Callable[[], Iterable[Path]]
     choose: Callable[[str], LoadParams]
 
 
 def further_models(args: argparse.Namespace, given: LoadParams) -> FurtherModels:
-    """Return how to find and load the models of `--models` and of the window.
+    """Return how to find and load the models in the `--models` folders and the window's folders.
 
-    They are loaded like the first one, except for options about its file.
+    They are loaded like the first model, but without options that depend on its file.
 
     Args:
-        given: load parameters of the first model, before the default split.
+        given: the first model's load parameters, before the default split.
 
     Raises:
         EngineError: a folder does not exist.
@@ -91,13 +91,13 @@ QUIET_ROUTES = ("GET /health", "GET /metrics", "GET /slots")  # routes that moni
 MAX_TRIES = 3
 """Maximum number of consecutive failures of the first load while all machines are connected."""
 
-LOST_S = 3.5  # seconds after which the loss of a machine is known
-LOOK_S = 0.5  # interval in seconds for checking the machines
+LOST_S = 3.5  # seconds after which the loss of a machine is noticed
+LOOK_S = 0.5  # interval in seconds between checks of the machines
 CLOSE_S = 10.0  # timeout in seconds for closing the engine
 
 
 class ServerRun:
-    """A server with its own engine, until a signal ends it."""
+    """A server with its own engine that runs until a signal stops it."""
 
     def __init__(
         self, settings: ServerSettings, params: LoadParams, keep_s: float | None,
@@ -113,7 +113,7 @@ class ServerRun:
         self._signal = 0  # the first one received
 
     async def run(self) -> int:
-        """Load the model and serve it; return the signal that interrupted it, or 0.
+        """Load the model and serve it; return the signal that interrupted this, or 0.
 
         Raises:
             EngineError: the model cannot be loaded.
@@ -162,10 +162,10 @@ class ServerRun:
         await serve(context, self._sock, self._on_ready)
 
     async def _load(self, model: SingleModel) -> ModelLoaded:
-        """Load the model at the start, again if a machine is lost during that.
+        """Load the first model, retrying if a machine is lost meanwhile.
 
         Raises:
-            EngineError: it cannot be loaded, or fails repeatedly with all machines connected.
+            EngineError: loading failed, or kept losing machines although all were connected.
         """
         machines, n_tries = self._machines, 0
         while True:
@@ -193,7 +193,7 @@ class ServerRun:
         def on_change(sentence: str) -> None:
             note(sentence)
             if not machines.problem:
-                with contextlib.suppress(RuntimeError):  # the loop was just closed
+                with contextlib.suppress(RuntimeError):  # the loop has just been closed
                     loop.call_soon_threadsafe(model.load_soon)
 
         machines.gathering.on_change = on_change
@@ -239,9 +239,9 @@ class ServerRun:
 
 
 def _problem(machines: ServedMachines, async_engine: AsyncEngine) -> str:
-    """Return why the model on several machines cannot answer now, or "".
+    """Return why a model on several machines cannot answer now, or "".
 
-    It names no machine, because `/health` needs no key.
+    The text names no machine, because `/health` needs no key.
     """
     if machines.problem:
         return "The model is waiting for another machine."
@@ -249,7 +249,7 @@ def _problem(machines: ServedMachines, async_engine: AsyncEngine) -> str:
 
 
 def example(address: str, *, has_key: bool) -> str:
-    """Return a command to try the server with."""
+    """Return a command for trying the server."""
     address = address.replace(EVERYWHERE, "127.0.0.1")
     key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if has_key else ""
     body = '{"messages": [{"role": "user", "content": "Hello!"}]}'
@@ -257,7 +257,7 @@ def example(address: str, *, has_key: bool) -> str:
 
 
 def note_request(record: RequestRecord) -> None:
-    """Write a line about an ended request to stderr, unless a monitor polls."""
+    """Write a line about a finished request to stderr, unless it is a monitor's poll."""
     if record.route in QUIET_ROUTES and record.status == 200:
         return
     speed = f", {record.tokens_per_s:.1f}/s" if record.tokens_per_s else ""
@@ -270,7 +270,7 @@ def note_request(record: RequestRecord) -> None:
     )
 
 
-PARALLEL = 4  # default number of parallel requests of full length, if memory allows
+PARALLEL = 4  # default number of parallel full-length requests, if memory allows
 
 
 HINTS = ServerHints(
@@ -353,7 +353,7 @@ def run_serve(args: argparse.Namespace) -> None:
         if machines:
             machines.gathering.close()
     if number:
-        signal.raise_signal(number)  # which would have ended the process
+        signal.raise_signal(number)  # now end the process as the signal would have
 
 
 def served_params(args: argparse.Namespace, given: LoadParams) -> LoadParams:

@@ -1,1 +1,1 @@
-"""Splits on the command line: the default one, saved plans, simulated rigs."""
+"""Splits on the command line: the default split, saved plans, simulated rigs."""

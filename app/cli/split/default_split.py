@@ -18,18 +18,18 @@ PLACES = (
     "plan", "devices", "split", "split_mode", "groups", "n_cpu_blocks", "n_cpu_moe", "kv_on_host",
     "override",
 )  # fmt: skip
-"""Options that place the model."""
+"""Options that determine where the model is placed."""
 
 
 def has_no_choice(args: argparse.Namespace) -> bool:
-    """Return whether no option places the model."""
+    """Return whether no option determines where the model is placed."""
     return all(getattr(args, name) is None for name in PLACES)
 
 
 def with_default_split(args: argparse.Namespace, params: LoadParams) -> LoadParams:
     """Return `params` on the devices predicted to be fastest, unless an option places the model.
 
-    Writes the reason to stderr if there was a choice, and how to enable a GPU if none is usable.
+    If there was a choice, the reason is written to stderr; if no GPU is usable, how to enable one.
 
     Raises:
         EngineError: the model cannot be run.
@@ -51,9 +51,9 @@ def with_default_split(args: argparse.Namespace, params: LoadParams) -> LoadPara
 def with_comfortable_context(args: argparse.Namespace, params: LoadParams) -> LoadParams:
     """Return `params` with the longest context that leaves memory for other programs.
 
-    At most the model's own context, as in the window. Since requests share the cache, parallel
-    requests are added only after that, as far as they fit. `params` are unchanged if an option sets
-    the context, or if even the default context is not comfortable.
+    As in the window, the model's own context is the limit. Since requests share the cache, parallel
+    requests are added only afterwards, as far as they fit. `params` are unchanged if an option sets
+    the context, or if nothing longer than the default fits.
     """
     if args.ctx is not None or args.plan is not None:
         return params
@@ -109,8 +109,8 @@ class RoomLeft:
     """The longest context that fits, and how to make the plan fit.
 
     Attributes:
-        max_ctx: longest context that fits with this split, in tokens; 0 for none.
-        remedies: ways to make the plan fit, ready for JSON; empty if it fits.
+        max_ctx: longest context that fits with this split, in tokens; 0 if none fits.
+        remedies: ways to make the plan fit, ready for JSON; empty if it already fits.
     """
 
     max_ctx: int
@@ -118,7 +118,7 @@ class RoomLeft:
 
 
 def room_left(fit: Fit, params: LoadParams) -> RoomLeft:
-    """Compute the room that `params` leave.
+    """Compute how much room `params` leave.
 
     Raises:
         EngineError: the split is impossible.
@@ -134,7 +134,7 @@ def _document(remedy: Remedy, asked: LoadParams) -> dict[str, object]:
 
 
 def room_text(room: RoomLeft) -> str:
-    """Format the room for people."""
+    """Describe the remaining room in sentences."""
     longest = f"The longest context that fits is {room.max_ctx:,} tokens."
     lines = [longest if room.max_ctx else "No context fits with this split."]
     if room.remedies:

@@ -1,4 +1,4 @@
-"""The subcommand `plans`, and saving of plans."""
+"""The subcommand `plans`, and the saving of plans."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def save_plan(name: str, params: LoadParams, badge: PlanBadge | None = None) -> 
     """Save load parameters as a plan.
 
     Args:
-        badge: measured speeds; None keeps those of the same plan.
+        badge: measured speeds; None to keep the saved ones if the parameters are unchanged.
 
     Raises:
         EngineError: the name is invalid, or writing failed.

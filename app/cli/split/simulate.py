@@ -1,4 +1,4 @@
-"""Predictions of `tandem plan`, for this machine or a simulated rig."""
+"""Predictions in `tandem plan`, for this machine or a simulated rig."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
 
 
 def forecaster_of(args: argparse.Namespace) -> Forecaster:
-    """Return the forecaster of this machine or of the simulated rig.
+    """Return the forecaster for this machine or the simulated rig.
 
-    Sets `args.devices` to the rig's GPUs unless devices or a plan are given.
+    Unless the options give devices or a plan, `args.devices` is set to the rig's `used_devices`.
 
     Raises:
         EngineError: the rig is invalid.
@@ -75,7 +75,7 @@ def forecaster_of(args: argparse.Namespace) -> Forecaster:
 
 
 def used_devices(rig: Rig) -> list[str]:
-    """Return a rig's GPUs, and the CPUs of machines without GPUs if there are several machines."""
+    """Return a rig's GPUs and, with several machines, the CPUs of machines without GPUs."""
     gpus = [device.id for device in rig.devices if device.kind == "cuda"]
     with_gpus = machines_of(gpus)
     ids = [device.id for device in rig.devices]
@@ -85,7 +85,7 @@ def used_devices(rig: Rig) -> list[str]:
 
 
 def measure_used(found: Forecaster, params: LoadParams, kinds: Sequence[str]) -> Forecaster:
-    """Measure the devices in use, and return this machine's new forecaster."""
+    """Measure the devices in use; return this machine's new forecaster."""
     file = MachineFile.of_user()
     for device in found.devices.values():
         if device.id in params.all_devices:
@@ -143,10 +143,10 @@ HOW = {
 def links_document(
     rig_text: str | None, evaluation: Evaluation, n_tokens: int
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the links of a simulated rig and the times of a plan's all-reduces; {} without a rig.
+    """Return a simulated rig's links and the times for a plan's all-reduces; {} if there is no rig.
 
     Args:
-        n_tokens: tokens in a prompt's batch; all-reduces of one token are listed as well.
+        n_tokens: tokens in a prompt batch; all-reduces for single tokens are listed as well.
     """
     if rig_text is None:
         return {}
@@ -177,7 +177,7 @@ def _edge_document(edge: Edge) -> dict[str, Any]:
 
 
 def links_text(rig_text: str | None, evaluation: Evaluation, n_tokens: int) -> str:
-    """Format links and all-reduces as tables, each after an empty line."""
+    """Format links and all-reduces as tables, each preceded by an empty line."""
     document = links_document(rig_text, evaluation, n_tokens)
     links = [
         (e["a"], e["b"], e["way"], microseconds(e["latency_s"]), _rate(e["bytes_per_s"]))

@@ -25,44 +25,44 @@ from engine import (
 
 
 class EngineSignals(QObject):
-    """The signals of `EngineClient`; those of an answer end with its `RunningAnswer`."""
+    """The signals of `EngineClient`; the last argument of an answer's signals is the answer."""
 
     ready = Signal(object)  # EngineReady
     state_changed = Signal(object)  # EngineState
     load_progress = Signal(float)  # 0 to 1
-    load_doing = Signal(str)  # current step of the load, "" while it only reads the file
+    load_doing = Signal(str)  # current step of the load; "" while it only reads the file
     loaded = Signal(object)  # ModelLoaded
     load_failed = Signal(object)  # EngineError; Cancelled if it was stopped
-    resplit_done = Signal(object)  # ModelResplit; `load_progress` is emitted before
+    resplit_done = Signal(object)  # ModelResplit; preceded by `load_progress`
     resplit_failed = Signal(object)  # EngineError; the old split is kept unless `model` is None
-    state_progress = Signal(float)  # 0 to 1, of the state that is being saved or loaded
+    state_progress = Signal(float)  # 0 to 1, for the state that is being saved or loaded
     state_saved = Signal(object)  # StateSaved
     state_loaded = Signal(object)  # StateLoaded
-    state_failed = Signal(object, object)  # EngineError, the SaveState or LoadState it ended
+    state_failed = Signal(object, object)  # EngineError, the SaveState or LoadState that failed
     tune_started = Signal(object)  # TuneEstimate
     tune_progress = Signal(object)  # TuneProgress
     tuned = Signal(object)  # TuneResult; the previous model is loaded again
     tune_failed = Signal(object)  # EngineError; the model is loaded again unless `model` is None
     unloaded = Signal()
-    prefill = Signal(int, int, object)  # prompt tokens done, all prompt tokens, RunningAnswer
+    prefill = Signal(int, int, object)  # computed prompt tokens, all prompt tokens, RunningAnswer
     shifted = Signal(int, object)  # number of tokens dropped from a full context, RunningAnswer
     text = Signal(str, object)  # text, RunningAnswer
     called = Signal(object, object)  # ToolCallBegun or ToolCallText, RunningAnswer
-    paced = Signal(object)  # RunningAnswer with new tokens per second
-    rate = Signal(float, int)  # tokens per second of all answers, and how many; 0 at the end
-    token_times = Signal(object)  # TokenTimes of one token in every few
+    paced = Signal(object)  # RunningAnswer whose tokens per second were updated
+    rate = Signal(float, int)  # combined tokens per second, number of answers; zeros at the end
+    token_times = Signal(object)  # TokenTimes, only for some tokens
     finished = Signal(object, object)  # Finished, RunningAnswer
     failed = Signal(object, object)  # EngineError that ended an answer, RunningAnswer
     counted = Signal(object)  # TokensCounted, or None if counting failed
     lost = Signal(object, object)  # EngineError that unloaded the model, its ModelLoaded
-    fallbacks_changed = Signal(object)  # tuple of Fallback: what slows the GPUs from now on
+    fallbacks_changed = Signal(object)  # tuple of Fallback: everything that now slows down the GPUs
 
 
 RATE_WINDOW_S = 1.0
 
 
 class TokenRate:
-    """Meter of tokens per second over a short window."""
+    """Meter for tokens per second over a short window."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -75,7 +75,7 @@ class TokenRate:
             self._n_tokens += n_tokens
 
     def due(self) -> float | None:
-        """Return the rate once per window, else None."""
+        """Return the rate once per window, otherwise None."""
         if self._since is None:
             return None
         seconds = time.perf_counter() - self._since
@@ -90,7 +90,7 @@ class AnswerMeter:
     """Statistics of one answer, used if it is cut off.
 
     Attributes:
-        asked_at: start of the request, by `time.perf_counter`.
+        asked_at: time of the request, by `time.perf_counter`.
         first_token_s: time to first token in seconds; 0 until then.
     """
 
@@ -122,18 +122,18 @@ class AnswerStage(Enum):
 
 
 class RunningAnswer:
-    """An answer that was requested; it keeps its final state after it ends.
+    """A requested answer; it keeps its final state after it has finished.
 
     Args:
         begun: token ids of the answer to continue.
-        marker: adds the marks around reasoning that comes as separate parts.
+        marker: adds marks around reasoning that arrives as separate parts.
 
     Attributes:
         number: id of its command.
         ids: its tokens so far, including `begun`.
-        n_read, n_prompt: prompt tokens computed, and all of them; 0 while it waits.
+        n_read, n_prompt: computed prompt tokens, and all prompt tokens; 0 while it waits.
         tokens_per_s: speed over the last second; 0 while unknown.
-        was_alone: whether no other answer ran concurrently, so that its speed is the model's.
+        was_alone: whether no other answer has run concurrently, so that its speed is the model's.
     """
 
     def __init__(
@@ -150,18 +150,18 @@ class RunningAnswer:
 
 
 def marker_behind(text: str) -> ThoughtMarker:
-    """Return the marker for an answer that continues a text with marks."""
+    """Return the marker for an answer that continues a text, which may contain marks."""
     is_open = text.lstrip().startswith(THINK_OPEN) and THINK_CLOSE not in text
     return ThoughtMarker(is_open=is_open, has_said=bool(text) and not is_open)
 
 
 class RunningAnswers:
-    """All answers that have not ended, in the order requested; joins text into few signals."""
+    """All unfinished answers, in the order requested; combines their texts into fewer signals."""
 
     def __init__(self, signals: EngineSignals) -> None:
         self._signals = signals
         self._running: dict[int, RunningAnswer] = {}
-        self._texts: dict[int, list[str]] = {}  # not emitted yet, by the answer's number
+        self._texts: dict[int, list[str]] = {}  # not yet emitted, by answer number
         self._rate = TokenRate()  # of all answers
 
     def __len__(self) -> int:
@@ -181,7 +181,7 @@ class RunningAnswers:
                 one.was_alone = False
 
     def take_text(self, number: int, event: TokenText) -> None:
-        """Buffer text of an answer until `emit_text`."""
+        """Buffer an answer's text until `emit_text`."""
         answer, n_tokens = self._running[number], len(event.ids)
         text = answer.marker.written(event.text, is_thought=event.part == "reasoning")
         self._texts.setdefault(number, []).append(text)
@@ -192,13 +192,13 @@ class RunningAnswers:
         answer.stage = AnswerStage.WRITING
 
     def emit_text(self, number: int | None = None) -> None:
-        """Emit the buffered text of one answer or of all."""
+        """Emit the buffered text of one answer, or of all answers."""
         for one in [number] if number is not None else list(self._texts):
             if text := "".join(self._texts.pop(one, ())):
                 self._signals.text.emit(text, self._running[one])
 
     def emit_rates(self) -> None:
-        """Emit the tokens per second of each answer and of all, once a second."""
+        """Emit the tokens per second for each answer and for all together, once a second."""
         for answer in self:
             if (own := answer.rate.due()) is not None:
                 answer.tokens_per_s = own
@@ -207,20 +207,20 @@ class RunningAnswers:
             self._signals.rate.emit(rate, sum(one.stage is AnswerStage.WRITING for one in self))
 
     def end(self, number: int) -> RunningAnswer:
-        """Remove an answer that has ended, and return it."""
+        """Remove a finished answer and return it."""
         answer = self._running.pop(number)
         if not self._running:
             self._rate = TokenRate()
         return answer
 
     def on_event(self, number: int, event: Event) -> None:
-        """Emit the signals of an event other than text or the end."""
+        """Emit the signals for an event other than text or the closing event."""
         signals = self._signals
         if isinstance(event, TokenTimes):  # unrelated to the buffered text
             signals.token_times.emit(event)
             return
         answer = self._running[number]
-        if isinstance(event, ToolCallBegun):  # ends the reasoning
+        if isinstance(event, ToolCallBegun):  # it ends the reasoning
             self._texts.setdefault(number, []).append(answer.marker.closed())
         self.emit_text(number)
         if isinstance(event, ToolCallBegun | ToolCallText):
@@ -233,7 +233,7 @@ class RunningAnswers:
             signals.shifted.emit(event.n_dropped, answer)
 
     def emit_end(self, answer: RunningAnswer, event: Finished | Failed) -> None:
-        """Emit the end of an answer that `end` has removed."""
+        """Emit the closing signal of an answer that `end` has removed."""
         if not self._running:
             self._signals.rate.emit(0.0, 0)
         if isinstance(event, Finished):

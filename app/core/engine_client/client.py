@@ -62,13 +62,13 @@ NONE = -1  # command id for "no command"
 
 
 class ModelWork:
-    """Loads, splits, tuning and unloads; only the latest command of each kind emits signals.
+    """Loads, resplits, tuning runs and unloads; only the latest of each kind emits signals.
 
     Args:
-        settle: updates the engine's state before a signal reports a change.
+        settle: updates the engine's state; called before a signal reports a change.
 
     Attributes:
-        model: the loaded model, if any; kept while another one is loading.
+        model: the loaded model, if any; kept while another model is loading.
         load, tune, unload: ids of the running commands, or `NONE`.
     """
 
@@ -76,19 +76,19 @@ class ModelWork:
         self._signals, self._settle = signals, settle
         self.model: ModelLoaded | None = None
         self.load = self.tune = self.unload = NONE
-        self._resplits: list[int] = []  # all that are running: one does not cancel another
+        self._resplits: list[int] = []  # all running ones; a new one cancels none of them
 
     def add_resplit(self, number: int) -> None:
-        """Track a change of the split."""
+        """Track a resplit."""
         self._resplits.append(number)
 
     @property
     def stoppable(self) -> list[int]:
-        """Ids of the commands that can be cancelled."""
+        """Ids of the running commands that can be cancelled."""
         return [n for n in (self.load, self.tune) if n != NONE] + self._resplits
 
     def on_event(self, number: int, event: Event) -> None:
-        """Emit the signals of an event, unless its command was replaced."""
+        """Emit the signals for an event, unless its command was replaced."""
         if number == self.load or (number == 0 and self.load == NONE):
             self._on_load(event)
         elif number in self._resplits:
@@ -105,7 +105,7 @@ class ModelWork:
             self.note(event)
 
     def note(self, event: Event) -> None:
-        """Update the loaded model without a signal."""
+        """Update the loaded model without emitting a signal."""
         self.model = model_after(event, self.model)
 
     def on_fallbacks(self, event: FallbacksChanged) -> None:
@@ -160,9 +160,9 @@ class ModelWork:
 
 
 class EngineState(Enum):
-    """State of the engine; `EngineClient.model` is the loaded model.
+    """State of the engine.
 
-    LOADING includes tuning and changes of the split, even during an answer.
+    LOADING includes tuning and resplits, even during an answer.
     """
 
     EMPTY = "empty"
@@ -174,13 +174,13 @@ class EngineState(Enum):
 
 @dataclass(slots=True)
 class AsideAnswer:
-    """A text generated in the background.
+    """Text generated in the background.
 
     Attributes:
         number: id of its command.
-        then: called when it has ended.
+        then: called when it has finished.
         reason: its finish reason (see `Finished`), or "failed".
-        is_ending: whether it was cancelled already.
+        is_ending: whether it has been cancelled.
     """
 
     number: int
@@ -199,15 +199,15 @@ POLL_S = 0.02
 class EngineClient(EngineSignals):
     """The engine for the window: commands are methods, events are Qt signals.
 
-    Events of replaced commands are dropped. Answers run concurrently; each has a `RunningAnswer`.
+    Events from replaced commands are dropped. Answers run concurrently, each as a `RunningAnswer`.
 
     Args:
         make_host: starts an engine that sends its events to the given callable; called by `start`
             or the first command, so that the window appears before torch uses the CPU.
 
     Attributes:
-        answers: the answers that have not ended.
-        sharing: the same engine, shared with the server.
+        answers: the running answers.
+        sharing: lets the server use the same engine.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class EngineClient(EngineSignals):
     ) -> None:
         super().__init__(parent)
         self._work = ModelWork(self, self._settle)
-        self._states: dict[int, SaveState | LoadState] = {}  # by number
+        self._states: dict[int, SaveState | LoadState] = {}  # by command id
         self._count_numbers: set[int] = set()
         self._aside: AsideAnswer | None = None
         self.answers = RunningAnswers(self)
@@ -231,7 +231,7 @@ class EngineClient(EngineSignals):
 
     @property
     def model(self) -> ModelLoaded | None:
-        """The loaded model, if any; kept while another one is loading."""
+        """The loaded model, if any; kept while another model is loading."""
         return self._work.model
 
     @property
@@ -246,7 +246,7 @@ class EngineClient(EngineSignals):
 
     @property
     def is_idle(self) -> bool:
-        """Whether a model is loaded, nothing runs and nothing waits."""
+        """Whether a model is loaded and nothing is running or waiting."""
         is_free = self._aside is None and not self._states and not self.sharing.n_running
         return is_free and self._state is EngineState.READY
 
@@ -263,7 +263,7 @@ class EngineClient(EngineSignals):
         return self._host
 
     def _free_host(self) -> EngineHost:
-        """Return the engine for a user's command, cancelling the background text."""
+        """Cancel the background text and return the engine for a user's command."""
         host = self._running()
         if self._aside is not None and not self._aside.is_ending:
             self._aside.is_ending = True
@@ -284,7 +284,7 @@ class EngineClient(EngineSignals):
         self._settle()
 
     def resplit(self, params: LoadParams) -> None:
-        """Change the split of the model; running answers continue."""
+        """Change the model's split; running answers continue."""
         self._work.add_resplit(self._submit(Resplit(params)))
         self._settle()
 
@@ -302,7 +302,7 @@ class EngineClient(EngineSignals):
         self._work.unload = self._submit(Unload())
 
     def cancel(self) -> None:
-        """Cancel loading, tuning or a change of the split, but no answers."""
+        """Cancel loading, tuning and resplits, but no answers."""
         for number in self._work.stoppable:
             self._running().cancel(number)
 
@@ -313,9 +313,9 @@ class EngineClient(EngineSignals):
             self.stop(answer)
 
     def generate(self, request: AnswerRequest) -> RunningAnswer:
-        """Answer a request, concurrently with the other answers."""
+        """Start answering a request, concurrently with other answers."""
         marker = None
-        if request.in_parts and request.continue_last:  # its reasoning is passed as a part, too
+        if request.in_parts and request.continue_last:  # pass its reasoning as a part, too
             *before, last = request.messages
             marker = marker_behind(last.content)
             request = replace(request, messages=(*before, thought_apart(last)))
@@ -325,20 +325,20 @@ class EngineClient(EngineSignals):
         return answer
 
     def stop(self, answer: RunningAnswer) -> None:
-        """Cancel an answer; it still emits its closing signal."""
+        """Cancel an answer; its closing signal is still emitted."""
         if answer.number in self.answers:
             self._running().cancel(answer.number)
 
     def ask_aside(self, request: AnswerRequest, then: Callable[[AsideAnswer], None]) -> bool:
-        """Generate a short text in the background if the engine is idle, without signals.
+        """If the engine is idle, generate a short text in the background, without signals.
 
-        Any other command cancels it.
+        The next user command cancels it.
 
         Args:
-            then: called with the answer, also if it failed or was cancelled.
+            then: called with the answer, even if it failed or was cancelled.
 
         Returns:
-            whether the engine was idle.
+            Whether the engine was idle.
         """
         if not self.is_idle:
             return False
@@ -348,12 +348,12 @@ class EngineClient(EngineSignals):
     def count(
         self, messages: Sequence[ChatMessage] | None, draft: str, tools: Sequence[Tool] = ()
     ) -> None:
-        """Count the tokens of a prompt while answers continue; see `CountTokens`."""
+        """Count a prompt's tokens while answers continue; see `CountTokens`."""
         command = CountTokens(None if messages is None else tuple(messages), draft, tuple(tools))
         self._count_numbers.add(self._submit(command, self._running()))
 
     def save_state(self, path: str, of: RunningAnswer | None = None) -> None:
-        """Save the KV cache of an answer's sequence, by default the last one."""
+        """Save the KV cache of an answer's sequence, by default the last answer's."""
         number = 0 if of is None else of.number
         self._move_state(SaveState(path, number))
 
@@ -365,17 +365,17 @@ class EngineClient(EngineSignals):
         self._states[self._submit(command)] = command
 
     def finish_states(self, seconds: float) -> None:
-        """Wait up to `seconds` until all states are saved."""
+        """Wait up to `seconds` for all states to be saved or loaded."""
         deadline = time.monotonic() + seconds
         while self._states and time.monotonic() < deadline:
             self._inbox.drain()
             time.sleep(POLL_S)
 
     def release(self) -> EngineHost | None:
-        """Detach the idle engine; the next command starts another.
+        """Detach the idle engine; the next command starts a new one.
 
         Returns:
-            The engine, if one runs; close it on another thread, as that takes long.
+            The engine, if one is running; close it on another thread, as closing takes long.
         """
         host, self._host = self._host, None
         self.sharing.use(None)
@@ -390,13 +390,13 @@ class EngineClient(EngineSignals):
         return host
 
     def shutdown(self) -> bool:
-        """Close the engine; return whether it ended within `CLOSE_S`."""
+        """Close the engine; return whether it stopped within `CLOSE_S`."""
         if self._state is EngineState.CLOSED:
             return True
         ended = self._host is None or self._host.close(CLOSE_S)
         if not ended:
             log.warning("the engine did not end within %.0f s", CLOSE_S)
-        self._inbox.close()  # delivers the last events of answers
+        self._inbox.close()  # delivers the answers' last events
         self._set_state(EngineState.CLOSED)
         return ended
 
@@ -412,7 +412,7 @@ class EngineClient(EngineSignals):
         self.answers.emit_rates()
 
     def _dispatch(self, number: int, event: Event) -> None:
-        """Emit the signals of an event, and then `lost` if it cost the model."""
+        """Emit the signals for an event, then `lost` if the event reports the model's loss."""
         before = self.model
         self._emit(number, event)
         if isinstance(event, Failed) and event.is_model_lost and before is not None:
@@ -435,7 +435,7 @@ class EngineClient(EngineSignals):
             self._work.note(event)
             self.counted.emit(event if isinstance(event, TokensCounted) else None)
         else:
-            self.answers.emit_text()  # before the event, which may end the answers
+            self.answers.emit_text()  # before the event, which may end answers
             self._work.on_event(number, event)
 
     def _on_answer(self, number: int, event: Event) -> None:
@@ -486,5 +486,5 @@ class EngineClient(EngineSignals):
 
 
 def is_cancelled(error: object) -> bool:
-    """Return whether a command was cancelled, which needs no banner."""
+    """Return whether an error is a cancellation, which needs no banner."""
     return isinstance(error, Cancelled)

@@ -2,7 +2,7 @@
 
 The engine sends events on its own thread, often hundreds per second; they are appended to a queue.
 The first event after a pause starts a timer on the GUI thread, which drains the queue 25 times a
-second. The server shares the engine, with its own commands and events.
+second. The server shares the engine but has its own commands and events.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EventInbox(QObject):
 
     Args:
         take: called on the GUI thread with the events since the last call, possibly none.
-        watch: called first with each event, on the engine's thread; returns whether to drop it.
+        watch: called on the engine's thread with each new event; returns whether to drop it.
     """
 
     _woken = Signal()
@@ -61,7 +61,7 @@ class EventInbox(QObject):
         self._queue: deque[HostEvent] = deque()
         self._lock = threading.Lock()
         self._is_awake = self._is_closed = False
-        self._host_number = 0  # events of earlier hosts are dropped
+        self._host_number = 0  # events from earlier hosts are dropped
         self._timer = QTimer(self, interval=DRAIN_MS)
         self._timer.timeout.connect(self.drain)
         self._woken.connect(self._wake)
@@ -72,13 +72,13 @@ class EventInbox(QObject):
         return lambda event: self._receive(event, number)
 
     def forget(self) -> None:
-        """Drop all past and future events of the hosts so far."""
+        """Drop all events from existing hosts, including future ones."""
         with self._lock:
             self._host_number += 1
             self._queue.clear()
 
     def close(self) -> None:
-        """Deliver the queued events, and none after that."""
+        """Deliver the queued events and ignore later ones."""
         self.drain()
         self._timer.stop()
         self._is_closed = True
@@ -126,19 +126,19 @@ OF_ANSWERS = (
     PrefillProgress, ContextShifted, TokenText, TokenTimes, ToolCallBegun, ToolCallText,
     ToolCallEnded,
 )  # fmt: skip
-"""Events before the end of an answer."""
+"""Events that precede an answer's closing event."""
 
 
 class EngineSharing:
-    """Commands of the server, whose events the window does not get.
+    """The server's commands to the shared engine, whose events the window does not receive.
 
-    Thread-safe. No lock is held while a host is called, since some send events from that call.
+    Thread-safe. No lock is held while a host is called, since some hosts send events from the call.
 
     Attributes:
-        on_event: called with every event of the engine, including the window's, on its thread;
-            it must return quickly. May be None.
-        used_at: time when a command last started or ended, by `time.monotonic`; `CountCache` is
-            ignored, since metrics poll it.
+        on_event: called on the engine's thread with every event, including the window's; must
+            return quickly. May be None.
+        used_at: time when a command last started or finished, by `time.monotonic`; `CountCache`
+            does not count, since metrics poll it.
     """
 
     def __init__(self) -> None:
@@ -155,13 +155,13 @@ class EngineSharing:
         return len(self._running)
 
     def watch(self, on_event: Callable[[HostEvent], None]) -> ModelLoaded | None:
-        """Subscribe to all events; return the model that is loaded now."""
+        """Subscribe to all events; return the loaded model, if any."""
         with self._lock:
             self.on_event = on_event
             return self._model
 
     def use(self, host: EngineHost | None) -> None:
-        """Switch to another engine; commands of the old one fail."""
+        """Switch to another engine; commands running on the old one fail."""
         with self._lock:
             self._host, self._model = host, None
             ended = list(self._running)
@@ -172,7 +172,7 @@ class EngineSharing:
                 self.on_event(HostEvent(number, Failed(error, is_model_lost=True)))
 
     def submit(self, command: Command) -> int:
-        """Submit a command to the engine, and return its id.
+        """Submit a command to the engine and return its id.
 
         Raises:
             EngineError: there is no engine.
@@ -189,7 +189,7 @@ class EngineSharing:
         return number
 
     def cancel(self, number: int) -> None:
-        """Cancel a command, if it is running."""
+        """Cancel a command if it is running."""
         with self._lock:
             host = self._host if number in self._running else None
         if host is not None:
@@ -200,7 +200,7 @@ class EngineSharing:
             self.cancel(number)
 
     def take(self, event: HostEvent) -> bool:
-        """Process an event; return whether the window should not get it."""
+        """Process an event; return whether to hide it from the window."""
         is_shown = isinstance(event.event, FallbacksChanged)  # concerns the model, not a command
         with self._lock:
             self._model = model_after(event.event, self._model)

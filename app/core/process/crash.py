@@ -1,4 +1,4 @@
-"""Logging of uncaught exceptions, which the banner shows while the window stays open."""
+"""Logging, and banners that report uncaught exceptions while the window stays open."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ LEVELS = {
 
 
 class CrashReporter(QObject):
-    """Excepthook for all threads, between `install` and `uninstall`."""
+    """Excepthook for all threads between `install` and `uninstall`."""
 
     noticed = Signal(object)  # Notice
 
-    _crashed = Signal(str, str)  # one line, all lines
+    _crashed = Signal(str, str)  # summary in one line, full traceback
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
@@ -84,7 +84,7 @@ FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 OWN: Final = ("app", "engine", "qt")
-"""Loggers written from INFO on; libraries' start at WARNING, as some log URLs and contents."""
+"""Loggers that log from INFO on; all others start at WARNING, as some log URLs and contents."""
 
 
 class _BoundedFile(logging.FileHandler):
@@ -96,11 +96,11 @@ class _BoundedFile(logging.FileHandler):
             if self.stream is not None and self.stream.tell() >= MAX_BYTES:
                 self.close()
                 Path(self.baseFilename).replace(f"{self.baseFilename}.1")
-        except OSError:  # Windows, while another program reads it: the next record tries again
+        except OSError:  # on Windows if another program is reading it; the next record retries
             return
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Drop records that cannot be written; code that needs the disk reports that itself."""
+        """Drop records that cannot be written; code that needs the disk reports errors itself."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
@@ -110,7 +110,7 @@ class _BoundedFile(logging.FileHandler):
 
 
 class LogFile:
-    """The log file, written between `start` and `stop`."""
+    """The log file, which is written between `start` and `stop`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

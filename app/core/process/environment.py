@@ -1,4 +1,4 @@
-"""The environment: whether there is a display, and whether the engine runs in a process.
+"""The environment: whether there is a display, and whether the engine has its own process.
 
 Without a display, Qt aborts the process with a core dump.
 """
@@ -26,11 +26,11 @@ HINT = "Start Tandem on a desktop, or run `tandem chat MODEL.gguf` in the termin
 
 
 class NoDisplay(EngineError):
-    """No display is available for a window."""
+    """There is no display for a window."""
 
 
 def check_display(environment: Mapping[str, str] = os.environ) -> None:
-    """Check that X11 can open a window; other platforms and explicit Qt settings are trusted.
+    """Check that X11 can open a window; trust other platforms and explicit Qt settings.
 
     Raises:
         NoDisplay: there is no display, or it does not respond.
@@ -49,7 +49,7 @@ def check_display(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def _check_plugin() -> None:
-    """Load Qt's X11 plugin.
+    """Check that Qt's X11 plugin can be loaded.
 
     Raises:
         ImportError: one of its libraries is missing.
@@ -80,13 +80,13 @@ def _answers(name: str) -> bool:
 
 
 DEBIAN_PACKAGES = "libegl1 libgl1 libxkbcommon0 libdbus-1-3 libfontconfig1 libglib2.0-0"
-"""Debian packages of all system libraries that Qt needs, except for X11."""
+"""Debian packages with the system libraries that Qt needs, except those for X11."""
 
 XCB_PACKAGES = (
     "libxcb-cursor0 libxcb-icccm4 libxcb-image0 libxcb-keysyms1 libxcb-render-util0 libxcb-shape0"
     " libxcb-xinerama0 libxcb-xkb1 libxkbcommon-x11-0"
 )
-"""Further Debian packages that Qt needs on X11."""
+"""Additional Debian packages that Qt needs on X11."""
 
 XCB_PREFIXES = ("libxcb", "libxkbcommon-x11")
 
@@ -136,7 +136,7 @@ def engine_place() -> str:
 
 
 def chosen_host() -> MakeHost:
-    """Return the class that starts the engine; importing it takes a moment."""
+    """Return the class that starts the engine; its import takes a moment."""
     return engine.ProcessHost if engine_place() == "process" else engine.ThreadHost
 
 

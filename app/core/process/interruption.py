@@ -1,6 +1,6 @@
 """Termination signals: Ctrl+C, a closed terminal, `kill`.
 
-Imports little, so that it can be the first import of the program.
+This module imports little, so that the program can import it first.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import NoReturn
 Handler = Callable[[int, FrameType | None], object] | int | None
 
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
-"""Names of the signals, where the system has them."""
+"""Names of the signals; not every system has all of them."""
 
 
 class Interruption:
-    """Turns termination signals into KeyboardInterrupt, so that a command closes files and models.
+    """Turns termination signals into KeyboardInterrupt, so that commands close files and models.
 
     Attributes:
         status: exit status after an interruption.
-        is_set: whether a signal was received.
+        is_set: whether a signal has been received.
     """
 
     def __init__(self) -> None:
@@ -47,11 +47,11 @@ class Interruption:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import modules inside the `with` block: signals kill the process, garbage is not collected.
+    """Disable garbage collection and let signals kill the process, for imports in the `with` block.
 
-    A signal raises no exception, since half-imported modules, compiled ones above all, swallow
-    exceptions or turn them into others. Imports leave hardly any garbage, but collecting it takes a
-    sixth of their time; imported objects are frozen, so later collections skip them too.
+    Signals raise no exceptions, since half-imported modules, especially compiled ones, swallow
+    exceptions or turn them into others. Imports leave hardly any garbage, but collections take a
+    sixth of their time. Imported objects are frozen, so later collections skip them, too.
     """
     previous, was_collecting = end_at_once(), gc.isenabled()
     gc.disable()
@@ -65,14 +65,14 @@ def importing() -> Iterator[None]:
 
 
 def end_at_once() -> dict[int, Handler]:
-    """Exit immediately on any signal from now on; return the old handlers for `restore`."""
+    """Make the process exit immediately on any signal; return the old handlers for `restore`."""
     return handle(_end)
 
 
 def handle(handler: Handler) -> dict[int, Handler]:
     """Install `handler` for all signals; return the old handlers for `restore`.
 
-    An ignored signal (as with `nohup`) stays ignored. Does nothing outside the main thread.
+    Ignored signals (as with `nohup`) stay ignored. Outside the main thread, this does nothing.
     """
     former: dict[int, Handler] = {}
     for number in (getattr(signal, name) for name in NAMES if hasattr(signal, name)):

@@ -1,6 +1,6 @@
 """Single instance: a second start passes its file to the open window.
 
-The window holds a lock and listens on a local socket. Both belong to the settings folder, so a
+The window holds a lock and listens on a local socket. Both are tied to the settings folder, so a
 portable copy of Tandem has its own window. On macOS, files to open arrive as events.
 """
 
@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 
 CONNECT_MS = 500
 ANSWER_S = 3.0
-"""Seconds that a second start waits for a window that is still starting, before opening one."""
+"""Seconds that a second start waits for a window that is still starting before opening its own."""
 
-QUIT_S = 20.0  # seconds allowed for a window to save everything and close
+QUIT_S = 20.0  # seconds a window has to save everything and close
 MAX_BYTES = 1 << 16
 DONE = b"done\n"
 
@@ -63,7 +63,7 @@ class OpenRequest:
         """Parse a line of JSON.
 
         Raises:
-            ValueError: it is not a request.
+            ValueError: the line is not a request.
         """
         data = json.loads(line)
         if not isinstance(data, dict):
@@ -75,10 +75,10 @@ class OpenRequest:
 
 
 class SecondStarts(QObject):
-    """Receiver of second starts' requests, in the first window.
+    """Receiver in the first window for requests from second starts.
 
-    Call `claim` before the window opens and `listen` after its first frame, since the import takes
-    a while; second starts wait that long.
+    Call `claim` before the window opens and `listen` after its first frame, since `listen` has a
+    slow import; second starts wait for it.
     """
 
     requested = Signal(object)  # OpenRequest
@@ -94,7 +94,7 @@ class SecondStarts(QObject):
 
     @Slot()
     def listen(self) -> None:
-        """Listen for requests, if this is the first window."""
+        """Listen for requests if this is the first window."""
         if not self._lock.isLocked() or self._server is not None:
             return
         from PySide6.QtNetwork import QLocalServer
@@ -102,7 +102,7 @@ class SecondStarts(QObject):
         self._server = QLocalServer(self)
         self._server.setSocketOptions(QLocalServer.SocketOption.UserAccessOption)
         self._server.newConnection.connect(self._on_connection)
-        QLocalServer.removeServer(_address())  # of a window that was killed
+        QLocalServer.removeServer(_address())  # left by a window that was killed
         if not self._server.listen(_address()):
             log.info("cannot listen for second starts: %s", self._server.errorString())
             self.close()
@@ -138,7 +138,7 @@ class SecondStarts(QObject):
 
 
 def hand_over(model: str | None, *, demo: bool) -> bool:
-    """Ask the open window to open a model or come to the front; return whether it has replied."""
+    """Ask the open window to open a model or come to the front; return whether it replied."""
     request = OpenRequest(
         str(Path(model).absolute()) if model else "",
         demo,
@@ -148,7 +148,7 @@ def hand_over(model: str | None, *, demo: bool) -> bool:
 
 
 def quit_window() -> bool:
-    """Make the open window save everything and close; return whether none is open afterwards."""
+    """Make the open window save everything and close; return whether no window is left open."""
     _hand(OpenRequest(quit=True))
     until = time.monotonic() + QUIT_S
     while _is_locked():
@@ -196,7 +196,7 @@ def _is_locked() -> bool:
 
 def _lock() -> QLockFile:
     file = paths.settings_file().with_name("window.lock")
-    with suppress(OSError):  # a read-only home: nothing is locked
+    with suppress(OSError):  # if the home is read-only, nothing is locked
         file.parent.mkdir(parents=True, exist_ok=True)
     lock = QLockFile(str(file))
     lock.setStaleLockTime(0)  # age is irrelevant: only a dead process makes the lock stale
@@ -204,9 +204,9 @@ def _lock() -> QLockFile:
 
 
 def _address() -> str:
-    """Return the socket's name, unique to this user.
+    """Return the socket's name, which is unique to this user.
 
-    Flatpak gives each start its own runtime folder; one folder in it is shared.
+    Flatpak gives each start its own runtime folder; only one folder inside it is shared.
     """
     folder = str(paths.settings_file().parent.absolute())
     name = f"tandem-{hashlib.sha256(folder.encode(errors='surrogateescape')).hexdigest()[:16]}"
@@ -228,7 +228,7 @@ def _is_own(address: str) -> bool:
 
 
 class Application(QApplication):
-    """The application; macOS sends it files that are double-clicked or dropped on the Dock icon."""
+    """The application; macOS sends it files double-clicked or dropped on the Dock icon."""
 
     opened = Signal(object)  # OpenRequest
 
@@ -240,7 +240,7 @@ class Application(QApplication):
 
 
 class SignalWatch(QObject):
-    """Signal handler between `install` and `uninstall`: emits `came` on a termination signal."""
+    """Signal handler that emits `came` on termination signals between `install` and `uninstall`."""
 
     came = Signal()
 
@@ -268,4 +268,4 @@ class SignalWatch(QObject):
 
 
 def _go_on(number: int, frame: FrameType | None) -> None:
-    """Leave the signal to the socket, so that repeated ones do not interrupt the shutdown."""
+    """Do nothing: the socket reports signals, so repeated ones do not interrupt closing."""

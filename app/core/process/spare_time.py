@@ -1,6 +1,6 @@
 """Idle work on the GUI thread, done a few milliseconds at a time between events.
 
-All work shares one slice per turn of the event loop, so many tasks cannot make a turn long.
+All work shares one time slice per turn of the event loop, so even many tasks keep turns short.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ SLICE_S: Final = 0.006  # CPU time per turn of the event loop; the last step may
 
 
 class SpareTime(QObject):
-    """Queue of idle work; work is dropped when its owner is deleted.
+    """Queue for idle work; work is dropped when its owner is deleted.
 
     Attributes:
-        until: end of the current slice, in thread CPU time.
+        until: end of the current time slice, in thread CPU time.
     """
 
     def __init__(self) -> None:
@@ -41,10 +41,10 @@ class SpareTime(QObject):
         self._timer.timeout.connect(self._turn)
 
     def do(self, owner: QObject, work: Iterator[None], *, is_last: bool = False) -> None:
-        """Run work step by step, replacing the owner's earlier work.
+        """Queue work to run step by step, replacing the owner's earlier work.
 
         Args:
-            is_last: whether to wait until no other work is left.
+            is_last: whether to run it only when no other work is left.
         """
         self.drop(owner)
         (self._later if is_last else self._work)[owner] = work
@@ -79,7 +79,7 @@ class SpareTime(QObject):
 
 
 class LaterSteps(QObject):
-    """Step repeated in idle time, between `start` and `stop`."""
+    """Step that is repeated in idle time between `start` and `stop`."""
 
     def __init__(self, step: Callable[[], None], parent: QObject) -> None:
         super().__init__(parent)
@@ -103,7 +103,7 @@ class LaterSteps(QObject):
 
 
 def take_step(work: Iterator[None]) -> bool:
-    """Run one step of some work; return False if it was already finished."""
+    """Run one step of some work; return False if the work was already finished."""
     try:
         next(work)
     except StopIteration:
@@ -113,21 +113,21 @@ def take_step(work: Iterator[None]) -> bool:
 
 @cache
 def spare_time() -> SpareTime:
-    """Return the idle work queue of this process."""
+    """Return this process's queue for idle work."""
     return SpareTime()
 
 
 INTERVAL_MS = 1000
 THRESHOLDS = (2000, 10, 20)
 SWITCH_S = 0.0002
-"""Interval in seconds after which threads yield the GIL; Python's default is 0.005."""
+"""Seconds after which a thread yields the GIL; Python's default is 0.005."""
 
 
 class Interpreter(QObject):
     """Python's garbage collection and thread switching, tuned between `start` and `stop`.
 
     Args:
-        is_idle: returns whether a full collection, which takes longer, may run now.
+        is_idle: returns whether a full garbage collection, which takes longer, may run now.
     """
 
     def __init__(self, is_idle: Callable[[], bool], parent: QObject) -> None:
@@ -150,7 +150,7 @@ class Interpreter(QObject):
 
     @Slot()
     def settle(self) -> None:
-        """Exclude all present objects from later collections: imported modules never die."""
+        """Exclude all existing objects from later collections, as imported modules never die."""
         gc.freeze()
 
     @Slot()
@@ -165,12 +165,11 @@ class Interpreter(QObject):
 
 
 def import_host() -> None:
-    """Import the engine host."""
     chosen_host()
 
 
 def import_planner() -> None:
-    """Import the planner, the model reader and Markdown."""
+    """Import the planner, the model reader and the Markdown parser."""
     for name in ("DeviceMonitor", "Forecaster", "MachineFile", "Calibration", "read_topology"):
         getattr(engine, name)
     for name in ("read_model_info", "Planner", "choose", "Fit", "PlanStore", "chosen_way"):
@@ -181,7 +180,7 @@ def import_planner() -> None:
 
 
 class Sweeper(QObject):
-    """Thread that deletes temporary files on request; a chat's KV cache may have gigabytes."""
+    """Thread that deletes temporary files on request; a chat's KV cache may take gigabytes."""
 
     def __init__(self, folders: Sequence[Path], parent: QObject) -> None:
         super().__init__(parent)
@@ -191,7 +190,7 @@ class Sweeper(QObject):
     @Slot()
     @Slot(object)
     def sweep(self, _: object = None) -> None:
-        """Delete files of dead processes; returns immediately."""
+        """Start deleting files left by dead processes; return immediately."""
         self._job.run(self._sweep_all)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Client of OpenAI-compatible servers, with extensions for Tandem; no Qt.
+"""Client for OpenAI-compatible servers, with extensions for Tandem servers; no Qt.
 
-Must not import the window's packages; `app.remote.page` is its dialog.
+It must not import the window's packages; its dialog is in `app.remote.page`.
 """

@@ -1,4 +1,4 @@
-"""Addresses of servers and remote models, used in place of model paths."""
+"""Addresses of servers and of remote models, used instead of model paths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RemoteAddress:
     """An OpenAI-compatible server and one of its models.
 
     Attributes:
-        url: base URL without "/chat/completions", such as "http://nas:11435/v1".
+        url: base URL such as "http://nas:11435/v1", without "/chat/completions".
         model: name of the model, or "".
     """
 
@@ -34,22 +34,22 @@ class RemoteAddress:
 
     @property
     def path(self) -> str:
-        """Address of the model, in place of a file path."""
+        """The model's address, used instead of a file path."""
         return f"{self.url}#{quote(self.model, safe='/:@')}"
 
     @property
     def host(self) -> str:
-        """Name of the server, with any non-default port."""
+        """Host name of the server, with the port unless it is the default."""
         return one_line(urlsplit(self.url).netloc, 60)
 
     @property
     def name(self) -> str:
-        """Name of the model and the server."""
+        """Display name: the model and the server."""
         return f"{one_line(self.model, 80)} – {self.host}"
 
     @property
     def root(self) -> str:
-        """Base URL of "/metrics" and other endpoints outside of OpenAI's API."""
+        """Base URL for "/metrics" and other endpoints outside OpenAI's API."""
         return self.url.removesuffix(DEFAULT_PATH)
 
     @property
@@ -60,22 +60,22 @@ class RemoteAddress:
 
 
 def is_remote(path: str) -> bool:
-    """Return whether a model path is the address of a remote model."""
+    """Return whether a model path is a remote model's address."""
     return path.startswith(("http://", "https://"))
 
 
 def split_path(path: str) -> RemoteAddress:
-    """Parse the address of a remote model.
+    """Parse a remote model's address.
 
     Raises:
-        EngineError: it is invalid.
+        EngineError: the address is invalid.
     """
     url, _, model = path.partition("#")
     return RemoteAddress(parse_url(url).url, unquote(model))
 
 
 def short_name(path: str) -> str:
-    """Return the display name of a remote model's address."""
+    """Return the display name for a remote model's address."""
     try:
         return split_path(path).name
     except EngineError:
@@ -83,15 +83,15 @@ def short_name(path: str) -> str:
 
 
 def model_caption(path: str) -> str:
-    """Return the display name of a model path: its file name, or model and server."""
+    """Return the display name for a model path: the file name, or model and server."""
     return short_name(path) if is_remote(path) else Path(path).name
 
 
 def parse_url(text: str) -> RemoteAddress:
-    """Parse a server address that was typed, such as "nas:11435".
+    """Parse a server address as a user types it, such as "nas:11435".
 
     Raises:
-        EngineError: it is invalid.
+        EngineError: the address is invalid.
     """
     typed = text.strip()
     whole = typed if "://" in typed else f"http://{typed}"
@@ -169,14 +169,14 @@ class KeyStore:
         return self._secrets.has(address.url)
 
     def get(self, address: RemoteAddress) -> str:
-        """Return the key of a server, or ""."""
+        """Return a server's key, or ""."""
         return self._secrets.get(address.url)
 
     def put(self, address: RemoteAddress, key: str) -> Place:
-        """Store the key of a server, or delete it for ""; return where it is stored.
+        """Store a server's key, or delete it if `key` is ""; return where it is stored.
 
         Raises:
-            EngineError: it is invalid.
+            EngineError: the key is invalid.
         """
         return self._secrets.put(address.url, cleaned_key(key))
 
@@ -185,7 +185,7 @@ def cleaned_key(text: str) -> str:
     """Return a pasted key without spaces and line breaks.
 
     Raises:
-        EngineError: it is invalid.
+        EngineError: the key is invalid.
     """
     key = "".join(text.split())
     if len(key) > MAX_KEY or not (key.isascii() and key.isprintable()):

@@ -24,12 +24,12 @@ from app.core.translation import tr
 from app.remote.client.address import RemoteAddress
 from engine import Cancelled, EngineError, one_line, package_version
 
-MAX_EVENT = 1 << 20  # maximum size in bytes of a line and of an event
+MAX_EVENT = 1 << 20  # maximum bytes in a line and in an event
 _ENDS = re.compile(rb"\r\n|\n|\r")
 
 
 class StreamError(ValueError):
-    """Invalid event stream; the text says why, in a few words."""
+    """Invalid event stream; the message briefly says why."""
 
 
 def event_data(chunks: Iterable[bytes]) -> Iterator[str]:
@@ -57,7 +57,7 @@ def event_data(chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    partial: list[bytes] = []  # of a line that has not ended
+    partial: list[bytes] = []  # pieces of the current line
     n_begun, was_cr = 0, False
     for chunk in chunks:
         first, *others = _ENDS.split(chunk[was_cr and chunk.startswith(b"\n") :])
@@ -81,12 +81,12 @@ def _text(data: bytes) -> str:
 
 
 CONNECT_S: Final = 10.0
-STALL_S: Final = 120.0  # read timeout of a stream in seconds; pings count
-SHORT_S: Final = 15.0  # timeout in seconds of requests other than generations
-MAX_BYTES: Final = 8 << 20  # maximum size in bytes of a response that is not a stream
+STALL_S: Final = 120.0  # read timeout for streams in seconds; pings reset it
+SHORT_S: Final = 15.0  # timeout in seconds for requests other than generations
+MAX_BYTES: Final = 8 << 20  # maximum bytes in a response that is not a stream
 MAX_ERROR: Final = 64 << 10
 MAX_MESSAGE: Final = 300
-"""Maximum bytes read of an error response, and characters shown of its message."""
+"""Maximum bytes read from an error response, and characters shown from its message."""
 
 ENCODING: Final = {"Accept-Encoding": "identity"}
 
@@ -95,7 +95,7 @@ for _name in ("httpx2", "httpcore2"):  # they log URLs
 
 
 class Unreachable(EngineError):
-    """A server does not respond, or the connection was lost."""
+    """The server does not respond, or the connection was lost."""
 
 
 class NoServer(Unreachable):
@@ -106,8 +106,8 @@ class Connection:
     """Connection for one request; `abort` is thread-safe.
 
     Args:
-        address: server; the key is sent to no other.
-        stall_s: read timeout of streams.
+        address: the server; the key is sent to no other server.
+        stall_s: read timeout for streams.
 
     Attributes:
         key: API key, or "".
@@ -120,16 +120,16 @@ class Connection:
         self._is_aborted = False
 
     def abort(self) -> None:
-        """Abort the request; whatever waits for it raises `Cancelled`."""
+        """Abort the request; whichever method is waiting for it raises `Cancelled`."""
         with self._lock:
             self._is_aborted = True
             if self._socket is not None:
-                with contextlib.suppress(OSError):  # it may be closed
-                    # the base class's method: the TLS one would wait for the server
+                with contextlib.suppress(OSError):  # it may already be closed
+                    # the base class's method, since that of the TLS socket waits for the server
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def json(self, url: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Return the JSON response of a URL; with `body` it is posted.
+        """Return the JSON response from a URL; if `body` is given, post it.
 
         Raises:
             EngineError: the request failed or the response is not JSON.
@@ -146,7 +146,7 @@ class Connection:
             return _whole(response, until)
 
     def events(self, url: str, body: Mapping[str, Any]) -> Generator[str]:
-        """Post a request and yield the data of each event; a JSON response counts as one event.
+        """Post a request and yield each event's data; a JSON response counts as one event.
 
         Raises:
             EngineError: the request failed or the response is invalid.
@@ -221,7 +221,7 @@ class Connection:
         )
 
     def cleaned(self, message: str) -> str:
-        """Return a server's message as one short line, with the key removed."""
+        """Return a server's message as one short line without the key."""
         if self.key:
             message = message.replace(self.key, "…")
         return one_line(message, MAX_MESSAGE)
@@ -305,7 +305,7 @@ def _error_message(response: httpx2.Response) -> str:
 
 
 def error_text(document: object) -> str:
-    """Return the message of a JSON error, or ""."""
+    """Return the message in a JSON error, or ""."""
     for name in ("error", "message", "detail"):
         if isinstance(document, dict) and name in document:
             document = document[name]

@@ -1,4 +1,4 @@
-"""Engine host for a model of another server."""
+"""Engine host for a model on another server."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ from engine import (
 
 log = logging.getLogger(__name__)
 
-LAST_S = 5.0  # seconds allowed for usage statistics after the end of an answer
+LAST_S = 5.0  # seconds that usage statistics may take to arrive after an answer's end
 ALONE = (Load, Unload)  # commands that run exclusively
 CLOSING = (Finished, Failed, ModelLoaded, ModelUnloaded, TokensCounted)
 
 
 class _Call:
-    """A running command; `connection` is what it waits for, `reader` its answer so far."""
+    """A running command, with the connection that it waits for and its answer so far."""
 
     def __init__(self, command: Command) -> None:
         self.command = command
@@ -71,14 +71,14 @@ class _Call:
 
 
 class RemoteHost:
-    """Host of one remote model; each command runs on its own thread.
+    """Host for one remote model; each command runs on its own thread.
 
-    Cancelling a command ends it immediately, even while its thread still waits.
+    A cancelled command ends immediately, even if its thread is still waiting.
 
     Args:
         on_event: receives events on this host's threads, one at a time.
-        key_of: returns the key of a server, or ""; may block on the keyring.
-        stall_s: read timeout of answers.
+        key_of: returns a server's key, or ""; may block on the keyring.
+        stall_s: read timeout for answers.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class RemoteHost:
 
     @property
     def serves_tandem(self) -> bool:
-        """Whether the server is a Tandem."""
+        """Whether the server is a Tandem server."""
         return self._listed.is_tandem
 
     def submit(self, command: Command, command_id: int | None = None) -> int:
@@ -110,7 +110,7 @@ class RemoteHost:
         return number
 
     def cancel(self, command_id: int | None = None) -> None:
-        """Cancel a command, or all."""
+        """Cancel one command or all."""
         with self._lock:
             for number, command in list(self._waiting):
                 if command_id in (None, number):
@@ -122,7 +122,7 @@ class RemoteHost:
                     self._end(number, _cancelled(call))
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Cancel all commands; return whether their threads ended in time."""
+        """Cancel all commands; return whether their threads stopped in time."""
         with self._lock:
             self._is_closed = True
             self.cancel()
@@ -168,14 +168,14 @@ class RemoteHost:
     def _send(self, number: int, event: Event) -> None:
         self._on_event(HostEvent(number, event))
 
-    # on the threads of commands
+    # on the commands' threads
 
     def _run(self, number: int, call: _Call) -> None:
         try:
             self._do(number, call)
         except EngineError as error:
             self._end(number, Failed(error, self._is_gone(call, error)))
-        except Exception as error:  # a bug must not leave an answer open
+        except Exception as error:  # a bug must not leave an answer unfinished
             log.exception("command %s failed", type(call.command).__name__)
             text = tr("The answer was stopped by an unexpected error ({error}).")
             why = f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""A remote model for the command line, in place of `engine.Model`."""
+"""A remote model for the command line, used instead of `engine.Model`."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from engine import (
     TokenText,
 )
 
-LOOK_S: Final = 0.1  # interval in seconds for checking cancellation
+LOOK_S: Final = 0.1  # interval in seconds between checks for cancellation
 MAX_KEY: Final = 1 << 16
 
 
 class RemoteModel:
-    """A remote model with the interface of `engine.Model` that subcommands use.
+    """A remote model with those parts of `engine.Model`'s interface that subcommands use.
 
     Raises:
         EngineError: the request failed, or the server has no such model.
     """
 
     def __init__(self, address: RemoteAddress, key: str = "") -> None:
-        # not a SimpleQueue: a signal may make it forget its timeout
+        # not a SimpleQueue, since signals may make it forget its timeout
         self._events: queue.Queue[HostEvent] = queue.Queue()
         self._host = RemoteHost(self._events.put, lambda _: key)
         self.warnings: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class RemoteModel:
         self._host.close()
 
     def answer(self, request: AnswerRequest, is_cancelled: Callable[[], bool]) -> Iterator[Event]:
-        """Yield the events of an answer, without token ids.
+        """Yield an answer's events, without token ids.
 
         Raises:
             EngineError: the server failed.
@@ -92,7 +92,7 @@ class RemoteModel:
 
 
 def server_model(url: str, model: str, key_file: str | None) -> RemoteModel:
-    """Connect to the model of the command-line options.
+    """Connect to the model that the command-line options name.
 
     Raises:
         EngineError: the request failed, or the server has no such model.

@@ -1,7 +1,7 @@
-"""OpenAI's HTTP API as a client: model lists, requests, and streamed chunks as engine events.
+"""The client side of OpenAI's HTTP API: model lists, requests, and chunks as engine events.
 
-See https://platform.openai.com/docs/api-reference/chat. Our own fields are sent only to Tandem, as
-other servers reject them. Model lists are untrusted input.
+See https://platform.openai.com/docs/api-reference/chat. Tandem's own fields are sent only to Tandem
+servers, since others reject them. Model lists are untrusted input.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from engine import (
 if TYPE_CHECKING:
     from engine import VisionInfo
 
-UNKNOWN_TOKEN: Final = -1  # token id of remote text, since servers send no ids
+UNKNOWN_TOKEN: Final = -1  # token id for remote text, since servers send no ids
 MAX_TEXT: Final = 16 << 20  # maximum length of an answer, in characters
 DONE: Final = "[DONE]"
 
 REASONS: Final[Mapping[str, FinishReason]] = {"length": "length"}
-"""Finish reasons by the server's name; all others count as "stop"."""
+"""Finish reasons by the server's name for them; all others count as "stop"."""
 
 MIN_S: Final = 0.05
-"""Duration in seconds below which the speed is unknown, since the text came in one piece."""
+"""Decode time in seconds below which the speed is unknown, since the text came in one piece."""
 
 MAX_COUNT: Final = 1 << 40
 
@@ -62,7 +62,7 @@ class AnswerReader:
     """Reader of a streamed answer.
 
     Args:
-        command: the request; its `in_parts` decides how reasoning is emitted.
+        command: the request; its `in_parts` determines how reasoning is emitted.
         host: name of the server, for errors.
 
     Attributes:
@@ -83,10 +83,10 @@ class AnswerReader:
         self.is_complete = self.is_over = False
 
     def read(self, data: str) -> Iterator[Event]:
-        """Yield the events of one chunk.
+        """Yield the events for one chunk.
 
         Raises:
-            EngineError: it is an error, or invalid.
+            EngineError: the chunk is invalid or reports an error.
         """
         if data.strip() == DONE:
             self.is_complete = self.is_over = True
@@ -173,7 +173,7 @@ class AnswerReader:
         """Yield `ToolCallEnded` for the last call, once.
 
         Args:
-            is_cut: whether the answer was cut off; some servers close the arguments then.
+            is_cut: whether the answer was cut off; some servers then close the arguments.
         """
         if self._n_ended < len(self._calls):
             self._n_ended = len(self._calls)
@@ -198,7 +198,7 @@ class AnswerReader:
         )
 
     def _counted(self) -> Usage:
-        """Return the token usage; without the server's numbers, each chunk counts as one token."""
+        """Return the token usage; if the server sent none, each chunk counts as one token."""
         return self._usage or Usage(completion_tokens=self._n_chunks)
 
     def _timings(self) -> Timings:
@@ -238,12 +238,12 @@ MAX_LINES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class ServerFigures:
-    """Current statistics of a server.
+    """A server's current statistics.
 
     Attributes:
-        tokens_per_s: speed of all answers together.
-        n_running, n_waiting: answers being computed, and waiting.
-        kv_used, kv_room: used and total tokens of the KV cache; None if unknown.
+        tokens_per_s: combined speed of all answers.
+        n_running, n_waiting: numbers of running and of waiting answers.
+        kv_used, kv_room: tokens used in the KV cache, and its capacity; None if unknown.
     """
 
     tokens_per_s: float = 0.0
@@ -254,7 +254,7 @@ class ServerFigures:
 
 
 def read_figures(address: RemoteAddress, connection: Connection) -> ServerFigures:
-    """Request the current statistics of a server.
+    """Request a server's current statistics.
 
     Raises:
         EngineError: the request failed.
@@ -264,7 +264,7 @@ def read_figures(address: RemoteAddress, connection: Connection) -> ServerFigure
 
 
 def parse_figures(text: str) -> ServerFigures:
-    """Parse Prometheus metrics; missing ones are 0 or None."""
+    """Parse Prometheus metrics; missing values become 0 or None."""
     values: dict[str, float] = {}
     for line in text.splitlines()[:MAX_LINES]:
         name, _, value = line.strip().rpartition(" ")
@@ -289,13 +289,13 @@ def parse_figures(text: str) -> ServerFigures:
 STANDARD = (
     "max_tokens", "temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "stop",
 )  # fmt: skip
-"""Fields of `SamplingParams` in OpenAI's API."""
+"""Fields of `SamplingParams` that OpenAI's API has."""
 
 FORMATS = ("json_schema", "grammar", "regex")
-"""Fields of `SamplingParams` for structured output, see `_output_format`."""
+"""Fields of `SamplingParams` for structured output; see `_output_format`."""
 
 TANDEM_FORMATS = {"gbnf": "grammar", "regex": "regex"}
-"""Fields that only Tandem has, by the kind of the grammar."""
+"""Request fields that only Tandem has, by kind of grammar."""
 
 KINDS = {
     b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif",
@@ -310,7 +310,7 @@ def request_of(command: AnswerRequest, model: str, *, is_tandem: bool) -> dict[s
     """Return the request body for a command.
 
     Raises:
-        EngineError: the server does not support it.
+        EngineError: the server does not support the command's grammar.
     """
     body: dict[str, Any] = {"model": model, "stream": True}
     body["stream_options"] = {"include_usage": True}
@@ -331,7 +331,7 @@ def request_of(command: AnswerRequest, model: str, *, is_tandem: bool) -> dict[s
 def conversation_document(
     messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()
 ) -> dict[str, Any]:
-    """Return the request fields of messages and tools."""
+    """Return the request fields for messages and tools."""
     fields_: dict[str, Any] = {"messages": [_message(message) for message in messages]}
     if tools:
         fields_["tools"] = [{"type": "function", "function": _function(tool)} for tool in tools]
@@ -443,16 +443,16 @@ MAX_CONTEXT = 1 << 32
 
 TANDEM = "tandem"  # owner of models on a Tandem server
 CONTEXT_NAMES = ("n_ctx", "max_model_len", "context_length", "context_window", "max_context_length")
-"""Names of the context length: Tandem's and llama.cpp's, vLLM's, and others."""
+"""Names for the context length in Tandem and llama.cpp, in vLLM, and in other servers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """A model of a server.
+    """A model on a server.
 
     Attributes:
         n_ctx: context length; 0 if unknown.
-        vision: how many tokens an image takes; None if unknown.
+        vision: how many tokens images take; None if unknown.
     """
 
     name: str
@@ -462,10 +462,10 @@ class ListedModel:
 
 
 def list_models(address: RemoteAddress, connection: Connection) -> list[ListedModel]:
-    """Return the models of a server, in its order.
+    """Return a server's models, in the server's order.
 
     Raises:
-        EngineError: the request failed, or the response is not OpenAI's.
+        EngineError: the request failed, or the response is not in OpenAI's format.
     """
     document = connection.json(f"{address.url}/models")
     listed = document.get("data") if isinstance(document, dict) else None
@@ -478,10 +478,10 @@ def list_models(address: RemoteAddress, connection: Connection) -> list[ListedMo
 
 
 def find_model(models: list[ListedModel], address: RemoteAddress) -> ListedModel:
-    """Return the model of an address; without a name, the server's only model.
+    """Return the model that an address names, or the server's only model if it names none.
 
     Raises:
-        EngineError: there is no such model, or a name is needed.
+        EngineError: there is no such model, or the address must name one.
     """
     names = ", ".join(one_line(model.name, 60) for model in models[:10])
     has = tr("Available: {names}.").format(names=names) if names else ""

@@ -25,26 +25,26 @@ if TYPE_CHECKING:
     from engine import EngineHost
 
 LOCAL, SERVER, TEAM = range(3)
-"""Where a model runs: on this machine, on a server, on several machines together."""
+"""Where a model runs: on this machine, on a server, or on several machines together."""
 
 REMOTE_CLOSE_S: Final = 1.0
-"""Timeout in seconds for threads that may wait for an unreachable server."""
+"""Timeout in seconds for threads that may be waiting for an unreachable server."""
 
 MakeHost = Callable[[Callable[[HostEvent], None]], "EngineHost"]
-"""Function that starts a host which sends its events to the given callable."""
+"""Starts a host that sends its events to the given callable."""
 
 
 class HostSwitch:
-    """Host that loads local files itself and sends addresses to servers.
+    """Host that runs local models on the local engine and remote models on their servers.
 
-    A load with devices of other machines goes to all machines. Once a load has succeeded, the other
-    hosts unload their models.
+    A load that uses other machines' devices goes to the host for several machines. Once a load has
+    succeeded, the host of the previous model unloads it.
 
     Args:
-        on_event: receiver of events.
-        make_local: starts the engine of this machine.
-        key_of: returns the key of a server, or "".
-        make_team: starts the host of models on several machines.
+        on_event: receives the events.
+        make_local: starts this machine's engine.
+        key_of: returns a server's key, or "".
+        make_team: starts the host for models on several machines.
         starts_local: whether to start the local engine now rather than on first use.
     """
 
@@ -62,7 +62,7 @@ class HostSwitch:
         self._local: EngineHost | None = None
         self._remote: RemoteHost | None = None
         self._team: EngineHost | None = None
-        self._place = LOCAL  # of the current or last model
+        self._place = LOCAL  # where the current or last model runs
         if starts_local:
             self._engine()
 
@@ -85,7 +85,7 @@ class HostSwitch:
         return self._host(place).submit(command, command_id)
 
     def cancel(self, command_id: int | None = None) -> None:
-        """Cancel a command, or all; see `EngineHost`."""
+        """Cancel one command or all; see `EngineHost`."""
         for host in (self._local, self._remote, self._team):
             if host is not None:
                 host.cancel(command_id)
@@ -99,7 +99,7 @@ class HostSwitch:
         return self._local is None or self._local.close(timeout_s)
 
     def team(self) -> EngineHost:
-        """Return the host of models on several machines."""
+        """Return the host for models on several machines, starting it if necessary."""
         if self._team is None:
             self._team = self._make_team(partial(self._pass_on, TEAM))
         return self._team
@@ -121,7 +121,7 @@ class HostSwitch:
             self._remote = RemoteHost(partial(self._pass_on, SERVER), self._key_of)
         return self._remote
 
-    # on the threads of the hosts
+    # on the hosts' threads
 
     def _pass_on(self, place: int, event: HostEvent) -> None:
         inner = event.event

@@ -1,4 +1,4 @@
-"""Several machines in the window: the dialog, their devices and links."""
+"""Several machines in the window: their dialog, devices and links."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class MachinesDialog(QDialog):
 
     Attributes:
         number: number of machines, including this one.
-        address: address of this machine for the others.
-        command: join command for them.
-        switch: button that starts and stops waiting.
+        address: this machine's address for the others.
+        command: command with which the others join.
+        switch: button that starts waiting, and later disconnects the machines.
     """
 
     begun = Signal(int, str)  # number of machines, address
@@ -117,7 +117,7 @@ class MachinesDialog(QDialog):
         layout.addLayout(buttons)
 
     def show_command(self, command: str) -> None:
-        """Show the join command, or hide it for ""."""
+        """Show the join command, or hide it if it is ""."""
         self._is_waiting = bool(command)
         self.command.setText(command)
         self.command.setCursorPosition(0)
@@ -128,7 +128,7 @@ class MachinesDialog(QDialog):
         self.switch.setText(tr("Disconnect") if self._is_waiting else tr("Wait for machines"))
 
     def show_machines(self, rows: Sequence[Sequence[str]]) -> None:
-        """Show the machines that have joined, a row of texts for each."""
+        """Show the machines that have joined, one row of texts per machine."""
         known = [[self._text(row, at) for at in range(len(HEADERS))] for row in range(len(self))]
         if known == [list(row) for row in rows]:
             return
@@ -155,18 +155,18 @@ class MachinesDialog(QDialog):
             self.begun.emit(self.number.value(), self.address.currentText())
 
 
-LOOK_MS = 2000  # interval in ms for updating memory and load while the dialog is open
+LOOK_MS = 2000  # interval in ms between updates of memory and load while the dialog is open
 
 
 class MachinesPart(QObject):
-    """Waits for machines, shows them, and makes the host for models on all of them.
+    """Waits for machines, shows them, and creates the host for models on all of them.
 
     Args:
         path_of: returns the selected model's path, or "".
-        over: the dialog opens over this widget's window.
+        over: widget over whose window the dialog opens.
     """
 
-    changed = Signal()  # devices of other machines, or links to them
+    changed = Signal()  # other machines' devices or links have changed
     completed = Signal()  # all machines have joined
 
     _updated = Signal()
@@ -189,7 +189,7 @@ class MachinesPart(QObject):
         self._updated.connect(self._on_change)
 
     def make_host(self, on_event: Callable[[HostEvent], None]) -> EngineHost:
-        """Return the host of models on all machines."""
+        """Return the host for models on all machines."""
         from app.remote.machines.team import TeamHost  # imported late: rarely used
 
         self._host = TeamHost(on_event, self.team)
@@ -213,7 +213,7 @@ class MachinesPart(QObject):
         self.dialog.open()
 
     def close(self) -> None:
-        """Disconnect the machines, and wait for threads."""
+        """Disconnect the machines and wait for threads."""
         self._timer.stop()
         self._job.close()
         self.team.on_change = lambda: None
@@ -258,7 +258,7 @@ class MachinesPart(QObject):
     def _on_change(self) -> None:
         team = self.team
         if team.is_complete and not self._was_complete:
-            self.completed.emit()  # its receiver makes the host
+            self.completed.emit()  # the receiver creates the host
             if self._host is not None:
                 self._job.run(self._host.begin)
         self._was_complete = team.is_complete

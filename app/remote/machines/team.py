@@ -1,4 +1,4 @@
-"""The machines that have joined this one, and the host of models on all of them."""
+"""The machines that have joined this one, and the host for models on all of them."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class MachineTeam:
 
     Attributes:
         on_change: called on any thread after a change.
-        path: model file that they compute, or "".
+        path: model file that the machines run together, or "".
         command: command line for joining, or "".
         gathering: the machines; None if none are expected.
         port: port for torchrun's agents.
         linked: measured links between all machines; None while unknown.
-        status: last message about them.
+        status: last message about the machines.
     """
 
     def __init__(self) -> None:
@@ -69,9 +69,9 @@ class MachineTeam:
         """Start waiting for machines.
 
         Args:
-            path: model file, of which each machine has a copy.
+            path: model file; each machine has a copy of it.
             n_machines: number of machines, including this one.
-            address: address of this machine for the others, optionally with a port.
+            address: this machine's address for the others, optionally with a port.
 
         Raises:
             EngineError: listening failed, or the file cannot be read.
@@ -95,7 +95,7 @@ class MachineTeam:
         self.on_change()
 
     def close(self) -> None:
-        """Disconnect the machines and stop waiting; safe to call twice."""
+        """Disconnect the machines and stop waiting for others; safe to call twice."""
         gathering, self.gathering = self.gathering, None
         self.linked, self.path, self.command = None, "", ""
         if gathering is not None:
@@ -115,14 +115,14 @@ class MachineTeam:
 
     @property
     def devices(self) -> tuple[DeviceInfo, ...]:
-        """Devices of the other machines, with ids such as "1/cuda:0"; () until all have joined."""
+        """The other machines' devices, with ids such as "1/cuda:0"; () until all have joined."""
         if not self.is_complete:
             return ()
         return tuple(info for one in self.machines for info in one.far_infos)
 
     @property
     def states(self) -> list[DeviceSnapshot]:
-        """Latest snapshots of these devices."""
+        """Latest snapshots of the other machines' devices."""
         if not self.is_complete:
             return []
         return [
@@ -135,7 +135,7 @@ class MachineTeam:
         """Return the machines for a model.
 
         Raises:
-            EngineError: they have not joined, or for another model.
+            EngineError: the machines have disconnected, or have joined for another model.
         """
         if self.gathering is None:
             raise EngineError(tr("The other machines have disconnected."), tr(JOIN_AGAIN))
@@ -150,14 +150,14 @@ class MachineTeam:
         self.on_change()
 
 
-IDLE_DEVICE = "cpu"  # device of an idle rank, where it takes no memory and computes nothing
+IDLE_DEVICE = "cpu"  # device for idle ranks, which use no memory and compute nothing
 
 
 def with_idle_ranks(params: LoadParams, n_machines: int) -> LoadParams:
-    """Return parameters with an idle rank, without a share, on each machine that had none.
+    """Return parameters with an idle rank (share 0) added on each machine that has no rank.
 
     Raises:
-        SplitError: blocks or experts go to a device without a rank.
+        SplitError: a rank must be added, but blocks or experts go to a device outside the split.
     """
     used = {machine_of(device) for device in params.devices}
     left_out = [number for number in range(n_machines) if number not in used]
@@ -196,7 +196,7 @@ def _machine(params: LoadParams, rank: int) -> int:
 
 
 def _moved(params: LoadParams, places: Sequence[int | None], devices: Sequence[str]) -> LoadParams:
-    """Return parameters with other ranks; `places` has the old number of each, None if idle."""
+    """Return parameters with new ranks; `places` has each one's old index, or None if idle."""
     shares = params.split or (1.0,) * len(params.devices)
     new = {old: number for number, old in enumerate(places) if old is not None}
     groups = _moved_groups(params.group_sizes, places) if params.group_sizes else params.groups
@@ -221,16 +221,16 @@ def _moved_groups(sizes: Sequence[int], places: Sequence[int | None]) -> tuple[i
         if old is not None:
             labels.append(of[old])
         elif before and after and before[-1] == after[0]:
-            labels.append(before[-1])  # inside a group, which an idle rank joins
+            labels.append(before[-1])  # inside a group, so the idle rank joins it
         else:
             labels.append(-1 - i)
     return tuple(len(list(run)) for _, run in groupby(labels))
 
 
 class TeamHost:
-    """Host of models on the machines of a team; see `EngineHost`.
+    """Host for models on a team's machines; see `EngineHost`.
 
-    Its events and commands use device ids such as "1/cuda:0" for other machines.
+    In its events and commands, other machines' devices have ids such as "1/cuda:0".
     """
 
     def __init__(self, on_event: Callable[[HostEvent], None], team: MachineTeam) -> None:
@@ -241,7 +241,7 @@ class TeamHost:
         self._gathering: Gathering | None = None
 
     def begin(self) -> None:
-        """Start the machines' processes, which measure the links; a load reports failures."""
+        """Start the machines' processes, which measure the links; the next load reports errors."""
         with self._lock:
             if self._team.gathering is not None and self._team.is_complete:
                 self._over(self._team.gathering).begin()
@@ -266,13 +266,13 @@ class TeamHost:
         return number
 
     def cancel(self, command_id: int | None = None) -> None:
-        """Cancel a command, or all; returns immediately."""
+        """Cancel one command or all; return immediately."""
         with self._lock:
             if self._inner is not None:
                 self._inner.cancel(command_id)
 
     def leave(self) -> None:
-        """End all processes, and report the loss of a loaded model."""
+        """Stop all processes; report the loss of the model if one is loaded."""
         has_model = self._has_model
         self.close()
         if has_model:
@@ -280,7 +280,7 @@ class TeamHost:
             self._emit(HostEvent(0, Failed(error, is_model_lost=True)))
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Unload the model and end all processes; return whether they ended in time."""
+        """Unload the model and stop all processes; return whether they stopped in time."""
         with self._lock:
             inner, self._inner = self._inner, None
         return inner is None or inner.close(timeout_s)
@@ -307,7 +307,7 @@ class TeamHost:
             hint = tr("Load it again once all machines have joined.")
             inner = replace(inner, error=MachineLost(inner.error.message, hint))
         elif isinstance(inner, TokenTimes) and not self._is_here:
-            return  # of this machine's idle rank
+            return  # from this machine's idle rank
         self._emit(HostEvent(event.command_id, inner))
 
     def _shown(self, model: ModelLoaded) -> ModelLoaded:
@@ -330,7 +330,7 @@ def for_machines(params: LoadParams, n_machines: int) -> LoadParams:
     """Return parameters with local device ids and a rank on each machine.
 
     Raises:
-        SplitError: the ranks of a machine are not adjacent.
+        SplitError: a machine's ranks are not adjacent.
     """
     runs = [machine_of(device) for device in params.devices]
     if runs != sorted(runs):

@@ -40,8 +40,8 @@ class RemoteDialog(QDialog):
     """Dialog for a server, its key and one of its models; saved keys are never shown.
 
     Attributes:
-        address: server field, with recent servers.
-        warning: security warning for the address.
+        address: field for the server, which lists recent servers.
+        warning: security warning about the address.
     """
 
     edited = Signal()
@@ -91,7 +91,7 @@ class RemoteDialog(QDialog):
         )
 
     def show_models(self, models: Sequence[ListedModel]) -> None:
-        """Show the models of a server and select the first."""
+        """Show a server's models and select the first."""
         self._rows.clear()
         for model in models:
             size = tr("{context} context").format(context=context_text(model.n_ctx))
@@ -113,7 +113,7 @@ class RemoteDialog(QDialog):
         self.list_.setEnabled(not is_busy)
 
     def show_warning(self, text: str) -> None:
-        """Show a warning below the key, or hide it for ""."""
+        """Show a warning below the key, or hide it if the text is ""."""
         self.warning.setText(text)
         self.warning.setVisible(bool(text))
 
@@ -165,10 +165,10 @@ class RemoteDialog(QDialog):
 
 
 class RemoteConnecting(QObject):
-    """The connection dialog with its requests to servers and the keyring.
+    """The connection dialog, with its requests to servers and the keyring.
 
     Args:
-        over: parent of the dialog.
+        over: parent for the dialog.
         keep: saves settings.
     """
 
@@ -208,7 +208,7 @@ class RemoteConnecting(QObject):
         dialog.open()
 
     def close(self) -> None:
-        """End all work on threads."""
+        """Stop all work on threads."""
         self._abort()
         self._lister.close()
         self._keeper.close()

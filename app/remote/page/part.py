@@ -34,7 +34,7 @@ class ServerWatch(QObject):
         is_seen: returns whether the statistics are visible.
     """
 
-    figures_changed = Signal(str)  # one line, "" for none
+    figures_changed = Signal(str)  # one line, or ""
 
     def __init__(self, keys: KeyStore, is_seen: Callable[[], bool], parent: QObject) -> None:
         super().__init__(parent)
@@ -48,7 +48,7 @@ class ServerWatch(QObject):
         self._timer.timeout.connect(self._ask)
 
     def watch(self, address: RemoteAddress | None) -> None:
-        """Poll this server from now on, or none."""
+        """Poll this server from now on, or stop polling if it is None."""
         self._stop()
         self._address = address
         self.figures_changed.emit("")
@@ -57,7 +57,7 @@ class ServerWatch(QObject):
             self._ask()
 
     def close(self) -> None:
-        """Abort the running request."""
+        """Stop polling and abort the running request."""
         self._stop()
         self._job.close()
 
@@ -97,7 +97,7 @@ class ServerWatch(QObject):
 
 
 def figures_text(host: str, figures: ServerFigures) -> str:
-    """Format the statistics of a server."""
+    """Format a server's statistics."""
     parts = [
         tr("{rate} tokens/s").format(rate=decimal(f"{figures.tokens_per_s:.1f}")),
         tr("{n} running").format(n=figures.n_running),
@@ -112,14 +112,14 @@ def figures_text(host: str, figures: ServerFigures) -> str:
 
 
 class RemotePart(QObject):
-    """Remote models: their host, the connection dialog and the server's statistics.
+    """Remote models: their host, the connection dialog and server statistics.
 
     Args:
-        make_engine: starts the engine of this machine.
+        make_engine: starts this machine's engine.
         is_engine_missing: returns whether no engine is installed.
         keep: saves settings.
         monitor: panel for the statistics; the dialog opens over its window.
-        make_team: starts the host of models on several machines.
+        make_team: starts the host for models on several machines.
     """
 
     noticed = Signal(object)  # Notice
@@ -145,11 +145,11 @@ class RemotePart(QObject):
 
     @cached_property
     def keys(self) -> KeyStore:
-        """The API keys of servers."""
+        """The servers' API keys."""
         return KeyStore(paths.api_keys_file())
 
     def make_host(self, on_event: Callable[[HostEvent], None]) -> EngineHost:
-        """Return a host of local and remote models; remote ones need no engine."""
+        """Return a host for local and remote models; remote models need no local engine."""
         starts_local = not self._is_engine_missing()
         self._hosts = HostSwitch(
             on_event, self._make_engine, self.keys.get, self._make_team, starts_local=starts_local
@@ -158,7 +158,7 @@ class RemotePart(QObject):
 
     @Slot()
     def meet_team(self) -> None:
-        """Start the host of models on several machines before the first load."""
+        """Start the host for models on several machines, before the first load."""
         if self._hosts is not None:
             self._hosts.team()
 
@@ -175,7 +175,7 @@ class RemotePart(QObject):
         self.connecting.open()
 
     def watch(self, path: str) -> None:
-        """Show the statistics of the loaded model's server, if it is a Tandem."""
+        """Show the statistics of the loaded model's server if it is a Tandem server."""
         if not is_remote(path) or self._hosts is None or not self._hosts.serves_tandem:
             self.unwatch()
             return
@@ -191,7 +191,7 @@ class RemotePart(QObject):
             self._figures.watch(None)
 
     def close(self) -> None:
-        """End all work on threads."""
+        """Stop all work on threads."""
         for one in (self.connecting, self._figures):
             if one is not None:
                 one.close()

@@ -1,4 +1,4 @@
-"""The Messages protocol: its routes, and messages made from engine events."""
+"""The Messages protocol: its routes, and messages built from engine events."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ REASONS = {
 
 
 def begun_block(block: AnswerBlock) -> Document:
-    """Return the empty block that starts a content block."""
+    """Return a content block's initial form, without content."""
     if block.kind == "call":
         return {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
     if block.kind == "thought":
@@ -55,7 +55,7 @@ def begun_block(block: AnswerBlock) -> Document:
 
 
 def block_delta(block: AnswerBlock, text: str) -> Document:
-    """Return the delta of a content block."""
+    """Return the delta that appends a text to a content block."""
     if block.kind == "call":
         return {"type": "input_json_delta", "partial_json": text}
     kind = "thinking" if block.kind == "thought" else "text"
@@ -70,10 +70,10 @@ def whole_block(block: AnswerBlock) -> Document:
 
 
 class MessageAnswer:
-    """The response to a request, made from the events of its answer.
+    """The response to a request, built from its answer's events.
 
-    A tool call is sent only once it is complete, even in a stream: clients run every call that has
-    started, whatever the stop reason, and their SDKs complete its arguments themselves.
+    Even in a stream, a tool call is sent only once it is complete, because clients run every call
+    that has started, whatever the stop reason, and their SDKs complete truncated arguments.
     """
 
     def __init__(self, request: MessageRequest, model: str) -> None:
@@ -92,7 +92,7 @@ class MessageAnswer:
         async with aclosing(events):
             async for _, event in events:
                 for _ in self._events(event):
-                    pass  # the blocks are kept
+                    pass  # the blocks collect the texts
         content = [whole_block(block) for block in self._shown]
         return {**self._head, "content": content, **self._end(), "usage": self._counts()}
 
@@ -123,7 +123,7 @@ class MessageAnswer:
             if block.kind != "call":
                 yield from self._change(change, block, text)
             elif change == "grown":
-                yield "ping", {}  # clients time out without events
+                yield "ping", {}  # without events, clients would time out
             elif change == "ended" and block.is_whole and read_arguments(block.text) is not None:
                 yield from self._change("begun", block, "")
                 yield from self._change("grown", block, block.text)
@@ -166,7 +166,7 @@ def _frame(kind: str, **fields: object) -> bytes:
 
 
 def error_event(document: Document) -> bytes:
-    """Return the event for an error in a stream."""
+    """Return the event for an error during a stream."""
     return event_bytes(document, "error")
 
 
@@ -179,7 +179,7 @@ KINDS = {
 
 
 def error_document(refusal: Refusal) -> dict[str, Any]:
-    """Return the error document of a refusal, including its hint and field."""
+    """Return the error document for a refusal, including its hint and field."""
     other = "api_error" if refusal.status >= 500 else "invalid_request_error"
     error = {"type": KINDS.get(refusal.status, other), "message": placed_text(refusal)}
     return {"type": "error", "error": error}
@@ -207,7 +207,7 @@ async def create_message(
 async def count_tokens(
     context: ServerContext, record: RequestRecord, request: AskedConversation
 ) -> Response:
-    """Count the tokens of a conversation's prompt."""
+    """Count the tokens in a conversation's prompt."""
     context.find(request.model, record)
     template = message_command(request)
     command = ApplyTemplate(
@@ -225,7 +225,7 @@ async def count_tokens(
 
 
 def message_command(request: AskedConversation) -> AnswerRequest:
-    """Return the command for a request, without sampling; a final assistant message is continued.
+    """Return a request's command, without sampling; a final assistant message is continued.
 
     Raises:
         Refusal: the request is not supported.

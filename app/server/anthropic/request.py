@@ -1,4 +1,4 @@
-"""Requests of Anthropic's Messages protocol."""
+"""Requests in Anthropic's Messages protocol."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class MessageBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageTurn:
-    """A message of the conversation."""
+    """A message in the conversation."""
 
     role: Literal["user", "assistant", "system"] = body_field("Author of the message.")
     content: str | tuple[MessageBlock, ...] = body_field("Text or content blocks.")
@@ -155,11 +155,11 @@ class MessageRequest(AskedConversation):
 
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-"""Values of `AnswerRequest.tool_choice` by type."""
+"""Values for `AnswerRequest.tool_choice` by type of choice."""
 
 
 def chat_messages(request: AskedConversation) -> tuple[ChatMessage, ...]:
-    """Return the messages of a conversation, starting with the system prompt.
+    """Convert a conversation to the engine's messages, starting with the system prompt.
 
     Raises:
         Refusal: a content block is not supported.
@@ -252,10 +252,10 @@ def offered_tools(offers: Sequence[ToolOffer]) -> tuple[Tool, ...]:
 
 
 def tool_choice(request: AskedConversation) -> str:
-    """Return the value of `AnswerRequest.tool_choice`.
+    """Return the value for `AnswerRequest.tool_choice`.
 
     Raises:
-        Refusal: the tool does not exist.
+        Refusal: the choice names a tool that does not exist, or requires a call without tools.
     """
     choice = request.tool_choice
     if choice is None:
@@ -269,7 +269,7 @@ def tool_choice(request: AskedConversation) -> str:
 
 
 def form_of(request: AskedConversation) -> Grammar | None:
-    """Return the grammar of the structured output, if any."""
+    """Return the grammar for the structured output, if any."""
     form = request.output_format
     if request.output_config is not None and request.output_config.format is not None:
         form = request.output_config.format
@@ -277,7 +277,7 @@ def form_of(request: AskedConversation) -> Grammar | None:
 
 
 def field_places(request: AskedConversation) -> FieldPlaces:
-    """Return the places of the schemas in a request."""
+    """Return the places of schemas in a request."""
     config = request.output_config
     is_older = config is None or config.format is None
     form = "output_format.schema" if is_older else "output_config.format.schema"

@@ -1,1 +1,1 @@
-"""Ollama's protocol, which has to be enabled."""
+"""Ollama's protocol, which must be enabled explicitly."""

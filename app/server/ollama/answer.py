@@ -37,7 +37,7 @@ from app.server.web.responses import AwaitedJson, Document, EventStream, json_by
 from engine import AnswerBlock, AnswerBlocks, AnswerRequest, ChatMessage, Embed, Grammar, ToolCall
 
 REASONS = {"stop": "stop", "length": "length", "context": "length", "cancelled": "length"}
-"""Ollama's finish reasons."""
+"""Ollama's finish reasons by the engine's reason."""
 
 NS = 1e9  # nanoseconds per second
 
@@ -48,12 +48,12 @@ def now() -> str:
 
 
 def line_bytes(document: Document) -> bytes:
-    """Return a line of a stream."""
+    """Return a document as a line of a stream."""
     return json_bytes(document) + b"\n"
 
 
 def call_documents(calls: Iterable[AnswerBlock]) -> list[Document]:
-    """Return the complete calls with valid arguments."""
+    """Return documents for the complete calls that have valid arguments."""
     read = [(one.name, read_arguments(one.text)) for one in calls if one.is_whole]
     return [
         {"function": {"name": name, "arguments": arguments}}
@@ -63,10 +63,10 @@ def call_documents(calls: Iterable[AnswerBlock]) -> list[Document]:
 
 
 class OllamaAnswer:
-    """The response to a request, made from the events of its answer.
+    """The response to a request, built from its answer's events.
 
     Args:
-        is_chat: whether the answer is a message rather than a text.
+        is_chat: whether the answer is a message rather than a plain text.
     """
 
     def __init__(self, model: str, *, is_chat: bool) -> None:
@@ -85,7 +85,7 @@ class OllamaAnswer:
         return whole | self._last()
 
     async def stream(self, events: AnswerEvents) -> AsyncGenerator[bytes, None]:
-        """Yield the response as lines."""
+        """Yield the response as lines of JSON."""
         async with aclosing(events):
             async for _, event in events:
                 for change, block, text in self._blocks.add(event):
@@ -123,7 +123,7 @@ class OllamaAnswer:
 
 
 def error_document(refusal: Refusal) -> dict[str, Any]:
-    """Return the error document of a refusal, including its hint and field."""
+    """Return the error document for a refusal, including its hint and field."""
     return {"error": placed_text(refusal)}
 
 
@@ -236,12 +236,12 @@ def _load_document(model: str, *, is_chat: bool) -> Document:
     return {**head, **text, "done": True, "done_reason": "load"}
 
 
-VERSION = "0.14.0"  # ollama version of this protocol; some clients reject older ones
-FOREVER = "2318-01-01T00:00:00Z"  # expiry of a model that is never unloaded, in Ollama's format
+VERSION = "0.14.0"  # Ollama version with this protocol; some clients reject older versions
+FOREVER = "2318-01-01T00:00:00Z"  # expiry for a model that is never unloaded, in Ollama's format
 
 
 async def tell_version(context: ServerContext, record: RequestRecord, request: Request) -> Response:
-    """Return the version of the protocol."""
+    """Return the protocol's version."""
     return json_response({"version": VERSION})
 
 
@@ -305,7 +305,7 @@ def _details(one: OfferedModel) -> Document:
 async def embed(
     context: ServerContext, record: RequestRecord, request: OllamaEmbedRequest
 ) -> Response:
-    """Return the embeddings of texts."""
+    """Return embeddings for texts."""
     start = time.perf_counter()
     info = context.find(model_of(request.model), record).info
     command = Embed(embedding_inputs(request.input, info.n_vocab))

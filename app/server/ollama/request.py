@@ -1,4 +1,4 @@
-"""Requests of Ollama's protocol."""
+"""Requests in Ollama's protocol."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from engine import JsonObject
 
 
 def model_of(name: str) -> str:
-    """Return the name of a model without Ollama's default tag."""
+    """Return a model's name without Ollama's default tag."""
     return name.removesuffix(":latest")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaOptions:
-    """Options of an answer."""
+    """Options for an answer."""
 
     num_predict: int | None = body_field(
         "Maximum tokens of the answer; -1 for no limit.", None, least=-2
@@ -48,7 +48,7 @@ class OllamaOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaFunction:
-    """A function call of the assistant."""
+    """A function call by the assistant."""
 
     name: str = body_field("Name of the function.")
     arguments: JsonObject | None = body_field("Arguments of the call.", None)
@@ -66,7 +66,7 @@ class OllamaCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaTurn:
-    """A message of the conversation."""
+    """A message in the conversation."""
 
     role: str = body_field('"system", "user", "assistant" or "tool".')
     content: str = body_field("The text.", "")
@@ -81,7 +81,7 @@ class OllamaTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyOllamaRequest:
-    """Common fields of chat and text requests."""
+    """Fields that chat and text requests share."""
 
     model: str = body_field("Name of the model; empty for the loaded one.", "")
     stream: bool = body_field("Stream the answer.", default=True)

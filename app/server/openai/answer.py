@@ -1,4 +1,4 @@
-"""Chat completions made from engine events, complete or as chunks, and parts that others share."""
+"""Chat completions built from engine events, complete or in chunks, and code that others share."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from engine import (
 )
 
 REASONS = {"stop": "stop", "length": "length", "context": "length", "cancelled": "length"}
-"""Finish reasons by the engine's; an answer that timed out counts as "length"."""
+"""Finish reasons by the engine's reason; an answer that timed out counts as "length"."""
 
 
 @dataclass(slots=True)
 class TokenCount:
-    """Token usage of a request's answers.
+    """Token usage for a request, over all its answers.
 
     Attributes:
-        n_prompt, n_cached: tokens of the prompts, and cached ones; several answers to one prompt
-            count it once.
-        n_answer, n_thought: tokens of the answers, and of their reasoning.
-        n_drafted, n_accepted: draft tokens, and accepted ones.
+        n_prompt, n_cached: tokens in the prompts, and cached ones among them; a prompt with several
+            answers counts once.
+        n_answer, n_thought: tokens in the answers, and in their reasoning.
+        n_drafted, n_accepted: draft tokens, and accepted ones among them.
     """
 
     n_prompt: int = 0
@@ -50,7 +50,7 @@ class TokenCount:
     n_accepted: int = 0
 
     def note(self, event: object, *, is_first: bool) -> None:
-        """Count an event; `is_first` says whether its answer is the first to its prompt."""
+        """Count an event; `is_first` tells whether its answer is the first one to its prompt."""
         if isinstance(event, TokenText) and event.part == "reasoning":
             self.n_thought += len(event.ids)
         elif isinstance(event, Finished):
@@ -62,7 +62,7 @@ class TokenCount:
                 self.n_cached += event.usage.cached_tokens
 
     def document(self) -> dict[str, Any]:
-        """Return the object `usage` of a completion."""
+        """Return the `usage` object for a completion."""
         return {
             "prompt_tokens": self.n_prompt,
             "completion_tokens": self.n_answer,
@@ -76,7 +76,7 @@ class TokenCount:
         }
 
     def response_document(self) -> dict[str, Any]:
-        """Return the object `usage` of the Responses protocol."""
+        """Return the `usage` object for the Responses protocol."""
         return {
             "input_tokens": self.n_prompt,
             "input_tokens_details": {"cached_tokens": self.n_cached, "cache_write_tokens": 0},
@@ -90,7 +90,7 @@ CLOSINGS = {"{": "}", "[": "]"}
 
 
 def read_arguments(text: str) -> Document | None:
-    """Return the arguments of a call; None if the text is not a JSON object."""
+    """Parse the arguments of a call; return None if the text is not a JSON object."""
     try:
         arguments = json.loads(text)
     except (ValueError, RecursionError):
@@ -99,10 +99,10 @@ def read_arguments(text: str) -> Document | None:
 
 
 def misfit(arguments: str) -> str:
-    """Return a suffix that makes truncated arguments invalid for lenient clients, too.
+    """Return a suffix that makes even lenient clients reject truncated arguments.
 
-    LangChain closes open brackets of streamed arguments and then runs the truncated call, e.g.
-    `delete_path("home/anna")` instead of a longer path. It rejects a mismatched bracket.
+    LangChain closes open brackets in streamed arguments and then runs the truncated call, e.g.
+    `delete_path("home/anna")` instead of a longer path. It rejects mismatched brackets.
     """
     opened: list[str] = []
     is_quoted = is_escaped = False
@@ -124,11 +124,11 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ChoicesAnswer(ABC):
-    """The response to a request for completions, made from the events of its answers.
+    """The response to a completion request, built from the events of its answers.
 
     Args:
         prefix: prefix of its id.
-        kinds: its field `object`, if it is complete and in a chunk.
+        kinds: values of its field `object`, in a complete response and in a chunk.
     """
 
     def __init__(
@@ -163,22 +163,22 @@ class ChoicesAnswer(ABC):
 
     @abstractmethod
     def _note(self, index: int, event: Event) -> object:
-        """Process an event of an answer."""
+        """Process an answer's event."""
 
     @abstractmethod
     def _events(self, index: int, event: Event) -> Iterable[Document]:
-        """Process an event of an answer, and return its choices for a stream."""
+        """Process an answer's event and return the choices to stream for it."""
 
     @abstractmethod
     def _whole(self) -> list[Document]:
-        """Return the choices after the end."""
+        """Return the complete choices, after all answers have finished."""
 
 
 IMPOSSIBLE = -9999.0  # replaces log(0), which JSON cannot represent
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob], spell: Spell) -> dict[str, Any]:
-    """Return the object `logprobs` of a choice of a chat completion."""
+    """Return the `logprobs` object for a chat completion's choice."""
     content = [
         _entry(token.id, token.logprob, spell)
         | {"top_logprobs": [_entry(other, value, spell) for other, value in token.top]}
@@ -200,7 +200,7 @@ def _finite(value: float) -> float:
 def completion_logprobs(
     tokens: Sequence[TokenLogprob], spell: Spell, offsets: Sequence[int]
 ) -> dict[str, Any]:
-    """Return the object `logprobs` of a choice of a completion; see `TokenPlaces` for offsets."""
+    """Return the `logprobs` object for a completion's choice; `offsets` are those of `tokens`."""
     return {
         "tokens": [spell(token.id).decode("utf-8", "replace") for token in tokens],
         "token_logprobs": [_finite(token.logprob) for token in tokens],
@@ -210,11 +210,11 @@ def completion_logprobs(
 
 
 def prompt_logprobs(scored: TokensScored, text: str, spell: Spell) -> dict[str, Any]:
-    """Return the object `logprobs` of a prompt; its first token has no logprob.
+    """Return the `logprobs` object for a prompt; its first token has no logprob.
 
     Args:
-        text: text of the prompt. Additional text of its first tokens, such as BOS or a leading
-            space, is not counted in offsets.
+        text: text of the prompt. Offsets do not count text that the tokens add before it, such as
+            BOS or a leading space.
     """
     pieces = [spell(token) for token in scored.ids]
     whole = b"".join(pieces).decode("utf-8", "replace")
@@ -229,12 +229,12 @@ def prompt_logprobs(scored: TokensScored, text: str, spell: Spell) -> dict[str, 
 
 
 def joined_logprobs(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Concatenate two `logprobs` objects of completions."""
+    """Concatenate two completions' `logprobs` objects."""
     return {name: [*first[name], *second[name]] for name in first}
 
 
 def _top(token: TokenLogprob, spell: Spell) -> dict[str, float]:
-    """Return logprobs by text; of tokens with the same text, the most likely one."""
+    """Return logprobs by text; if several tokens have the same text, the most likely one's."""
     top: dict[str, float] = {}
     for other, value in (*token.top, (token.id, token.logprob)):
         top.setdefault(spell(other).decode("utf-8", "replace"), _finite(value))
@@ -242,7 +242,7 @@ def _top(token: TokenLogprob, spell: Spell) -> dict[str, float]:
 
 
 class TokenPlaces:
-    """Offsets of tokens in a text, in characters, starting at `start`."""
+    """Character offsets of successive tokens in a text; the first token is at `start`."""
 
     def __init__(self, start: int = 0) -> None:
         self._at = start
@@ -266,7 +266,7 @@ class ChatChoice:
 
     Attributes:
         reason: finish reason, or "".
-        is_begun: whether its first chunk was sent.
+        is_begun: whether its first chunk has been sent.
     """
 
     blocks: AnswerBlocks = field(default_factory=AnswerBlocks)
@@ -289,7 +289,7 @@ class ChatChoice:
                 delta = _more_arguments(block.index, text)
             elif not block.is_whole and isinstance(event, ToolCallEnded):
                 delta = _more_arguments(block.index, misfit(block.text))
-        if isinstance(event, Finished):  # a stop string may have ended it inside a call
+        if isinstance(event, Finished):  # a stop string may have cut it off inside a call
             has_called = event.reason == "stop" and any(one.is_whole for one in self.blocks.calls)
             self.reason = "tool_calls" if has_called else REASONS[event.reason]
             return {}
@@ -327,7 +327,7 @@ class ChatAnswer(ChoicesAnswer):
     """The response to a chat completion request.
 
     Args:
-        spell: returns the bytes of a token, if logprobs are requested.
+        spell: returns a token's bytes; None if no logprobs are requested.
     """
 
     def __init__(self, request: ChatRequest, model: str, spell: Spell | None) -> None:

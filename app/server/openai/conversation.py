@@ -1,4 +1,4 @@
-"""Chat completion requests of OpenAI's protocol, with Tandem's own fields."""
+"""Chat completion requests in OpenAI's protocol, with Tandem's own fields."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 512
-IGNORED = "Accepted for compatibility; ignored."  # description of fields without effect
+IGNORED = "Accepted for compatibility; ignored."  # description for fields without effect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class ContentPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalledFunction:
-    """A function call of the assistant."""
+    """A function call by the assistant."""
 
     name: str = body_field("Name of the function.")
     arguments: str | JsonObject = body_field("Arguments as the text of a JSON object.", "{}")
@@ -62,7 +62,7 @@ class ToolCallTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTurn:
-    """A message of the conversation."""
+    """A message in the conversation."""
 
     role: Role = body_field("Author; developer is the same as system.")
     content: str | tuple[ContentPart, ...] | None = body_field("Text or content parts.", None)
@@ -109,7 +109,7 @@ class NamedChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedSchema:
-    """The JSON schema of an answer."""
+    """The JSON schema for an answer."""
 
     name: str = body_field(IGNORED, "")
     description: str = body_field(IGNORED, "")
@@ -128,7 +128,7 @@ class ResponseFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """Options of a stream."""
+    """Options for a stream."""
 
     include_usage: bool = body_field("Send the token usage at the end.", default=False)
     include_obfuscation: bool | None = body_field(IGNORED, None)
@@ -136,7 +136,7 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyCompletion(SamplingFields):
-    """Common fields of chat completion and completion requests."""
+    """Fields that chat completion and completion requests share."""
 
     model: str = body_field("Name of the model; empty for the loaded one.", "")
     stream: bool = body_field("Stream the answer.", default=False)
@@ -196,7 +196,7 @@ _DATA = re.compile(r"data:[a-z]+/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 
 
 class ShownParts:
-    """Text and images of a message, collected from its parts in order.
+    """A message's text and images, collected from its parts in order.
 
     Attributes:
         text: the text, with a placeholder for each image.
@@ -209,7 +209,7 @@ class ShownParts:
 
     @property
     def has_any(self) -> bool:
-        """Whether a part was added."""
+        """Whether any part has been added."""
         return self._follows_text or bool(self._pictures)
 
     @property
@@ -218,7 +218,7 @@ class ShownParts:
         return tuple(self._pictures)
 
     def add_text(self, text: str) -> None:
-        """Add a text, on a new line if it follows a text."""
+        """Add a text, on a new line if it follows another text."""
         text = text.replace(IMAGE_PLACEHOLDER, "")
         self.text += ("\n" if self._follows_text else "") + text
         self._follows_text = True
@@ -230,10 +230,10 @@ class ShownParts:
         self._follows_text = False
 
     def add_address(self, url: str, place: str) -> None:
-        """Add the image of a data URI.
+        """Add the image in a data URI.
 
         Raises:
-            Refusal: it is another URL.
+            Refusal: the URL is not an image's data URI.
         """
         match = _DATA.match(url)
         if match is None:
@@ -245,13 +245,13 @@ class ShownParts:
         self.add_file(url[match.end() :])
 
 
-ROLES = {"developer": "system", "function": "tool"}  # roles that the engine knows by another name
+ROLES = {"developer": "system", "function": "tool"}  # roles that have another name in the engine
 PICTURES = ("image_url", "input_image")  # types of image parts
 CHOICES = ("none", "auto", "required")
 
 
 def chat_messages(turns: Sequence[ChatTurn]) -> tuple[ChatMessage, ...]:
-    """Return the messages of a conversation.
+    """Convert a conversation to the engine's messages.
 
     Raises:
         Refusal: a part is not supported.
@@ -277,7 +277,7 @@ def chat_messages(turns: Sequence[ChatTurn]) -> tuple[ChatMessage, ...]:
 
 
 def _function_name(turn: ChatTurn, called: dict[str, str]) -> str:
-    """Return the name of the function that a message is the result of, or ""."""
+    """Return the name of the function whose result a message contains, or ""."""
     if turn.role not in ("tool", "function"):
         return ""
     return turn.name or called.get(turn.tool_call_id, "")
@@ -294,10 +294,10 @@ def _content(turn: ChatTurn, place: str) -> tuple[str, tuple[str, ...]]:
 def shown_content(
     content: str | Sequence[ContentPart] | None, place: str, types: Collection[str]
 ) -> tuple[str, tuple[str, ...]]:
-    """Return the text and the images of a message's content.
+    """Return the text and images in a message's content.
 
     Args:
-        types: types of text parts.
+        types: part types that contain text.
 
     Raises:
         Refusal: a part is not supported.
@@ -318,10 +318,10 @@ def shown_content(
 def content_text(
     content: str | Sequence[ContentPart] | None, place: str, types: Collection[str]
 ) -> str:
-    """Return the text of a message's content, or "".
+    """Return the text in a message's content, or "".
 
     Args:
-        types: types of text parts.
+        types: part types that contain text.
 
     Raises:
         Refusal: a part is not text.
@@ -363,7 +363,7 @@ def offered_tools(tools: Sequence[OfferedTool]) -> tuple[Tool, ...]:
 
 
 def parameter_places(tools: Sequence[OfferedTool]) -> dict[str, str]:
-    """Return the places of the schemas of functions' arguments, by function name."""
+    """Return the places of the functions' argument schemas in the request, by function name."""
     named = ((at, tool.function) for at, tool in enumerate(tools))
     return {
         function.name: f"tools[{at}].function.parameters"
@@ -373,15 +373,15 @@ def parameter_places(tools: Sequence[OfferedTool]) -> dict[str, str]:
 
 
 def described_tool(name: str, description: str, schema: JsonObject | None) -> Tool:
-    """Return a tool for the model; `schema` is the JSON schema of its arguments, if any."""
+    """Return a tool for the model; `schema` is the JSON schema for its arguments, if any."""
     return Tool(name, description, "" if schema is None else json.dumps(schema, ensure_ascii=False))
 
 
 def tool_choice(request: ChatRequest) -> str:
-    """Return the value of `AnswerRequest.tool_choice`.
+    """Return the value for `AnswerRequest.tool_choice`.
 
     Raises:
-        Refusal: it is invalid, or the function does not exist.
+        Refusal: the choice is invalid, or names a function that does not exist.
     """
     choice = request.tool_choice
     if choice is None:
@@ -404,10 +404,10 @@ ANY_OBJECT = '{"type": "object"}'
 
 
 def form_of(request: AnyCompletion) -> Grammar | None:
-    """Return the grammar of the structured output, if any.
+    """Return the grammar for the structured output, if any.
 
     Raises:
-        Refusal: the request has several.
+        Refusal: the request has several grammars.
     """
     forms = []
     if request.grammar:
@@ -442,6 +442,6 @@ def _schema(form: ResponseFormat) -> JsonObject | None:
 
 
 def json_form(schema: JsonObject | None) -> Grammar:
-    """Return the grammar of JSON with a schema, or of any object."""
+    """Return the grammar for JSON that matches a schema, or for any JSON object."""
     text = ANY_OBJECT if schema is None else json.dumps(schema, ensure_ascii=False)
     return Grammar("json_schema", text)

@@ -1,4 +1,4 @@
-"""The operations of OpenAI's protocol, and chat completions."""
+"""The operations in OpenAI's protocol, and chat completions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from app.server.web.responses import EVENTS, AwaitedJson, Document, EventStream,
 from engine import AnswerRequest
 
 EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
-"""Efforts that the engine knows by another name."""
+"""Efforts that have another name in the engine."""
 
 
 async def chat_completions(
@@ -62,7 +62,7 @@ async def chat_completions(
 
 
 def refuse_unsupported(request: ChatRequest) -> None:
-    """Raise a `Refusal` if the request has unsupported or contradictory fields."""
+    """Raise a `Refusal` if request fields are unsupported or contradict each other."""
     if request.audio is not None or set(request.modalities) - {"text"}:
         raise bad_value("modalities", "Only text output is supported, not audio or images.")
     if request.functions or request.function_call is not None:
@@ -77,7 +77,7 @@ def refuse_unsupported(request: ChatRequest) -> None:
 
 
 def chat_command(request: ChatRequest) -> AnswerRequest:
-    """Return the command for a request, without sampling.
+    """Return the command for a request, without sampling parameters.
 
     Raises:
         Refusal: the request is not supported.
@@ -106,8 +106,8 @@ def chat_command(request: ChatRequest) -> AnswerRequest:
 def _document(model: OfferedModel) -> Document:
     """Describe a model with fields that clients know from other servers.
 
-    `meta` is llama.cpp's, `max_model_len` vLLM's, `context_length` that of hubs, `capabilities` are
-    Ollama's; a remote Tandem uses `pictures` to count the tokens of images.
+    `meta` comes from llama.cpp, `max_model_len` from vLLM, `context_length` from model hubs, and
+    `capabilities` from Ollama. A remote Tandem uses `pictures` to count the tokens in images.
     """
     info = model.info
     meta = {

@@ -1,4 +1,4 @@
-"""Sampling parameters of OpenAI's protocol."""
+"""Sampling parameters in OpenAI's protocol."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEEDS = 1 << 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingFields:
-    """Sampling fields of a request; those after `n` are Tandem's own."""
+    """A request's sampling fields; those after `n` are Tandem's own."""
 
     temperature: float | None = sampling_field("temperature")
     top_p: float | None = sampling_field("top_p")
@@ -76,11 +76,11 @@ SAME = tuple(
     if spec.name in {own.name for own in fields(SamplingParams)}
     and spec.name not in ("stop", "seed", "logit_bias")
 )
-"""Fields with the same name and meaning in `SamplingParams`."""
+"""Fields that have the same name and meaning in `SamplingParams`."""
 
 
 def recommended(given: SamplingParams, info: ModelInfo) -> SamplingParams:
-    """Replace default values by those that the model's file recommends."""
+    """Replace default values with those that the model's file recommends."""
     default = SamplingParams()
     changes: dict[str, Any] = {
         name: value
@@ -93,11 +93,11 @@ def recommended(given: SamplingParams, info: ModelInfo) -> SamplingParams:
 def sampling_of(
     request: SamplingFields, defaults: SamplingParams, info: ModelInfo, max_tokens: int | None
 ) -> list[SamplingParams]:
-    """Return the sampling parameters of each answer, with consecutive seeds.
+    """Return the sampling parameters for each answer, with consecutive seeds.
 
     Args:
         defaults: values used if neither the request nor the model's file sets them.
-        max_tokens: maximum tokens of the answer; None if the request does not set it.
+        max_tokens: maximum tokens per answer; None if the request does not set it.
 
     Raises:
         Refusal: a value is invalid.
@@ -123,7 +123,7 @@ def sampled(
     defaults: SamplingParams,
     max_tokens: int | None,
 ) -> MakeCommands:
-    """Return a function that makes commands from a template; see `sampling_of`."""
+    """Return a function that creates commands from a template; see `sampling_of`."""
 
     def make(loaded: ModelLoaded) -> list[AnswerRequest]:
         all_params = sampling_of(request, defaults, loaded.info, max_tokens)

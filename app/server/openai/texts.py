@@ -1,4 +1,4 @@
-"""Completions, embeddings, tokenization and chat templates."""
+"""Endpoints for completions, embeddings, tokenization and chat templates."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ from engine import (
 )
 
 TextInput = str | tuple[str, ...] | tuple[int, ...] | tuple[tuple[int, ...], ...]
-"""One or several texts, as strings or token ids."""
+"""One or more texts, as strings or token ids."""
 
 TextOrIds = str | tuple[int, ...]
 
@@ -74,14 +74,14 @@ MAX_IDS = 1 << 20
 
 
 def separate_inputs(given: TextInput, field: str, n_vocab: int) -> tuple[TextOrIds, ...]:
-    """Return the texts of a request one by one.
+    """Return each text in a request separately.
 
     Args:
-        field: name of their field.
+        field: name of the field that contains them.
         n_vocab: vocabulary size.
 
     Raises:
-        Refusal: token ids are invalid, or there are none or too many.
+        Refusal: a list of token ids is empty or too long, or an id is invalid.
     """
     if isinstance(given, str):
         return (given,)
@@ -102,7 +102,7 @@ def check_ids(ids: tuple[int, ...], place: str, n_vocab: int) -> None:
     """Check the number of token ids and their range.
 
     Raises:
-        Refusal: they are invalid.
+        Refusal: there are none or too many, or one is invalid.
     """
     if not 0 < len(ids) <= MAX_IDS:
         text = "{place} must have 1 to {most} tokens, not {n}."
@@ -129,7 +129,7 @@ class CompletionRequest(AnyCompletion):
 
     @property
     def wants_scores(self) -> bool:
-        """Whether the logprobs of the prompt are requested."""
+        """Whether the prompt's logprobs are requested."""
         return self.echo and self.logprobs is not None
 
 
@@ -141,9 +141,9 @@ class CompletionChoice:
     """One of the answers to a request.
 
     Attributes:
-        places: offsets of its tokens, after the prompt if that is included.
-        echo: the prompt, if it is included; "" after it was sent.
-        scores: logprobs of the prompt, if requested; None after they were sent.
+        places: offsets of its tokens, counted from the start of the prompt if that is included.
+        echo: the prompt, if it is included; "" once it has been sent.
+        scores: the prompt's logprobs, if requested; None once they have been sent.
     """
 
     places: TokenPlaces
@@ -154,11 +154,11 @@ class CompletionChoice:
 
 
 class CompletionAnswer(ChoicesAnswer):
-    """The response to a completion request; its first events are the scores of the prompts, if any.
+    """The response to a completion request; its first events are the prompts' scores, if any.
 
     Args:
-        prompts: the prompts one by one.
-        spell: returns the bytes of a token, if logprobs or prompts of token ids need it.
+        prompts: the separate prompts.
+        spell: returns a token's bytes; None if the response has neither logprobs nor prompts.
     """
 
     def __init__(
@@ -226,13 +226,13 @@ def _text_of(prompt: TextOrIds, spell: Spell | None) -> str:
     return b"".join(map(spell, prompt)).decode("utf-8", "replace")
 
 
-DEFAULT_TOKENS = 16  # default of max_tokens for completions, as in OpenAI's protocol
+DEFAULT_TOKENS = 16  # default for max_tokens in completions, as in OpenAI's protocol
 
 
 async def completions(
     context: ServerContext, record: RequestRecord, request: CompletionRequest
 ) -> Response:
-    """Complete one or several texts."""
+    """Complete one or more texts."""
     model = context.find(request.model, record)
     prompts = separate_inputs(request.prompt, "prompt", model.info.n_vocab)
     n_answers = len(prompts) * request.n
@@ -263,7 +263,7 @@ async def completions(
 
 
 def refuse_impossible(request: CompletionRequest, n_answers: int) -> None:
-    """Raise a `Refusal` if the request has unsupported or contradictory fields."""
+    """Raise a `Refusal` if request fields are unsupported or contradict each other."""
     if n_answers > MAX_CHOICES:
         text = "n times the number of prompts is {n}; the limit is {most}."
         raise bad_value("n", text, n=n_answers, most=MAX_CHOICES)
@@ -273,7 +273,7 @@ def refuse_impossible(request: CompletionRequest, n_answers: int) -> None:
         raise bad_value("echo", "echo cannot be combined with suffix.")
 
 
-MAX_INPUTS = 2048  # maximum number of texts of a request, as in OpenAI's protocol
+MAX_INPUTS = 2048  # maximum number of texts per request, as in OpenAI's protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,7 +294,7 @@ class EmbeddingRequest:
 async def embeddings(
     context: ServerContext, record: RequestRecord, request: EmbeddingRequest
 ) -> Response:
-    """Return the embeddings of texts."""
+    """Return embeddings for texts."""
     info = context.find(request.model, record).info
     if request.dimensions not in (None, info.n_embd):
         text = "dimensions must be {n}, as in the model."
@@ -314,10 +314,10 @@ async def embeddings(
 
 
 async def embedded(context: ServerContext, record: RequestRecord, command: Embed) -> Embedded:
-    """Compute embeddings, once the engine has room.
+    """Compute embeddings once the engine has room.
 
     Raises:
-        Refusal: they cannot be computed.
+        Refusal: the queue is full, or the embeddings cannot be computed.
     """
     async with context.admission.places(1):
         done = await context.run(record, command)
@@ -327,10 +327,10 @@ async def embedded(context: ServerContext, record: RequestRecord, command: Embed
 
 
 def embedding_inputs(given: TextInput, n_vocab: int) -> tuple[TextOrIds, ...]:
-    """Return the texts of a request one by one.
+    """Return each text in an embedding request separately.
 
     Raises:
-        Refusal: one is empty or has invalid token ids, or there are too many.
+        Refusal: a text is empty or has invalid token ids, or there are too many texts.
     """
     inputs = separate_inputs(given, "input", n_vocab)
     if len(inputs) > MAX_INPUTS:
@@ -352,7 +352,7 @@ def _encoded(vector: Sequence[float], request: EmbeddingRequest) -> list[float] 
 
 
 MAX_TOKENISED = 1 << 20  # maximum length of a text to tokenize, in characters
-MAX_SPELT = 1 << 17  # the same if the pieces are returned, too
+MAX_SPELT = 1 << 17  # the same limit if pieces are also returned
 MAX_DECODED = 1 << 18  # maximum number of tokens to detokenize
 
 
@@ -389,7 +389,7 @@ class TemplateRequest:
 async def tokenize(
     context: ServerContext, record: RequestRecord, request: TokenizeRequest
 ) -> Response:
-    """Return the tokens of a text."""
+    """Return a text's tokens."""
     check_size(request.content, "content", MAX_SPELT if request.with_pieces else MAX_TOKENISED)
     command = Tokenize(
         request.content, request.add_special, request.parse_special, request.with_pieces
@@ -414,7 +414,7 @@ def _piece(piece: bytes) -> str | list[int]:
 async def detokenize(
     context: ServerContext, record: RequestRecord, request: DetokenizeRequest
 ) -> Response:
-    """Return the text of tokens."""
+    """Return the text for tokens."""
     n_vocab = context.find(request.model, record).info.n_vocab
     if request.tokens:
         check_ids(request.tokens, "tokens", n_vocab)
@@ -426,7 +426,7 @@ async def detokenize(
 async def apply_template(
     context: ServerContext, record: RequestRecord, request: TemplateRequest
 ) -> Response:
-    """Return the prompt of a conversation."""
+    """Return the prompt for a conversation."""
     variables = request.chat_template_kwargs
     command = ApplyTemplate(
         chat_messages(request.messages),

@@ -1,1 +1,1 @@
-"""OpenAI's Responses protocol, stateless."""
+"""OpenAI's Responses protocol, without stored conversations."""

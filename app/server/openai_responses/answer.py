@@ -1,4 +1,4 @@
-"""Responses made from engine events, complete or as a stream."""
+"""Responses built from engine events, complete or as a stream."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DELTAS: dict[ItemKind, str] = {
     "function_call": "function_call_arguments",
     "custom_tool_call": "custom_tool_call_input",
 }
-"""Names of the delta events."""
+"""Names of delta events by kind of item, without their ending ".delta"."""
 
 NamedEvent = tuple[str, Document]
 """Name and fields of an event."""
@@ -71,13 +71,13 @@ class OutputItem:
 
     @property
     def text(self) -> str:
-        """Text so far; for a custom tool only the input."""
+        """Text so far; for a custom tool, only its input."""
         text = self.block.text
         return _custom_input(text) if self.kind == "custom_tool_call" else text
 
     @property
     def is_told(self) -> bool:
-        """Whether it is sent; a truncated custom tool input would look complete."""
+        """Whether the item may be sent; truncated input for a custom tool would look complete."""
         return self.kind != "custom_tool_call" or self.status != "incomplete"
 
     @property
@@ -85,7 +85,7 @@ class OutputItem:
         return {"item_id": self.id, "output_index": self.index}
 
     def document(self) -> Document:
-        """Return the current item."""
+        """Return the item in its current state."""
         document: Document = {"type": self.kind, "id": self.id, "status": self.status}
         is_empty = self.status == "in_progress"
         if self.kind == "message":
@@ -103,13 +103,13 @@ class OutputItem:
             yield "content_part.added", self._where | {"content_index": 0, "part": self._part("")}
 
     def add(self, text: str) -> Iterator[NamedEvent]:
-        """Yield the delta event; a custom tool's input is sent at its end."""
+        """Yield the delta event for a text; a custom tool's input is only sent at the end."""
         if self.kind != "custom_tool_call":
             name, more = DELTAS[self.kind], self._more()
             yield f"{name}.delta", self._where | more | {"delta": text}
 
     def end(self, status: str) -> Iterator[NamedEvent]:
-        """Yield the events that end the item with a status."""
+        """Set the final status and yield the events that end the item."""
         self.status = status
         if not self.is_told:
             return
@@ -142,7 +142,7 @@ def _custom_input(arguments: str) -> str:
 
 
 class ResponseAnswer:
-    """The response to a request, made from the events of its answer."""
+    """The response to a request, built from its answer's events."""
 
     def __init__(self, request: ResponseRequest, model: str) -> None:
         self._request, self._model = request, model
@@ -157,7 +157,7 @@ class ResponseAnswer:
         async with aclosing(events):
             async for _, event in events:
                 for _ in self._events(event):
-                    pass  # the items are kept
+                    pass  # the items collect the texts
         return self._document()
 
     async def stream(self, events: AnswerEvents) -> AsyncGenerator[bytes, None]:
@@ -174,7 +174,7 @@ class ResponseAnswer:
         yield self._frame(self._status, {"response": self._document()})
 
     def error_event(self, document: Document) -> bytes:
-        """Return the event for an error in the stream."""
+        """Return the event for an error during the stream."""
         error = document["error"]
         fields = {"code": error["code"], "message": error["message"], "param": error["param"]}
         return event_bytes({"type": "error", "sequence_number": self._n_sent, **fields}, "error")
@@ -257,7 +257,7 @@ async def create_response(
 
 
 def refuse_unsupported(request: ResponseRequest) -> None:
-    """Raise a `Refusal` if the request has unsupported fields."""
+    """Raise a `Refusal` if the request uses unsupported fields."""
     for name in ("previous_response_id", "conversation"):
         if getattr(request, name) is not None:
             text = "{name} is not supported: this server stores no conversations."
@@ -269,7 +269,7 @@ def refuse_unsupported(request: ResponseRequest) -> None:
 
 
 def response_command(request: ResponseRequest) -> AnswerRequest:
-    """Return the command for a request, without sampling.
+    """Return the command for a request, without sampling parameters.
 
     Raises:
         Refusal: the request is not supported.

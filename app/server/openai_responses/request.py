@@ -1,4 +1,4 @@
-"""Requests of OpenAI's Responses protocol, and their conversion for the engine."""
+"""Requests in OpenAI's Responses protocol, and their conversion for the engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from engine import ChatMessage, JsonObject, Tool, ToolCall
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputItem:
-    """An item of the conversation: a message, reasoning, a tool call or its result."""
+    """An item in the conversation: a message, reasoning, a tool call or its result."""
 
     type: str = body_field("Type of the item.", "message")
     role: Literal["", "system", "developer", "user", "assistant"] = body_field("Author.", "")
@@ -81,7 +81,7 @@ class TextFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextConfig:
-    """Settings of the text of an answer."""
+    """Settings for an answer's text."""
 
     format: TextFormat | None = body_field("Structured output.", None)
     verbosity: str | None = body_field(IGNORED, None)
@@ -139,7 +139,7 @@ class ResponseRequest:
 log = logging.getLogger(__name__)
 
 TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
-"""Types of text parts."""
+"""Part types that contain text."""
 
 _text = partial(content_text, types=TEXTS)
 
@@ -156,7 +156,7 @@ CUSTOM_SCHEMA = json.dumps(
 
 
 def chat_messages(request: ResponseRequest) -> tuple[ChatMessage, ...]:
-    """Return the messages of a conversation.
+    """Convert a conversation to the engine's messages.
 
     Raises:
         Refusal: an item or part is not supported.
@@ -204,7 +204,7 @@ def _joined(first: ChatMessage, second: ChatMessage) -> ChatMessage:
 
 
 def parameter_places(tools: Sequence[ResponseTool]) -> dict[str, str]:
-    """Return the places of the schemas of tools' arguments, by tool name."""
+    """Return the places of the tools' argument schemas in the request, by tool name."""
     return {tool.name: f"tools[{at}].parameters" for at, tool in enumerate(tools)}
 
 
@@ -232,10 +232,10 @@ def custom_names(tools: Sequence[ResponseTool]) -> frozenset[str]:
 
 
 def tool_choice(request: ResponseRequest) -> str:
-    """Return the value of `AnswerRequest.tool_choice`.
+    """Return the value for `AnswerRequest.tool_choice`.
 
     Raises:
-        Refusal: it is invalid, or the tool does not exist.
+        Refusal: the choice is invalid, or names a tool that does not exist.
     """
     choice = request.tool_choice
     names = [tool.name for tool in request.tools if tool.type in ("function", "custom")]

@@ -1,4 +1,4 @@
-"""The server page of the window, where other programs use the loaded model.
+"""The window's server page, which lets other programs use the loaded model.
 
-`session` runs `app.server` on a thread. Only `running` imports it, on the first start.
+`session` runs `app.server` on a thread. Only `running` imports that package, on the first start.
 """

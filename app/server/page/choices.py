@@ -1,4 +1,4 @@
-"""The server's settings in the window, and this machine's address."""
+"""The server settings in the window, and this machine's address."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.core.translation import tr
 from engine import EngineError, one_line
 
 HERE, EVERYWHERE = "127.0.0.1", "0.0.0.0"
-"""Addresses to listen on: loopback only, or all interfaces."""
+"""Addresses to listen on: only loopback, or all interfaces."""
 
 
 ANY_PAGE = "*"
@@ -26,8 +26,8 @@ class ServerChoices:
     Attributes:
         port: port to listen on.
         is_on_network: whether other machines can connect.
-        needs_key: whether clients need a key; always on a network.
-        pages: allowed origins of web pages.
+        needs_key: whether clients need a key; always true on a network.
+        pages: web page origins to allow.
     """
 
     port: int
@@ -53,10 +53,10 @@ def choices_of(settings: Settings) -> ServerChoices:
 
 
 def read_pages(text: str) -> tuple[str, ...]:
-    """Parse a list of origins, separated by commas or spaces.
+    """Parse a list of origins separated by commas, semicolons or spaces.
 
     Raises:
-        EngineError: one is invalid.
+        EngineError: an origin is invalid.
     """
     return tuple(dict.fromkeys(_origin(word) for word in re.split(r"[\s,;]+", text) if word))
 
@@ -84,11 +84,11 @@ def _origin(word: str) -> str:
     return f"{parts.scheme}://{host}{port}"
 
 
-ANYWHERE = ("192.0.2.1", 9)  # reserved address (RFC 5737), to which nothing is sent
+ANYWHERE = ("192.0.2.1", 9)  # reserved address (RFC 5737); nothing is sent to it
 
 
 def own_address() -> str:
-    """Return this machine's address in its network, or its host name."""
+    """Return this machine's network address, or its host name if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             sock.connect(ANYWHERE)  # selects a network interface; sends nothing

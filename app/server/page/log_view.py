@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ShownRequest:
-    """A request, see `RequestRecord`.
+    """A request; see `RequestRecord`.
 
     Attributes:
-        number: number of the request, from 1 after each start of the server.
+        number: id of the request, counting from 1 after each server start.
         route: method and path.
-        read_part: fraction of the prompt computed so far.
+        read_part: fraction of the prompt that has been computed.
     """
 
     number: int
@@ -37,11 +37,11 @@ class ShownRequest:
 
 @dataclass(frozen=True, slots=True)
 class ClientSpeed:
-    """Statistics of a client.
+    """Statistics for a client.
 
     Attributes:
-        tokens_per_s: speed of its running answers together.
-        n_tokens: generated tokens of its ended answers.
+        tokens_per_s: combined speed of its running answers.
+        n_tokens: number of tokens generated in its finished requests.
     """
 
     client: str
@@ -51,11 +51,11 @@ class ClientSpeed:
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """Requests and clients of the server.
+    """The server's requests and clients.
 
     Attributes:
-        requests: running requests, then ended ones, each newest first.
-        clients: clients with running or ended answers.
+        requests: running requests, then finished ones; each group newest first.
+        clients: clients with running or finished answers.
     """
 
     requests: tuple[ShownRequest, ...] = ()
@@ -68,12 +68,12 @@ class LogView:
 
     @property
     def tokens_per_s(self) -> float:
-        """Speed of all running answers together."""
+        """Combined speed of all running answers."""
         return sum(client.tokens_per_s for client in self.clients)
 
 
 def view_of(request_log: RequestLog) -> LogView:
-    """Take a snapshot; call on the server's thread."""
+    """Take a snapshot; must be called on the server's thread."""
     running = sorted(request_log.running.values(), key=lambda record: -record.number)
     records = [*running, *reversed(request_log.ended)][:MAX_SHOWN]
     speeds = dict(request_log.clients())
@@ -91,4 +91,4 @@ def _shown(record: RequestRecord) -> ShownRequest:
     )  # fmt: skip
 
 
-MAX_SHOWN = 200  # maximum number of requests shown
+MAX_SHOWN = 200  # maximum number of requests in a snapshot

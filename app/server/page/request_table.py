@@ -1,4 +1,4 @@
-"""The table of requests: running ones first, then the newest."""
+"""The table of requests: running ones first, then finished ones."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ AnyIndex = QModelIndex | QPersistentModelIndex
 
 
 class RequestRows(QAbstractTableModel):
-    """Requests as rows of a table."""
+    """Requests as table rows."""
 
     def __init__(self) -> None:
         super().__init__()
         self._rows: tuple[ShownRequest, ...] = ()
-        self.texts: list[tuple[str, ...]] = []  # of each row, cached
+        self.texts: list[tuple[str, ...]] = []  # cached, by row
 
     def show_rows(self, rows: tuple[ShownRequest, ...]) -> None:
-        """Show these requests; the selection stays if they are the same."""
+        """Show these requests; if they are the same requests as before, keep the selection."""
         before, known = self._rows, dict(zip(self._rows, self.texts, strict=True))
         texts = [known.get(row) or _texts(row) for row in rows]
         if [row.number for row in rows] != [row.number for row in before]:
@@ -79,14 +79,14 @@ class RequestRows(QAbstractTableModel):
 
     @Slot()
     def recolour(self) -> None:
-        """Use the colours of the new theme."""
+        """Use the new theme's colours."""
         if self._rows:
             end = self.index(len(self._rows) - 1, len(HEADERS) - 1)
             self.dataChanged.emit(self.index(0, 0), end, [Qt.ItemDataRole.ForegroundRole])
 
 
 class RequestTable(QTableView):
-    """Table of requests; the client column is hidden if there is only one client."""
+    """Table of requests; with only one client, the client column is hidden."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class RequestTable(QTableView):
 
 
 def status_text(request: ShownRequest) -> str:
-    """Return a request's status, or its state while it is running."""
+    """Return a request's HTTP status, or its state while it is running."""
     if request.phase == "reading":
         return tr("reading {part} %").format(part=round(100 * request.read_part))
     if request.phase in PHASES:
@@ -158,7 +158,7 @@ def status_text(request: ShownRequest) -> str:
 
 
 def rate_text(tokens_per_s: float) -> str:
-    """Return a speed, or "" if it is unknown."""
+    """Format a speed; "" if it is unknown."""
     return decimal(f"{tokens_per_s:.1f}") if tokens_per_s else ""
 
 

@@ -1,4 +1,4 @@
-"""The window's server while it runs; imported late, as HTTP modules take long to import."""
+"""The window's running server; imported late, since HTTP modules take long to import."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RunningServer:
         key: API key, or "".
 
     Attributes:
-        address: its URL for this machine or, on a network, for all.
+        address: its URL; on a network, one that other machines can use.
     """
 
     def __init__(self, sharing: EngineSharing, choices: ServerChoices, key: str) -> None:
@@ -42,7 +42,7 @@ class RunningServer:
         """Start the server.
 
         Raises:
-            EngineError: it cannot listen.
+            EngineError: it cannot listen or start in time.
         """
         self._engine.model = self._sharing.watch(self._engine.on_event)
         try:
@@ -55,12 +55,12 @@ class RunningServer:
         self.address = address if is_local else f"http://{own_address()}:{port}"
 
     def stop(self) -> None:
-        """Stop the server and its answers, within two seconds."""
+        """Stop the server and its answers, waiting up to two seconds."""
         self._thread.stop()
         self._sharing.on_event = None
 
     def view(self, then: Callable[[LogView], None]) -> None:
-        """Call `then` with a snapshot on the server's thread, if it runs."""
+        """Call `then` with a snapshot on the server's thread, if that is running."""
         context = self._context
         if context is not None:
             self._thread.call(lambda: then(view_of(context.request_log)))

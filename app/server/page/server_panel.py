@@ -30,7 +30,7 @@ from engine import EngineError, one_line
 
 
 class SwitchRow(QWidget):
-    """A switch with a title and an explanation; `below` is the layout underneath."""
+    """A switch with a title and an explanation; `below` is a layout underneath them."""
 
     toggled = Signal(bool)  # by the user
 
@@ -60,7 +60,7 @@ class SwitchRow(QWidget):
         return self._switch.isChecked()
 
     def set_on(self, on: bool, *, is_locked: bool = False) -> None:
-        """Set the switch without a signal; `is_locked` disables it."""
+        """Set the switch without emitting a signal; `is_locked` disables it."""
         self._switch.setChecked(on)
         self._switch.setEnabled(not is_locked)
 
@@ -78,7 +78,7 @@ class CopiedText(QWidget):
     """A line of selectable text with a copy button.
 
     Args:
-        name: accessible name.
+        name: accessible name of the text.
         copy: tooltip of the button.
     """
 
@@ -95,7 +95,7 @@ class CopiedText(QWidget):
         self.row.addWidget(self.copy_button)
 
     def set_text(self, text: str) -> None:
-        """Set the text and show its start."""
+        """Set the text and scroll to its start."""
         if text != self.edit.text():
             self.edit.setText(text)
             self.edit.setCursorPosition(0)
@@ -107,7 +107,7 @@ class CopiedText(QWidget):
 
 
 class ExampleText(QFrame):
-    """Terminal lines with a copy button; `copy` is its tooltip."""
+    """Terminal lines with a copy button, whose tooltip is `copy`."""
 
     def __init__(self, copy: str) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class ExampleText(QFrame):
 
 
 class AccessSettings(QWidget):
-    """Switches for the key, the network and web pages."""
+    """Switches for the key, access from the network, and web pages."""
 
     chosen = Signal(str, object)  # name and value of a setting
     key_renewed = Signal()
@@ -186,7 +186,7 @@ class AccessSettings(QWidget):
         self.pages.editingFinished.connect(self._choose_pages)
 
     def show_settings(self, settings: Settings, key: str, key_problem: str) -> None:
-        """Show the settings and the key; "" while it is unknown."""
+        """Show the settings and the key, which is "" while it is unknown."""
         is_locked = settings.server_on_network
         self.needs_key.set_on(is_locked or settings.server_needs_key, is_locked=is_locked)
         self.needs_key.set_help(
@@ -232,11 +232,11 @@ MAX_CLIENTS = 6  # maximum number of clients with their own line
 
 
 class ServerPanel(QWidget):
-    """Page of the server.
+    """The server page.
 
     Attributes:
-        main: switch of the server, with its state below.
-        problem: why the server does not run.
+        main: the server's switch, with its state below.
+        problem: why the server is not running.
     """
 
     shown = Signal()
@@ -262,13 +262,13 @@ class ServerPanel(QWidget):
         self.show_view(LogView())
 
     def show_settings(self, settings: Settings, key: str, key_problem: str) -> None:
-        """Show the settings and the key; "" while it is unknown."""
+        """Show the settings and the key, which is "" while it is unknown."""
         show_number(self.port, settings.server_port)
         self.at_start.setChecked(settings.server_at_start)
         self.access.show_settings(settings, key, key_problem)
 
     def show_state(self, *, is_on: bool, state: str, problem: str) -> None:
-        """Show the state of the server, and why it does not run."""
+        """Show the server's state and, if it failed, why."""
         self.main.set_on(is_on)
         self.main.set_help(state)
         self.problem.setText(problem)
@@ -302,7 +302,7 @@ class ServerPanel(QWidget):
         column.addWidget(label(tr("Base URL for programs"), role="muted"))
         column.addWidget(self.address)
         column.addLayout(self._port_row())
-        column.addWidget(self.at_start)  # next to the port it is too wide for a narrow panel
+        column.addWidget(self.at_start)  # beside the port, it would be too wide for a narrow panel
         column.addWidget(line())
         column.addWidget(label(tr("Requests"), role="heading"))
         column.addWidget(self.clients)
@@ -344,7 +344,7 @@ class ServerPanel(QWidget):
 
 
 def state_text(view: LogView) -> str:
-    """Return the state of a running server: "Answering 3 requests, 41.0 tok/s"."""
+    """Describe a running server's state: "Answering 3 requests, 41.0 tok/s"."""
     if not view.n_running:
         return tr("Waiting for requests")
     text = tr_n("Answering {n} request", "Answering {n} requests", view.n_running)
@@ -353,7 +353,7 @@ def state_text(view: LogView) -> str:
 
 
 def clients_text(clients: Sequence[ClientSpeed]) -> str:
-    """Return a line for each client with its speed and tokens."""
+    """Return one line per client, with its speed and token count."""
     lines = [_client_line(client) for client in clients[:MAX_CLIENTS]]
     if n := len(clients[MAX_CLIENTS:]):
         lines.append(tr_n("{n} more client", "{n} more clients", n))
@@ -377,7 +377,7 @@ def example_text(url: str, *, needs_key: bool) -> str:
 
 
 class ServerChip(Chip):
-    """Chip shown while the server runs; it opens the server page."""
+    """Chip that opens the server page; it is shown while the server is running."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -1,4 +1,4 @@
-"""Presenter of the server page; refreshes it once a second while it is visible."""
+"""Presenter that refreshes the server page once a second while the page is visible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOOK_MS = 1000
 
 
 class ServerPresenter(QObject):
-    """Connects the server page with the session, until `close`."""
+    """Connects the server page to the session until `close`."""
 
     def __init__(
         self, session: ServerSession, panel: ServerPanel, client: EngineClient, parent: QObject

@@ -1,4 +1,4 @@
-"""The window's server: whether it runs, its address, key and errors."""
+"""The window's server: its state, address, key and errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEY_NAME: Final = "server of this window"  # name of the server's key in the key
 KEY_BYTES = 24
 
 KEY_CLOSE_S = 0.5
-"""Timeout in seconds for the keyring at the end, as it may be asking the user something."""
+"""Timeout in seconds for the keyring when closing, as it may be asking the user something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class _Outcome:
     """Result of starting or stopping the server.
 
     Attributes:
-        number: number of the change.
-        address: URL of the server, or "" if none runs.
-        error: why it could not be started, if so.
+        number: id of the change.
+        address: URL of the server, or "" if none is running.
+        error: why the server could not be started, if it failed.
     """
 
     number: int
@@ -56,10 +56,10 @@ class ServerSession(QObject):
 
     Attributes:
         is_wanted: whether the server is switched on.
-        address: its URL while it runs, such as "http://127.0.0.1:11435"; otherwise "".
-        problem: why it does not run although it was switched on, or "".
+        address: its URL while it is running, such as "http://127.0.0.1:11435"; otherwise "".
+        problem: why it could not be started, or "".
         key: its API key; "" until it is known.
-        key_problem: warning if the key could not be saved, or "".
+        key_problem: a warning if the key could not be saved, otherwise "".
     """
 
     changed = Signal()
@@ -73,7 +73,7 @@ class ServerSession(QObject):
         self._sharing, self._settings, self._keep = client.sharing, settings, keep
         self.is_wanted = self._has_begun = self._is_closed = False
         self.address = self.problem = self.key = self.key_problem = ""
-        self._running: RunningServer | None = None  # changed only by the job
+        self._running: RunningServer | None = None  # changed only by jobs
         self._n_asked = self._n_done = 0
         self._job = LatestJob("tandem-serving", self)
         self._job.done.connect(self._on_done)
@@ -82,7 +82,7 @@ class ServerSession(QObject):
 
     @property
     def settings(self) -> Settings:
-        """The settings of the window."""
+        """The window's settings."""
         return self._settings.current
 
     @property
@@ -97,7 +97,7 @@ class ServerSession(QObject):
 
     @Slot()
     def begin(self) -> None:
-        """Start the server once, if it starts with the window."""
+        """Start the server if it should start with the window; later calls do nothing."""
         if not self._has_begun and self._settings.current.server_at_start:
             self.switch(True)
         self._has_begun = True
@@ -121,22 +121,22 @@ class ServerSession(QObject):
 
     @Slot()
     def want_key(self) -> None:
-        """Load the key, or make one."""
+        """Load the key, or create one if there is none."""
         self._key_job.run(lambda: _kept_key(is_new=False))
 
     @Slot()
     def renew_key(self) -> None:
-        """Make a new key, which invalidates the old one."""
+        """Create a new key, which invalidates the old one."""
         self._key_job.run(lambda: _kept_key(is_new=True))
 
     @Slot()
     def look(self) -> None:
-        """Request a snapshot, emitted as `viewed`."""
+        """Request a snapshot of the requests; `viewed` delivers it."""
         if self._running is not None and self.address:
             self._running.view(self.viewed.emit)
 
     def close(self) -> None:
-        """Stop the server, and wait for the threads."""
+        """Stop the server and wait for the threads."""
         self._is_closed = True
         self.is_wanted = False
         self._key_job.close(KEY_CLOSE_S)
@@ -148,7 +148,7 @@ class ServerSession(QObject):
     def _apply(self) -> None:
         choices = self.choices if self.is_wanted else None
         if choices is not None and choices.needs_key and not self.key:
-            self.want_key()  # continues here
+            self.want_key()  # calls this method again once the key is known
         else:
             self._n_asked += 1
             number, key = self._n_asked, self.key if choices and choices.needs_key else ""
@@ -156,7 +156,7 @@ class ServerSession(QObject):
         self.changed.emit()
 
     def _replace(self, number: int, choices: ServerChoices | None, key: str) -> _Outcome:
-        """Stop the server and start another one if requested; runs on the job's thread."""
+        """Stop the server and, if requested, start a new one; runs on the job's thread."""
         if self._running is not None:
             self._running.stop()
             self._running = None
@@ -195,7 +195,7 @@ class ServerSession(QObject):
 
 
 def _kept_key(*, is_new: bool) -> _KeptKey:
-    """Return the stored key, or store a new one; may block on the keyring."""
+    """Return the stored key, or create and store a new one; may block on the keyring."""
     import secrets
 
     from app.core.system_keyring import SecretStore

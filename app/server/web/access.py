@@ -1,7 +1,7 @@
 """Access control: host names, web pages and API keys.
 
-Any web page can make a browser send requests to this machine, also under a name that resolves to it
-(DNS rebinding). So only this machine's names are accepted, and only listed origins.
+Any web page can make a browser send requests to this machine, even under a foreign name that
+resolves to it (DNS rebinding). So only this machine's names and only listed origins are accepted.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from app.server.settings import ServerSettings
 from app.server.web.responses import ErrorShape, refusal_response
 from engine import EngineError
 
-OPEN_PATHS = ("/health",)  # paths that need no key and reveal nothing
+OPEN_PATHS = ("/health",)  # paths that need no key and reveal nothing confidential
 METHODS = "GET, POST, OPTIONS"
 
 MIN_KEY = 8
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address is only reachable from this machine."""
+    """Return whether an address is reachable only from this machine."""
     if host == "localhost":
         return True
     try:
@@ -39,7 +39,7 @@ def check_settings(settings: ServerSettings) -> None:
     """Check that a server with these settings is safe.
 
     Raises:
-        EngineError: it is reachable from other machines without a key, or the key is invalid.
+        EngineError: other machines could reach it without a key, or the key is invalid.
     """
     if not settings.key and not is_loopback(settings.host):
         raise EngineError(
@@ -56,10 +56,10 @@ def check_settings(settings: ServerSettings) -> None:
 
 
 class AccessMiddleware:
-    """Access control of an ASGI application.
+    """Access control for an ASGI application.
 
     Args:
-        shape_of: returns the error format of a path.
+        shape_of: returns the error format for a path.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class AccessMiddleware:
         """Check the Host header.
 
         Raises:
-            Refusal: it is unknown, e.g. because of DNS rebinding.
+            Refusal: the host name is unknown, e.g. because of DNS rebinding.
         """
         name = _host_name(headers.get("host", ""))
         if name in self._names:
@@ -105,7 +105,7 @@ class AccessMiddleware:
         except ValueError:
             pass
         else:
-            has_zone = "%" in name  # an arbitrary text that no client sends
+            has_zone = "%" in name  # a zone may be any text, and no client sends one
             if not has_zone and (address.is_loopback or not self._is_local):
                 return
         raise Refusal(
@@ -117,7 +117,7 @@ class AccessMiddleware:
         if origin is None or self._allows(origin):
             return
         if origin.partition("://")[2] == headers.get("host"):
-            return  # a page of this server
+            return  # a page on this server
         raise Refusal(
             403, "Web pages of {origin} may not use this server.", self._settings.hints.page,
             code="origin_not_allowed", origin=origin[:100],

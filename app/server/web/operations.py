@@ -1,4 +1,4 @@
-"""HTTP operations, and their description in OpenAPI 3.1."""
+"""HTTP operations and their OpenAPI 3.1 description."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from app.server.web.responses import ErrorShape
 from engine import JsonSchema, document_schema, package_version
 
 Act = Callable[[ServerContext, RequestRecord, Any], Awaitable[Response]]
-"""Handler: takes the validated body, or the bare request if there is none; may raise `Refusal`."""
+"""Handler that takes the validated body, or the request if it has none; may raise `Refusal`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An HTTP method of a path, with its request type and handler.
+    """An HTTP operation: a method and a path, with the request type and handler.
 
     Attributes:
         path: path in Starlette's syntax.
-        takes: type of its body, if any.
-        streams: media type of its streamed response, or "".
-        media_type: media type of its response.
-        shape: format of its errors.
-        has_pictures: whether its body may contain images.
+        takes: type of the request body, if any.
+        streams: media type of streamed responses, or "".
+        media_type: media type of other responses.
+        shape: format of errors.
+        has_pictures: whether the request body may contain images.
     """
 
     path: str
@@ -58,18 +58,18 @@ STATUSES = {
     "500": "The engine failed.",
     "503": "The model cannot be loaded now.",
 }
-"""Descriptions of error responses by HTTP status."""
+"""Descriptions for error responses by HTTP status."""
 
 ERROR: JsonSchema = {
     "type": "object",
     "required": ["error"],
     "properties": {"error": {"type": "object", "required": ["message"]}},
 }
-"""Common schema of error responses."""
+"""Schema that all error responses share."""
 
 
 def openapi_document(operations: Sequence[Operation]) -> dict[str, Any]:
-    """Return the OpenAPI document of all operations."""
+    """Return the OpenAPI document for all operations."""
     named: dict[str, JsonSchema] = {"Error": ERROR}
     paths: dict[str, Any] = {}
     for operation in operations:

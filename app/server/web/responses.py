@@ -20,13 +20,13 @@ log = logging.getLogger(__name__)
 Document = dict[str, Any]
 
 ErrorShape = Callable[[Refusal], Document]
-"""Converts a refusal to a protocol's error document."""
+"""Converts a refusal into a protocol's error document."""
 
 PING = b": ping\n\n"
 
 EVENTS = "text/event-stream"
 
-GONE = 499  # logged status if the client disconnected before the response, as in nginx
+GONE = 499  # status logged if the client disconnects before the response, as in nginx
 
 
 def json_bytes(document: object) -> bytes:
@@ -42,7 +42,7 @@ def json_response(
 
 
 def refusal_response(refusal: Refusal, shape: ErrorShape) -> Response:
-    """Return the error response of a refusal."""
+    """Return the error response for a refusal."""
     headers = {}
     if refusal.retry_after_s is not None:
         headers["retry-after"] = str(refusal.retry_after_s)
@@ -77,14 +77,14 @@ class AwaitedJson(Response):
 class EventStream(Response):
     """A stream of server-sent events.
 
-    Status and headers are sent with the first event or ping, so that earlier errors have their own
-    status.
+    Status and headers are sent with the first event or ping, so that earlier errors can have their
+    own status.
 
     Args:
-        frames: events as bytes; closed if the client disconnects.
-        ping_s: interval of comments that keep the connection alive; None for none.
-        last_words: makes the event for an error in the stream.
-        media_type: media type, if the stream has other documents.
+        frames: events as bytes; closed when the client disconnects.
+        ping_s: seconds between comments that keep the connection alive; None for no comments.
+        last_words: creates the event for an error during the stream.
+        media_type: media type of the stream.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class EventStream(Response):
             headers = [
                 (b"content-type", f"{self._type}; charset=utf-8".encode()),
                 (b"cache-control", b"no-cache"),
-                (b"x-accel-buffering", b"no"),  # nginx would buffer the events
+                (b"x-accel-buffering", b"no"),  # otherwise nginx buffers the events
             ]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._sent_at = asyncio.get_running_loop().time()

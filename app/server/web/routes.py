@@ -38,16 +38,16 @@ from engine import EngineError
 log = logging.getLogger(__name__)
 
 OLLAMA_PATHS = "/api"  # prefix of Ollama's paths
-OPERATIONS = (*OPENAI, *RESPONSES, *ANTHROPIC, *STATE)  # operations of all servers
+OPERATIONS = (*OPENAI, *RESPONSES, *ANTHROPIC, *STATE)  # operations that all servers have
 SHAPES: Mapping[str, ErrorShape] = {"/v1/messages": anthropic_error, OLLAMA_PATHS: ollama_error}
 """Error formats by path prefix; the default is OpenAI's."""
 
 
 def make_app(context: ServerContext) -> Starlette:
-    """Return the ASGI application of a context."""
+    """Return the ASGI application for a context."""
     operations = OPERATIONS + (OLLAMA if context.settings.has_ollama else ())
 
-    @cache  # it takes a while, during which all other clients would wait
+    @cache  # this takes a while, and all other clients would have to wait
     def description() -> bytes:
         return json_bytes(openapi_document(operations))
 
@@ -66,7 +66,7 @@ def make_app(context: ServerContext) -> Starlette:
 
 
 def shape_of(path: str) -> ErrorShape:
-    """Return the error format of a path."""
+    """Return the error format for a path."""
     shapes = (shape for begin, shape in SHAPES.items() if f"{path}/".startswith(f"{begin}/"))
     return next(shapes, openai_error)
 
@@ -78,7 +78,7 @@ def _route(context: ServerContext, operation: Operation) -> Route:
         try:
             return await operation.act(context, record, await _parsed(context, operation, request))
         except EngineError as error:
-            # a local variable would form a cycle with the traceback, which holds the body
+            # no local variable, which would form a cycle with the traceback that holds the body
             record.problem = str(refusal_of(error))
             return refusal_response(refusal_of(error), operation.shape)
 
@@ -113,7 +113,7 @@ async def _not_routed(settings: ServerSettings, request: Request, error: Excepti
 
 
 class RequestLogMiddleware:
-    """Logs each request with its status and duration; an unexpected exception becomes a 500."""
+    """Logs each request with its status and duration; unexpected exceptions become status 500."""
 
     def __init__(self, app: ASGIApp, context: ServerContext) -> None:
         self._app, self._request_log = app, context.request_log

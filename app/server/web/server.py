@@ -1,4 +1,4 @@
-"""The running server: connections, their limits and timeouts, and a thread for it."""
+"""The running server: its connections, their limits and timeouts, and its thread."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ MAX_CONNECTIONS = 512
 
 MAX_PER_ADDRESS = 256  # maximum number of connections from one address
 IDLE_S = 75  # keep-alive timeout in seconds
-CROWDED_IDLE_S = 5  # keep-alive timeout with more than half of the maximum number of connections
-HEAD_S = 20.0  # timeout for a request's head, from the connection or its first byte on
+CROWDED_IDLE_S = 5  # keep-alive timeout above half the maximum number of connections
+HEAD_S = 20.0  # timeout for a request's head, from the connection or the head's first byte
 FRESH_S = 1.0
-"""Seconds for which a new or newly idle connection is not closed to make room, if possible."""
+"""Seconds for which new and newly idle connections are spared, if possible, when making room."""
 
 UNREAD_S = 60.0  # timeout for clients that do not read their response
 NO_FILES_S = 0.1
-"""Delay in seconds between attempts to accept a connection without a free file descriptor."""
+"""Delay in seconds between attempts to accept a connection while no file descriptor is free."""
 
-WARNED_S = 60.0  # minimum interval in seconds of warnings about that
+WARNED_S = 60.0  # minimum interval in seconds between warnings about this
 BACKLOG = 128
 
 
 def max_connections() -> int:
-    """Return the maximum number of connections of this process."""
+    """Return the maximum number of connections in this process."""
     if os.name != "posix":
         return MAX_CONNECTIONS
     import resource
@@ -58,17 +58,17 @@ def max_connections() -> int:
 
 
 class TimedProtocol(H11Protocol):
-    """HTTP protocol with timeouts for a request's head and for unread responses.
+    """HTTP protocol with timeouts for request heads and unread responses.
 
-    uvicorn would wait forever for both.
+    uvicorn would wait for both forever.
 
     Attributes:
-        since: time of the connection, the start of a head or request, or the start of idling, by
-            the loop's clock.
+        since: when the connection was made, a head or request started, or the connection became
+            idle, whichever is latest, by the loop's clock.
     """
 
     since = 0.0
-    _begun: float | None = None  # start of the head that the client is sending
+    _begun: float | None = None  # when the client started sending the current head
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -114,11 +114,11 @@ class TimedProtocol(H11Protocol):
 
     @property
     def rank(self) -> int | None:
-        """Priority for closing it to make room, None if it must stay.
+        """Rank for closing connections to make room, lowest first; None if this one must stay.
 
-        0: it did not complete a head in time. 1: idle. 2: its request is incomplete. 3: it is new,
-        or has just started a head. 4: it has just become idle, and its client may be sending the
-        next request.
+        0: its head is still incomplete after `FRESH_S`. 1: it is idle. 2: its request is
+        incomplete. 3: it is new, or has just started a head. 4: it has just become idle, so its
+        client may be sending the next request.
         """
         if self._begun is not None:
             return 0 if self.loop.time() > self._begun + FRESH_S else 3
@@ -132,8 +132,8 @@ class TimedProtocol(H11Protocol):
 class QuietServer(uvicorn.Server):
     """uvicorn without signal handlers and with connection limits.
 
-    If there are too many connections, a new one replaces the oldest inactive one. Connections are
-    accepted here, since asyncio logs hundreds of errors a second without free file descriptors.
+    If there are too many connections, a new one replaces the oldest inactive one. The class accepts
+    connections itself: asyncio logs hundreds of errors a second when file descriptors run out.
     """
 
     _accepting: list[asyncio.Task[None]]
@@ -157,7 +157,7 @@ class QuietServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def n_connections(self, client: str | None = None) -> int:
-        """Return the number of connections, or of those from an address."""
+        """Return the number of connections, or only of those from an address."""
         connections = self._connections()
         if client is None:
             return len(connections)
@@ -169,7 +169,7 @@ class QuietServer(uvicorn.Server):
             try:
                 connection, address = await loop.sock_accept(sock)
             except ConnectionError:
-                continue  # it was closed already
+                continue  # the client has already closed it
             except OSError as error:
                 await self._wait_for_file(error)
                 continue
@@ -212,10 +212,10 @@ def _address(connection: TimedProtocol) -> str | None:
 
 
 class ConnectionLimitMiddleware:
-    """Refuses requests while there are too many connections, with the protocol's error format.
+    """Refuses requests in the protocol's error format while there are too many connections.
 
     Attributes:
-        server: the server whose connections count.
+        server: the server whose connections are counted.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -317,12 +317,12 @@ def address_of(sock: Listener) -> str:
 async def serve(
     context: ServerContext, sock: Listener, on_ready: Callable[[QuietServer], None]
 ) -> None:
-    """Serve until the server ends.
+    """Serve until the server stops.
 
     Args:
         sock: result of `listen`.
-        on_ready: called with the server once it accepts requests; set `should_exit` to end it after
-            the running answers, and `force_exit` to end it immediately.
+        on_ready: called with the server once it accepts requests; set its `should_exit` to stop it
+            after the running answers, and also its `force_exit` to stop it immediately.
     """
     server = make_server(make_app(context))
     serving = asyncio.create_task(server.serve(sockets=[sock]))
@@ -350,7 +350,7 @@ class ServerThread:
     """A server on its own thread.
 
     Args:
-        make_context: makes the context, on the thread and inside its running loop.
+        make_context: creates the context; called on the thread, inside its running loop.
     """
 
     def __init__(self, make_context: Callable[[], ServerContext], settings: ServerSettings) -> None:
@@ -365,7 +365,7 @@ class ServerThread:
         """Start the server and return its URL.
 
         Raises:
-            EngineError: it cannot listen, or is already running.
+            EngineError: it cannot listen or start in time, or is already running.
         """
         if self._thread is not None:
             raise EngineError("The server is already running.")
@@ -383,7 +383,7 @@ class ServerThread:
         return address
 
     def stop(self) -> bool:
-        """End the server and its answers; return whether that was done in time."""
+        """Stop the server and its answers; return whether it stopped in time."""
         thread = self._thread
         if thread is None:
             return True
@@ -395,7 +395,7 @@ class ServerThread:
         return True
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call a function on the server's loop, unless it has ended. Thread-safe."""
+        """Call a function on the server's loop, unless the loop has ended. Thread-safe."""
         loop = self._loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # it has just ended

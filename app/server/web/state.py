@@ -1,4 +1,4 @@
-"""State of the server: health, running requests, and metrics for Prometheus (format 0.0.4)."""
+"""The server's state: health, running requests, and metrics for Prometheus (format 0.0.4)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def metrics_text(
     request_log: RequestLog, admission: Admission, model: ModelLoaded | None,
     cache: CacheCounted | None, machines: MachinesState = ALONE,
 ) -> str:  # fmt: skip
-    """Return all metrics, each with its help and type."""
+    """Return all metrics, each with its help text and type."""
     sums, running = request_log.sums, list(request_log.running.values())
     requests = (
         ({"route": route, "status": status}, n) for (route, status), n in sums.requests.items()
@@ -67,7 +67,7 @@ def metrics_text(
 
 
 def _cache_use(cache: CacheCounted | None, n_cells: int) -> list[str]:
-    """Return the metrics of a cache's use; its pages may hold slightly more than its capacity."""
+    """Return cache usage metrics, capped since pages may hold more than the capacity."""
     if cache is None:
         return []
     n_used = min(cache.n_used, n_cells)
@@ -99,7 +99,7 @@ def _escaped(label: str) -> str:
 
 
 async def _health(context: ServerContext, record: RequestRecord, request: Request) -> Response:
-    """Return whether the server can answer, and nothing confidential: it needs no key."""
+    """Return whether the server can answer, but nothing confidential, since this needs no key."""
     if problem := context.problem():
         headers = {"retry-after": str(context.models.back_s)}
         return json_response({"status": "waiting", "reason": problem}, 503, headers)

@@ -1,4 +1,4 @@
-"""The dialog for a tool server: a program, a URL, or JSON from other programs."""
+"""The dialog for adding or editing a tool server: a program, a URL, or JSON to paste."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from app.tools.server_store import MAX_NAME, ToolServer, join_command
 from app.widgets.buttons import button
 from app.widgets.text import label
 
-PROGRAM, ADDRESS, JSON = range(3)  # tabs of the form
+PROGRAM, ADDRESS, JSON = range(3)  # tabs in the form
 LINES_HEIGHT = 84
 EXAMPLE_COMMAND = "npx -y @modelcontextprotocol/server-filesystem /home/me/Documents"
 EXAMPLE_URL = "https://example.org/mcp"

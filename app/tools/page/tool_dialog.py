@@ -39,11 +39,11 @@ ROLES = {"off": "muted", "starting": "muted", "ready": "ok", "failed": "shortage
 
 
 class ServerCard(QWidget):
-    """Card of one server.
+    """Card for one server.
 
     Attributes:
         switch: enables the server.
-        tools: checkbox of each tool, by name.
+        tools: checkboxes by tool name.
         head: button that expands the list of tools.
     """
 
@@ -73,7 +73,7 @@ class ServerCard(QWidget):
         self._build()
 
     def show_state(self, state: ToolServerState) -> None:
-        """Show the state of the server."""
+        """Show the server's state."""
         server = state.server
         self.switch.setChecked(server.is_on)
         self._where.set_full_text(join_command(server.command) or server.url)
@@ -177,11 +177,11 @@ class ToolDialog(QDialog):
     """List of servers, with buttons to add, edit and remove them.
 
     Attributes:
-        cards: card of each server, by name.
+        cards: cards by server name.
     """
 
     add_requested = Signal()
-    edit_requested = Signal(str)  # name of a server, as in the signals below
+    edit_requested = Signal(str)  # name of a server, also in the signals below
     remove_requested = Signal(str)
     restart_requested = Signal(str)
     switched = Signal(str, bool)
@@ -200,7 +200,7 @@ class ToolDialog(QDialog):
         self._build()
 
     def show_states(self, states: Sequence[ToolServerState]) -> None:
-        """Show the states of all servers."""
+        """Show all servers' states."""
         names = [state.server.name for state in states]
         if names != list(self.cards):
             self._make_cards(names)
@@ -264,7 +264,7 @@ class ToolDialog(QDialog):
 
 
 class ToolPanel(QWidget):
-    """Settings panel with a summary of the tool servers and a button for their dialog."""
+    """Settings panel with a summary of the tool servers and a button that opens their dialog."""
 
     def __init__(self, states: Callable[[], Sequence[ToolServerState]]) -> None:
         super().__init__()
@@ -285,7 +285,7 @@ class ToolPanel(QWidget):
 
 
 def summary(states: Sequence[ToolServerState]) -> str:
-    """Summarize servers as "2 servers on, 8 tools, 1 failed"."""
+    """Summarize servers: "2 servers on, 8 tools, 1 failed"."""
     if not states:
         return tr("Programs that models can call through the Model Context Protocol. None yet.")
     n_on = sum(state.server.is_on for state in states)
@@ -300,10 +300,10 @@ def summary(states: Sequence[ToolServerState]) -> str:
 
 
 class ToolPresenter(QObject):
-    """Presenter of the dialogs while they are open.
+    """Presenter for the dialogs while they are open.
 
     Args:
-        over: parent of the dialogs.
+        over: parent for the dialogs.
     """
 
     def __init__(self, session: ToolSession, over: QWidget, parent: QObject) -> None:

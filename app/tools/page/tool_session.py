@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CLOSE_S = 8.0  # timeout in seconds for programs to end
+CLOSE_S = 8.0  # timeout in seconds for programs to stop
 
 
 class ToolSession(QObject):
     """Tool servers, their file and connections; nothing starts before `begin`.
 
     Attributes:
-        servers: all servers, in the order they were added.
+        servers: all servers, in the order in which they were added.
     """
 
-    changed = Signal()  # servers, states or tools
+    changed = Signal()  # servers, states or tools have changed
     noticed = Signal(object)  # Notice
 
-    _hub_changed = Signal()  # from the hub's thread
+    _hub_changed = Signal()  # emitted on the hub's thread
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
@@ -60,7 +60,7 @@ class ToolSession(QObject):
 
     @cached_property
     def _hub(self) -> ToolHub:
-        from app.tools.hub import ToolHub  # imported late: asyncio slows the start
+        from app.tools.hub import ToolHub  # imported late: asyncio would slow down the start
 
         return ToolHub(self._hub_changed.emit, self._store.headers_of)
 
@@ -82,7 +82,7 @@ class ToolSession(QObject):
 
     @Slot()
     def begin(self) -> None:
-        """Read the file and connect to the enabled servers, once."""
+        """Read the file and connect to the enabled servers; later calls do nothing."""
         if not self._has_begun:
             self._has_begun = True
             self.servers = self._store.load()
@@ -90,7 +90,7 @@ class ToolSession(QObject):
                 self._apply()
 
     def close(self) -> None:
-        """Save pending changes, and end all connections and programs."""
+        """Save pending changes and stop all connections and programs."""
         self._is_closed = True
         self._jobs.close(CLOSE_S)
         if "_hub" in self.__dict__ and not self._hub.close(CLOSE_S):
@@ -102,8 +102,8 @@ class ToolSession(QObject):
             self.put(server, server.name)
 
     def put(self, server: ToolServer, old_name: str = "") -> None:
-        """Add a server, or replace the one named `old_name`; empty headers keep its values."""
-        self.begin()  # or the file would overwrite the change
+        """Add a server or replace the one named `old_name`; empty headers keep their old values."""
+        self.begin()  # otherwise, reading the file later would undo the change
         names = [known.name for known in self.servers]
         if not server.headers:
             if old_name in names and self._server(old_name).headers:
@@ -138,7 +138,7 @@ class ToolSession(QObject):
         self._replace(replace(self._server(name), is_on=on), name)
 
     def show_tool(self, name: str, tool: str, on: bool) -> None:
-        """Show a tool to models, or hide it."""
+        """Show a tool to models or hide it from them."""
         server = self._server(name)
         hidden = tuple(one for one in server.hidden if one != tool)
         self._replace(replace(server, hidden=hidden if on else (*hidden, tool)), name)
