@@ -172,7 +172,7 @@ class Gemma4MoE(MoE):
 class Gemma4Block(SandwichBlock):
     """Gemma 2's block with a per-layer input, added last, and a scale on the sum.
 
-    With experts, their output and the dense FFN's have a norm each and share one all-reduce.
+    If there are experts, their output and the dense FFN's have a norm each and share an all-reduce.
     """
 
     mixer_type: ClassVar[type[Mixer]] = NormedAttention
@@ -265,7 +265,7 @@ class Gemma4(GemmaLM):
     def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
         """Return the embeddings, and broadcast the per-layer inputs to all ranks along with them.
 
-        The per-layer inputs are computed from image features where a token belongs to an image.
+        The per-layer inputs are computed from image features if a token belongs to an image.
         """
         x = ctx.with_images(super().embed(ids, ctx))
         if self.inputs is None:

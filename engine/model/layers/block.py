@@ -30,7 +30,7 @@ class Block(Module, ABC):
 
     Attributes:
         norm_type: class of its norms.
-        split: its parts' split over ranks; ranks outside `split.group` skip the block.
+        split: split of its parts over ranks; ranks outside `split.group` skip the block.
         nextn: input of an MTP block, else None.
     """
 
@@ -40,7 +40,7 @@ class Block(Module, ABC):
         self.hp = hp
         self.split = split
         self.layer = layer
-        self._next_norm: tuple[Norm | None] = (None,)  # wrapped: it belongs to another block
+        self._next_norm: tuple[Norm | None] = (None,)  # in a tuple, as it belongs to another block
         is_mtp = layer >= hp.n_trunk
         self.nextn = MTPInput(hp, self.norm_type, split.group) if is_mtp else None
 
@@ -262,7 +262,7 @@ class SandwichBlock(TransformerBlock):
 
 
 SIDE = "per_layer"
-"""Key in `Context.side` of the per-layer inputs, (T, n_layer × n), which all ranks hold."""
+"""Key in `Context.side` of the per-layer inputs, (T, n_layer × n), which all ranks have."""
 
 
 def per_layer_width(hp: HParams) -> int:

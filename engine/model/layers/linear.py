@@ -24,7 +24,7 @@ class Linear(LinearLayer, Module):
     added once.
 
     Args:
-        group: ranks that add the bias after the all-reduce; needed when W is split by columns.
+        group: ranks that add the bias after the all-reduce; required if W is split by columns.
     """
 
     def __init__(
@@ -91,16 +91,16 @@ class HeadLinear(Module):
         return [Slot(self, "weight", weight, self.placement, is_matrix=True)]
 
     def __call__(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
-        """Map x (T, n_head of this rank, n_in) to (T, n_head of this rank, n_out).
+        """Map x (T, this rank's n_head, n_in) to (T, this rank's n_head, n_out).
 
-        Only some `rows` of each matrix may be used. `transposed` maps from n_out to n_in instead.
+        `rows` selects the rows of each matrix to use. `transposed` maps from n_out to n_in instead.
         """
         assert self.weight is not None, NO_SLICE
         return self.weight.per_head(x, rows, transposed=transposed)
 
 
 class Vector(Module):
-    """Tensor that is not a matrix: a router's bias, decays, sinks.
+    """Tensor that is not a matrix: a router's bias, decays or sinks.
 
     Args:
         shape: shape in the file.
@@ -166,7 +166,7 @@ class Embedding(Module):
 
 
 class CopiedHead(Linear):
-    """Output head that is a copy of the embedding, when other ranks hold the embedding."""
+    """Output head that is a copy of the embedding, which other ranks hold."""
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
         weight = source.get(EMBEDDING, self.shape)
@@ -177,10 +177,10 @@ class TiedHead(Module):
     """Output head that shares the embedding matrix."""
 
     def __init__(self, embedding: Embedding) -> None:
-        self._embedding = (embedding,)  # a tuple, so that it is not a child of two modules
+        self._embedding = (embedding,)  # in a tuple, so that it is not a child of two modules
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map x (T, n_embd) to this rank's logits (T, n_vocab of the rank)."""
+        """Map x (T, n_embd) to this rank's logits (T, its part of n_vocab)."""
         weight = self._embedding[0].weight
         assert weight is not None, NO_SLICE
         return weight.matmul(x)
