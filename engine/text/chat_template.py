@@ -36,7 +36,7 @@ def _why(ended: ChildEnded, seconds: float) -> Sentence:
 
 
 class TemplateRenderer:
-    """Renderer of all templates of a process; thread-safe, one template at a time.
+    """Renderer of all templates in a process; thread-safe, one template at a time.
 
     Nothing is rendered without the child, because untrusted templates never run in this process.
     """
@@ -112,7 +112,7 @@ class TemplateRenderer:
                 "Allow Tandem to start programs, or use prompts without a chat template.",
                 problem=Sentence(error.strerror or str(error)),
             ) from error
-        except BaseException:  # e.g. KeyboardInterrupt: an answer may still arrive
+        except BaseException:  # e.g. KeyboardInterrupt, after which an answer may arrive
             self._drop()
             raise
 

@@ -240,7 +240,7 @@ PRE_TOKENIZERS = {name: kind for names, kind in BY_NAMES.items() for name in nam
 SPACE = "\u2581"
 CACHED_WORD = 64  # maximum length of a cached word, in characters
 CACHED_WORDS = 50_000  # maximum number of cached words
-PART = 4096  # approximate number of ids in a part of a text
+PART = 4096  # approximate number of ids per part of a text
 
 
 class SpmEncoder:
@@ -333,8 +333,8 @@ class SpmEncoder:
 LINE_BREAKS = re.compile(r"(\n+)")
 
 MAX_PIECE = 1 << 14
-"""Number of characters after which a text is split for encoding, where possible: longer pieces take
-more time and memory per character."""
+"""Number of characters after which a text is split for encoding, where possible, because longer
+pieces take more time and memory per character."""
 
 CUT = re.compile(r"[A-Za-z](?=[ \n])")
 """End of a piece. No pattern above matches differently if a text ends or starts there: words end

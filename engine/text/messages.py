@@ -62,7 +62,7 @@ class ChatMessage:
 
 
 def text_size(value: object) -> int:
-    """Return the number of characters of all texts in a command, or in a part of one.
+    """Return the total number of characters in the texts of a command or of part of one.
 
     Each item of a list adds one, because many small texts take time as well.
     """

@@ -199,7 +199,7 @@ class Tokenizer:
         fill_in_ids: ids of the fill-in-the-middle tokens for prefix, suffix and middle; None
             if there are none.
         add_bos, add_eos: whether the model expects them around a text.
-        warnings: possible problems of this tokenizer.
+        warnings: possible problems with this tokenizer.
     """
 
     def __init__(

@@ -87,8 +87,8 @@ class DraftControl:
         return self._passes.seconds(n_rows) if self._passes.has(n_rows) else None
 
     def n_between_choices(self, n_rows: int, seconds: float) -> int:
-        """Return the number of passes of `n_rows` rows until the next choice, after one without a
-        result.
+        """Return the number of passes with `n_rows` rows until the next choice, after a choice
+        without a result.
 
         The `seconds` that a choice takes are not negligible for models that need less than a
         millisecond per token.
@@ -133,7 +133,7 @@ class DraftControl:
 
         Unprofitable drafts are skipped and only probed now and then, more rarely if they are slow;
         so are kinds that have lost time in their first passes, whatever their acceptance rate.
-        Longer drafts are tried only after shorter ones were measured.
+        Longer drafts are tried only once shorter ones have been measured.
 
         Args:
             proposals: drafts to choose from, at most one per drafter.

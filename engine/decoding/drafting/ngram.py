@@ -120,8 +120,8 @@ class Repeats:
 
 
 ALIKE = (2, 3, 5, 9)
-"""Lengths of the repeated suffix at which a new kind of draft begins: longer matches are accepted
-more often."""
+"""Lengths of the repeated suffix at which a new kind of draft begins, because longer matches are
+accepted more often."""
 
 MIN_ALIKE = ALIKE[0]  # minimum length of the repeated suffix
 

@@ -252,7 +252,7 @@ class GrammarChecker:
                 "Allow Tandem to start programs, or do not use structured output.",
                 problem=Sentence(problem.strerror or str(problem)),
             ) from problem
-        except BaseException:  # e.g. KeyboardInterrupt: an answer may still arrive
+        except BaseException:  # e.g. KeyboardInterrupt, after which an answer may arrive
             self._drop(child)
             raise
         else:
@@ -321,8 +321,8 @@ def check_grammar(grammar: Grammar, is_cancelled: IsCancelled = never) -> None:
 
 
 STACK = 512 << 10
-"""Stack size for checking, smaller than that of any engine thread: if a grammar makes llguidance
-recurse too deeply, the child crashes instead of the engine."""
+"""Stack size for checking, smaller than that of any engine thread, so that the child crashes
+instead of the engine if a grammar makes llguidance recurse too deeply."""
 
 
 def _answer(line: bytes) -> dict[str, object]:

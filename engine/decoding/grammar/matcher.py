@@ -113,7 +113,7 @@ class MaskVocabulary:
         return Matcher(inner, self.n, grammar.trigger, grammar.lead)
 
     def bytes_of(self, token: int) -> bytes:
-        """Return the bytes of a token, even of one that is hidden in texts."""
+        """Return a token's bytes, even if it is hidden in texts."""
         return self._tokenizer.token_bytes(token)
 
     def encode(self, text: bytes) -> list[int]:

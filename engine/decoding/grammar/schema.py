@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeGuard
 
 from engine.errors import GrammarError, Sentence
 
-MAX_CHARACTERS = 1 << 20  # maximum number of characters of a grammar
+MAX_CHARACTERS = 1 << 20  # maximum number of characters in a grammar
 MAX_DEPTH = 100  # maximum nesting of a schema, and of brackets in other grammars
 MAX_SECONDS = 3.0  # maximum time for checking a grammar
 MAX_AT_ONCE = 2  # maximum number of grammars that are checked in parallel
@@ -25,10 +25,10 @@ MAX_REQUEST = 4 * MAX_CHARACTERS
 """Maximum bytes of a grammar as a line of JSON, in which some characters are escaped."""
 
 MAX_SYMBOLS = 200_000
-"""Maximum number of symbols of a compiled grammar; llguidance's default is 500 000."""
+"""Maximum number of symbols in a compiled grammar; llguidance's default is 500 000."""
 
 MAX_STATES = 50_000
-"""Maximum number of states of a lexer, of 1 to 2 kB each; llguidance's default is 250 000."""
+"""Maximum number of lexer states, of 1 to 2 kB each; llguidance's default is 250 000."""
 
 USUAL_MASK_SECONDS = 0.03
 """Processor time that a mask may take. Most take well below a millisecond, and 10 ms if nearly all
@@ -73,7 +73,7 @@ KEYWORD_OF = (
 )
 """Patterns for llguidance's messages and the keyword each is about; "" for group 1."""
 
-NEARLY_NONE = 1e-9  # amount by which the end of a range of numbers is narrowed
+NEARLY_NONE = 1e-9  # amount by which a range of numbers is narrowed at its end
 MAX_EXACT = 2**20  # whole numbers below this differ from their narrowed values, even as floats
 
 COERCED = Sentence("Use anyOf instead of oneOf.")

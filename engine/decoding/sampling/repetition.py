@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.decoding.sampling.steps import Candidates, IntArray, find_ids
 
-MAX_LOG = 88.7228391  # logarithm of the largest 32-bit float, the limit of penalties
+MAX_LOG = 88.7228391  # logarithm of the largest 32-bit float, which limits penalties
 
 TokenBytes = Callable[[int], bytes]
 

@@ -207,7 +207,7 @@ class SamplingRequest(NamedTuple):
 
 
 def log_sums(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return log(sum(exp(row))) of each row of (T, n), as (T,)."""
+    """Return log(sum(exp(row))) for each row of (T, n), as (T,)."""
     top = rows.max(-1, keepdims=True)
     sums: NDArray[np.float64] = np.log(np.exp(rows - top).sum(-1)) + top[:, 0]
     return sums
@@ -239,7 +239,7 @@ ROOM = 1024
 """Maximum number of candidates that one program can sort; may exceed top-k because of ties at
 its edge."""
 
-MAX_WANTED = 768  # maximum top-k of one rank, and number of candidates for top-p without top-k
+MAX_WANTED = 768  # maximum top-k for one rank, and number of candidates for top-p without top-k
 MAX_SENT = 256  # maximum number of candidates that a rank sends to the others: 2 KB
 N_HISTORY = 8192  # maximum penalty window, in tokens
 

@@ -73,7 +73,7 @@ class SliceQuery(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SliceCandidates:
-    """The most likely tokens of one slice of the vocabulary.
+    """The most likely tokens in one slice of the vocabulary.
 
     Args:
         ids: token ids, (n,), by descending logit, then by ascending id.
@@ -153,7 +153,7 @@ def slice_query(sampler: Sampler, n_vocab: int, never: Sequence[int] = ()) -> Sl
 
 
 def slice_candidates(logits: FloatArray, first: int, query: SliceQuery) -> SliceCandidates:
-    """Return the most likely tokens of a slice of the vocabulary, after penalties.
+    """Return the most likely tokens in a slice of the vocabulary, after penalties.
 
     `logits` (size,) may be empty and are not modified; `first` is the slice's first token id.
     """

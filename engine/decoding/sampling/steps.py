@@ -74,7 +74,7 @@ class Candidates:
         return above.sort().take(slice(k), is_sorted=True)
 
     def probabilities(self) -> NDArray[np.float64]:
-        """Return the probability of each candidate, (n,), with a sum of 1."""
+        """Return the candidates' probabilities, (n,), which sum to 1."""
         weights = self.weights()
         normalised: NDArray[np.float64] = weights / weights.sum()
         return normalised

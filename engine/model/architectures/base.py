@@ -292,7 +292,7 @@ class CausalLM(Module):
         return self.token_embd(ids, ctx)
 
     def head(self, x: Tensor, ctx: Context) -> Tensor:
-        """Return this rank's logits of x (rows, n_embd), the output of the final norm."""
+        """Return this rank's logits for x (rows, n_embd), the output of the final norm."""
         return self.output(x)
 
     @classmethod

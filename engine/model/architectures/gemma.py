@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 class GemmaLM(SwaRopeLM, SqrtScaledLM):
     """A Gemma model: scaled embedding, logits z soft-capped to softcap × tanh(z / softcap).
 
-    Norms multiply by one plus their weight; files already include the one.
+    Norms multiply by one plus their weight; the weights in files already include the one.
     """
 
     softcap: ClassVar[float] = 0.0

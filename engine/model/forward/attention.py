@@ -1,7 +1,7 @@
 """Softmax attention over a KV cache, computed in blocks of keys and queries.
 
-Neither all scores nor the whole cache in F32 are materialised: the softmax is computed online,
-relative to each query's largest score so far (arXiv 1805.02867).
+Neither all scores nor the whole cache in F32 are materialised, because the softmax is computed
+online, relative to each query's largest score so far (arXiv 1805.02867).
 """
 
 from __future__ import annotations

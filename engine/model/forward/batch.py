@@ -59,7 +59,7 @@ class Piece(NamedTuple):
         return self.state_slot if self.source is None else self.source
 
     def runs(self, group: int, start: int, stop: int) -> list[range]:
-        """Return the cache slots of positions `start` to `stop` in a group of layers, as runs of
+        """Return the cache slots for positions `start` to `stop` in a group of layers, as runs of
         adjacent slots."""
         if not self.tables:
             return [range(start, stop)]
@@ -110,11 +110,11 @@ class CheckedRows(NamedTuple):
 
 
 PassSize = int | CheckedRows
-"""Number of rows of a captured pass over single tokens, and whether it verifies draft tokens."""
+"""Number of rows in a captured pass over single tokens, and whether it verifies draft tokens."""
 
 
 class Batch(NamedTuple):
-    """The rows of a forward pass: the tokens of its pieces, one piece after the other.
+    """The rows of a forward pass, which are the tokens of its pieces, in order.
 
     The first piece may have any number of tokens; the others have one each.
 
@@ -122,8 +122,8 @@ class Batch(NamedTuple):
         first_logit: first row whose logits are wanted; so are those of all later rows.
         wants_hidden: whether hidden states after the final norm are wanted instead.
         pictures: rows of the first piece that belong to images.
-        places: time, row and column of each row of the first piece (M-RoPE), if it has image rows;
-            else empty.
+        places: time, row and column of each token in the first piece (M-RoPE), if it has image
+            rows; else empty.
     """
 
     pieces: tuple[Piece, ...]
@@ -214,11 +214,11 @@ PROMPT_BATCH = 512
 """Default number of prompt tokens per pass. On CPUs, cancelling waits for one pass."""
 
 LARGE_PROMPT_BATCHES = 2048, 1024
-"""Default numbers of prompt tokens per pass on GPUs with enough memory, best first: dequantisation
-and launches are amortised over the tokens of a batch."""
+"""Default numbers of prompt tokens per pass on GPUs with enough memory, best first: larger batches
+amortise dequantisation and launches over more tokens."""
 
 GEMM_TILE = 128
-"""Rows and columns of the output tile of a vendor GEMM; some kernels use twice as many of
+"""Rows and columns in a vendor GEMM's output tile; some kernels use twice as many of
 either."""
 
 GEMM_WAVES = 2
@@ -236,7 +236,7 @@ assume it because more multiprocessors never make a chunk smaller."""
 
 @lru_cache(maxsize=1 << 12)
 def chunk_rows(n_tokens: int, n_rows: int, n_columns: int, n_sm: int = MAX_SM) -> int:
-    """Return the number of rows of a matrix that a GPU dequantises at a time for a GEMM.
+    """Return how many rows of a matrix a GPU dequantises at a time for a GEMM.
 
     A chunk's product has `GEMM_WAVES` tiles per multiprocessor if the matrix is large enough and
     `MAX_CHUNK` allows it. Chunks of a matrix differ by at most `GEMM_TILE` rows.
@@ -286,18 +286,18 @@ def captured_rows(n: int) -> int:
 
 
 def captured_sizes(n_parallel: int, n_checked: int) -> list[int]:
-    """Return the numbers of rows of the passes that GPUs capture.
+    """Return the row counts of the passes that GPUs capture.
 
     Args:
         n_parallel: maximum number of sequences with a single token each.
-        n_checked: maximum number of rows of a pass that verifies draft tokens; 0 for none.
+        n_checked: maximum number of rows in a pass that verifies draft tokens; 0 for none.
     """
     checked = CAPTURED_ROWS[1 : 1 + CAPTURED_ROWS.index(captured_rows(max(1, n_checked)))]
     return [*CAPTURED_ROWS[: 1 + CAPTURED_ROWS.index(captured_rows(n_parallel))], *checked]
 
 
 DRAFT_ROWS = 4, 8, 16  # row counts of captured MTP passes in which some tokens are only read
-MAX_DRAFTS_CAPTURED = 8  # maximum number of captured sizes of MTP passes
+MAX_DRAFTS_CAPTURED = 8  # maximum number of captured MTP pass sizes
 
 
 def guessing_sizes(n_parallel: int) -> list[int]:

@@ -204,7 +204,7 @@ class StateSlots:
 
 
 class Cache:
-    """KV cache and recurrent states of all layers of one rank.
+    """KV cache and recurrent states of all layers on one rank.
 
     Args:
         states: declarations of the layers to allocate right away.

@@ -71,7 +71,7 @@ class Communicator(Protocol):
     def broadcast(
         self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
     ) -> Tensor:
-        """Return the tensor of rank `source`, of `shape` if known, on every member of the group."""
+        """Return rank `source`'s tensor (of `shape`, if known) on every member of the group."""
 
     def one_shot(self, group: Group, n: int) -> FusedAllReduce | None:
         """Return the in-kernel one-shot all-reduce for n values; None, on all members, if there

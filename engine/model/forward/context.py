@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class HiddenStates:
-    """Hidden states of the last tokens of all sequences, on one rank of an MTP block.
+    """Hidden states of all sequences' last tokens, on one rank of an MTP block.
 
     Each block has a level with the states that it reads. A position's state is in its sequence's
     part (`Piece.batch_index`), in the row given by the position modulo `KEPT_STATES`.
@@ -89,7 +89,7 @@ class HiddenStates:
         return torch.tensor(rows, device=self._own.device)
 
     def exchanged(self, hidden: Tensor, level: int = 0) -> Tensor:
-        """Store the last hidden state of each piece of a prompt pass, (T, n_embd); return the
+        """Store the last hidden state of each piece in a prompt pass, (T, n_embd); return the
         previous token's hidden state for each token."""
         device, parts, first, rows = hidden.device, list[Tensor](), 0, self._levels[level]
         earlier = [_row(piece, piece.n_past - 1) for piece in self._pieces]
@@ -126,7 +126,7 @@ class Context:
 
     Attributes:
         batch: rows of this pass.
-        positions: position of each row of this pass, int64 (T,); passes over single tokens use the
+        positions: position of each row in this pass, int64 (T,); passes over single tokens use the
             same memory each time.
         directions: control vectors to add to the residual stream after blocks, by block index.
         side: additional tensors that an architecture passes to its blocks.
@@ -431,7 +431,7 @@ class Context:
             k: keys; None if another layer declared `state` and has written them.
             v: values; None if they are part of the keys.
             sinks: logits that take weight but have no value, (heads of this rank,); or None.
-            slopes: decrease of the scores per token of distance, (heads of this rank,); or None.
+            slopes: decrease in the scores per token of distance, (heads of this rank,); or None.
 
         Returns:
             (remaining rows, heads of this rank, head_dim_v)

@@ -62,7 +62,7 @@ class Groups:
                 yield expert, slice(first, first + n)
 
     def rows(self, x: Tensor, factors: Tensor | None = None) -> Tensor:
-        """Return the token of each row from x (n_token, n), as (n_row, n); do not write to the result.
+        """Return each row's token from x (n_token, n), as (n_row, n); do not write to the result.
 
         `factors` scale each pair's row, (n_token, n_used).
         """

@@ -76,7 +76,7 @@ class LinearLayer:
     is_partial = False
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map this rank's slice of x (T, n_in) to its slice or partial sum of (T, n_out)."""
+        """Map this rank's slice of x (T, n_in) to its slice or partial sum of y (T, n_out)."""
         assert self.weight is not None, NO_SLICE
         return self.finish(self.weight.matmul(x))
 
@@ -228,7 +228,7 @@ class Routing:
             softmax over the selected ones only.
         normalise: whether the weights of the selected experts are divided by their sum.
         scale: factor on the weights.
-        n_group: number of groups of experts. The best groups are selected first, by the sum of the
+        n_group: number of expert groups. The best groups are selected first, by the sum of the
             scores of their two best experts (DeepSeek V3).
         n_group_used: number of groups to select experts from.
     """

@@ -1,7 +1,7 @@
 """Operations that layers call, in plain torch in F32: the reference, and the base of the backends.
 
 `CpuOps` and `GpuOps` override the operations they have kernels for, and fall back to these methods
-where a kernel does not apply.
+if a kernel does not apply.
 """
 
 from __future__ import annotations
@@ -385,7 +385,7 @@ class Ops:
         self, q: Tensor, cache: LayerCache, batch: Batch, scores: Scores,
         sinks: Tensor | None = None, slopes: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Attend with q (T, n_head, head_dim) over the cache: causal softmax attention.
+        """Apply causal softmax attention with q (T, n_head, head_dim) over the cache.
 
         The cache already holds the keys and values of all rows. Each row sees its own sequence up
         to its own position, and later positions in the same interval of `Batch.two_way`; less if a
@@ -393,7 +393,7 @@ class Ops:
 
         Args:
             sinks: logits that take weight but have no value, (n_head,); or None.
-            slopes: decrease of the scores per token of distance, (n_head,) (ALiBi, arXiv
+            slopes: decrease in the scores per token of distance, (n_head,) (ALiBi, arXiv
                 2108.12409); or None.
 
         Returns:

@@ -1,13 +1,13 @@
 """Recurrent layers, which have a state of fixed size instead of keys and values, in torch and F32.
 
-A state is the memory of one layer on one rank. Every function takes the T tokens of a pass, updates
+A state is one layer's memory on one rank. Every function takes the T tokens of a pass, updates
 the state in place, and gives the same results for a whole pass as for its pieces, up to rounding. A
 single token follows the recurrence. More tokens are computed in chunks: contributions between
 tokens of a chunk are matrix products, and only the state is carried from chunk to chunk.
 
 Decays are logarithms ≤ 0. They are summed over exactly the tokens between two positions, never
-taken as differences of running totals: after a decay of -inf such a difference has no correct
-digits, and if it is split into two factors, one of them overflows.
+taken as differences of running totals, because after a decay of -inf such a difference has no
+correct digits, and if it is split into two factors, one of them overflows.
 """
 
 from __future__ import annotations

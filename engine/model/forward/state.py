@@ -132,7 +132,7 @@ class CacheSize:
         return tuple(r for r, next_n in zip(rooms, shorter, strict=True) if r.n_tokens > next_n)
 
     def _longest(self, n: int, windows: tuple[AttentionWindow, ...]) -> int:
-        """Return the maximum length of each of `n` requests; 0 if not even one page each fits."""
+        """Return the maximum length per request for `n` requests; 0 if one page each does not fit."""
         if self._have_room(n, self.n_ctx, windows):
             return self.n_ctx
         n_pages = range(-(-self.n_ctx // PAGE))

@@ -58,7 +58,7 @@ class Block(Module, ABC):
         """Map the residual stream x (T, n_embd) to the next block's."""
 
     def norm(self) -> Norm:
-        """Return a new norm of the residual stream, replicated on all ranks of the block."""
+        """Return a new norm for the residual stream, replicated on all ranks of the block."""
         return self.norm_type(self.hp.n_embd, self.hp.norm_eps, Replicate(self.split.group))
 
     @property
@@ -271,7 +271,7 @@ def per_layer_width(hp: HParams) -> int:
 
 
 class PerLayerEmbedding(Module):
-    """Per-layer inputs of all layers: a lookup by token plus a projection of the embedding.
+    """Per-layer inputs for all layers: a lookup by token plus a projection of the embedding.
 
     `(table[id] sqrt(n) + norm(proj(x) / sqrt(n_embd))) / sqrt(2)` for inputs of n elements. `rows`
     is the embedding's split.

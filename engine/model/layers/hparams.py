@@ -52,7 +52,7 @@ class HParams:
 
     Attributes:
         n_layer: number of loaded blocks.
-        n_vocab: number of rows of the embedding.
+        n_vocab: number of rows in the embedding.
         n_ctx_train: context length in training; 0 if unknown.
         n_ctx: context length for which the model is loaded.
         n_head, n_head_kv: numbers of query heads and of key-value heads.

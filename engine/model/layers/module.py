@@ -35,7 +35,7 @@ class TensorSource:
     Attributes:
         tensors: tensors of the file, and views of parts of them.
         used: names that were looked up.
-        views: names of the views of each tensor.
+        views: names of each tensor's views.
     """
 
     def __init__(self, path: str, tensors: Mapping[str, TensorInfo]) -> None:
@@ -140,7 +140,7 @@ class Slot:
 
 
 class Module:
-    """Base of layers, blocks and models; an attribute's name is the name of its GGUF tensor.
+    """Base of layers, blocks and models; attributes are named like their GGUF tensors.
 
     Attributes:
         is_nameless: whether its layers are named as if they were the parent's.

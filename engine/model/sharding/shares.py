@@ -158,7 +158,7 @@ PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class BlockShares:
-    """The requested shares of each part of one block."""
+    """The requested shares for each part of one block."""
 
     attention: Shares
     recurrent: Shares
@@ -174,7 +174,7 @@ class BlockShares:
 
 @dataclass(frozen=True, slots=True)
 class ShareTable:
-    """The requested shares of a model: of its blocks, its embedding and its output head."""
+    """The requested shares for a model: its blocks, its embedding and its output head."""
 
     blocks: tuple[BlockShares, ...]
     embedding: Shares

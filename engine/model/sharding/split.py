@@ -19,7 +19,7 @@ class BlockDims:
 
     Attributes:
         n_head_kv: number of key-value heads; each serves n_head / n_head_kv adjacent query heads.
-        n_state_head: number of heads of a recurrent state, or of channels if each has its own
+        n_state_head: number of heads in a recurrent state, or of channels if each has its own
             state.
         n_state_group: number of groups that these heads share (keys of linear attention, Mamba 2's
             B and C), as query heads share key-value heads.
@@ -128,7 +128,7 @@ def cut_model(
 
 
 class _HeadCutter:
-    """Splits heads that share groups: by whole groups if there are enough for all ranks."""
+    """Splits heads that share groups, by whole groups if there are enough for all ranks."""
 
     def __init__(self, n_ranks: int) -> None:
         self._by_group = Apportioner(n_ranks)
@@ -156,10 +156,10 @@ def head_groups(heads: Ranges, groups: Ranges, rank: int) -> list[int]:
 
 
 def tiles(heads: Ranges, n_group: int) -> tuple[Ranges, ...]:
-    """Return a split of heads for a file that tiles them: one head of each group, then the next.
+    """Return a split of heads for a file that tiles them: one head per group, then the next.
 
     `heads` counts group by group (head h belongs to group h // size). In the file, tile j holds
-    head g × size + j of every group g. The result has the groups of each rank for each tile.
+    head g × size + j of every group g. The result gives each rank's groups for each tile.
     """
     size = heads.total // n_group
 

@@ -207,13 +207,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         raise SandboxError(text, name=attribute, type=type(obj).__name__)
 
     def counted(self, items: Iterable[Any], size: int) -> Iterator[Any]:
-        """Yield the items of a loop with `size` characters of literal text in its body."""
+        """Yield the items of a loop whose body has `size` characters of literal text."""
         for item in items:
             spend(1 + size)
             yield item
 
     def charge(self, size: int) -> None:
-        """Charge for a macro with `size` characters of literal text in its body."""
+        """Charge for a macro whose body has `size` characters of literal text."""
         spend(1 + size)
 
     def joined(self, *parts: object) -> str:

@@ -45,7 +45,7 @@ def grammar_of_calls(
     begins differently (for example with other JSON) is unconstrained.
 
     Args:
-        tokens: ids of the control tokens that are marks of the format, by their texts.
+        tokens: ids of the control tokens that are marks in the format, by their texts.
         choice: "auto" for optional calls, "required" for calls only, or "=" and the name of the
             only function to call, once.
 

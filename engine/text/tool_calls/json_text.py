@@ -224,7 +224,7 @@ def types_of(schema: object) -> tuple[str, ...]:
 
 
 def parameters_of(schema: str) -> dict[str, tuple[str, ...]]:
-    """Return the types of a function's arguments, from the text of their schema."""
+    """Return the types of a function's arguments, from their schema's text."""
     try:
         parsed = json.loads(schema or "{}")
     except (ValueError, RecursionError):

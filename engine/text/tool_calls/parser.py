@@ -39,7 +39,7 @@ class AnswerParser:
     would repeat it up to their limit.
 
     Args:
-        types: types of the arguments of each available function; None if there are none, so
+        types: argument types of each available function; None if there are no functions, so
             that calls are content.
         prompt: end of the prompt, which may have opened thinking.
         hidden: spellings of control tokens, which are never content.
@@ -277,7 +277,7 @@ class AnswerParser:
 
 
 class _PartEmitter:
-    """Emitter of the text of one part, joined and without whitespace next to marks."""
+    """Emitter of one part's text, joined and without whitespace next to marks."""
 
     def __init__(self, emit: Callable[[str], None], join: str) -> None:
         self._emit, self._join = emit, join

@@ -123,7 +123,7 @@ def _channels(keys: Keys, name: str) -> Channels:
 
 
 class VisionEncoder(Module, ABC):
-    """A vision encoder: turns the pixels of an image into embeddings of its text model.
+    """A vision encoder, which turns an image's pixels into embeddings for its text model.
 
     `architectures` lists supported text models; `rule` describes the preprocessing of images and
     their representation in prompts.

@@ -200,7 +200,7 @@ class Qwen25VLEncoder(VisionEncoder):
 
 
 def windows_of(rows: int, columns: int, side: int) -> tuple[list[int], list[int]]:
-    """Return the tokens of a grid in the order of its windows, and the size of each window.
+    """Return a grid's tokens in the order of its windows, and the size of each window.
 
     Windows, and the tokens within each, are in row-major order; windows at the right and bottom
     edges may be smaller. `side` is the number of tokens along a window's side.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FIRST_ID = 1 << 62  # smallest id of an image token; smaller ids are text tokens
 INDEX_BITS = 14  # bits of an id that number the tokens of an image; the 48 bits above are a hash
-MAX_TOKENS = 1 << INDEX_BITS  # maximum number of tokens of an image
+MAX_TOKENS = 1 << INDEX_BITS  # maximum number of tokens per image
 MAX_SCORES = 1 << 25  # maximum number of attention scores in memory at a time
 
 
@@ -46,7 +46,7 @@ class PromptImage:
     def of(
         cls, pixels: NDArray[np.uint8], size: tuple[int, int], rule: ImageProcessor, encoder: str
     ) -> PromptImage:
-        """Return the image of resized pixels; `encoder` is a hash of the encoder's file."""
+        """Return the image for resized pixels; `encoder` is a hash of the encoder's file."""
         height, width, _ = pixels.shape
         head = f"{encoder} {width} {height} ".encode()
         number = int.from_bytes(blake2b(head + pixels.tobytes(), digest_size=6).digest(), "big")

@@ -162,7 +162,7 @@ class Resizing:
         return wide, high
 
     def _filling(self, width: int, height: int) -> Size:
-        """Return the largest size of this aspect ratio, rounded down to multiples of the factor.
+        """Return the largest size with this aspect ratio, rounded down to multiples of the factor.
 
         Images that would be less than one cell high get one row with the maximum width (Gemma 4).
         """
@@ -252,7 +252,7 @@ class ImageProcessor:
         return 2 * most if self.has_breaks else most
 
     def texts(self, rows: int, columns: int) -> list[str]:
-        """Return the texts before the tokens of each view of an image, and after the last one.
+        """Return the texts before the tokens of an image's views, and the text after the last view.
 
         `rows` and `columns` are the numbers of tiles, 1 and 1 for an image without tiles.
         """

@@ -149,7 +149,7 @@ class HeadNormAttention(Attention):
 
 
 class RowNormAttention(Attention):
-    """Attention with one norm over all query heads of a token, and one over all key heads (OLMo 2).
+    """Attention with one norm over a token's query heads and one over its key heads (OLMo 2).
 
     The heads are split over ranks, so every rank of the group takes part in the norms.
     """
@@ -250,7 +250,7 @@ class HeadGroups:
         return x.repeat_interleave(self.size, dim=1)[:, self.own_heads(rank)]
 
     def group_of_each_head(self, rank: int) -> tuple[int, ...]:
-        """Return the group of each of a rank's heads, numbered within the rank."""
+        """Return the group of each head on a rank, numbered within the rank."""
         own = self.own_heads(rank)
         return tuple(i // self.size for i in range(own.start, own.stop))
 
@@ -360,7 +360,7 @@ class Temperature:
     def apply(self, q: Tensor, ctx: Context) -> Tensor:
         """Scale queries (T, n_head, head_dim)."""
         periods = (ctx.positions + self.offset).div(self.n_ctx, rounding_mode="floor")
-        # in F64, because torch's F32 logarithm of a number depends on the size of the tensor
+        # in F64, because torch's F32 logarithm of a number depends on the tensor's size
         factors = 1 + self.scale * periods.double().log1p()
         return q * factors.to(q.dtype)[:, None, None]
 

@@ -141,7 +141,7 @@ class GatedDeltaNet(DeltaNet):
 
     @abstractmethod
     def key_heads(self, rank: int) -> tuple[int, ...]:
-        """Return the key head of each of a rank's value heads, numbered within the rank."""
+        """Return the key head of each value head on a rank, numbered within the rank."""
 
     @abstractmethod
     def beta_and_step(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
