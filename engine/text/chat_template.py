@@ -132,7 +132,7 @@ class TemplateRenderer:
 def _request(
     source: str, variables: Mapping[str, Any] | None, seconds: float, now: datetime | None
 ) -> bytes:
-    """Return a request as a line of JSON; without variables, the child only compiles."""
+    """Return a request as a line of JSON; if there are no variables, the child only compiles."""
     if len(source) > MAX_SOURCE:
         raise TemplateError(
             "The model's chat template has {n} characters; at most {most} are accepted.",

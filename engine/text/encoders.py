@@ -8,10 +8,10 @@ can be reached from parts that no merge rule would name, so pairs are looked up 
 
 GGUF files only name the pre-tokenizer of a BPE vocabulary (`tokenizer.ggml.pre`). A table here has
 the regular expressions (Oniguruma syntax) and other properties for each name. Patterns run one
-after the other, each inside the pieces that the previous one left; text between matches is a piece,
-too. Names and groups are llama.cpp's (`src/llama-vocab.cpp`), except "whitespace", which requires
-its own tokenizer. Where llama.cpp's regex engine approximates a model's pattern (upper and lower
-case outside ASCII), the model's own pattern is used.
+after the other, each inside the pieces that the previous one left; text between matches is a piece
+as well. Names and groups are llama.cpp's (`src/llama-vocab.cpp`), except "whitespace", which
+requires its own tokenizer. Where llama.cpp's regex engine approximates a model's pattern (upper and
+lower case outside ASCII), the model's own pattern is used.
 """
 
 from __future__ import annotations

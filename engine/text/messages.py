@@ -45,7 +45,7 @@ class ChatMessage:
         reasoning: the assistant's thinking before its answer, without tags; templates get it as
             `reasoning_content`.
         tool_calls: calls that the assistant requests after its text.
-        tool_call_id: id of the call to which a "tool" message is the result.
+        tool_call_id: id of the call that a "tool" message answers.
         name: name of that function, if known.
         pictures: image files, or their bytes as base64; see `images.reading.image_base64`. Each
             `IMAGE_PLACEHOLDER` in the text represents the next one; images without a placeholder
@@ -64,7 +64,7 @@ class ChatMessage:
 def text_size(value: object) -> int:
     """Return the total number of characters in the texts of a command or of part of one.
 
-    Each item of a list adds one, because many small texts take time as well.
+    Each list item adds one, because many small texts take time as well.
     """
     if isinstance(value, str):
         return len(value)

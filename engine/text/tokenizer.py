@@ -122,7 +122,7 @@ class SpecialTokens:
 
 
 class StreamDecoder:
-    """Incremental decoder of token ids; a character appears with its last byte.
+    """Incremental decoder of token ids; a character is emitted with its last byte.
 
     `token_bytes` returns the bytes that a token adds; empty for a hidden token.
     """
@@ -196,8 +196,8 @@ class Tokenizer:
         pre: name of the pre-tokenizer in the file; "" if it has none.
         eog_ids: ids of the tokens that end a generation.
         never_ids: ids of the tokens that must never be sampled.
-        fill_in_ids: ids of the fill-in-the-middle tokens for prefix, suffix and middle; None
-            if there are none.
+        fill_in_ids: ids of the fill-in-the-middle tokens for prefix, suffix and middle; None if
+            there are none.
         add_bos, add_eos: whether the model expects them around a text.
         warnings: possible problems with this tokenizer.
     """

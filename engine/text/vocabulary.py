@@ -45,7 +45,7 @@ FILL_IN_NAMES = {
     "fim_sep": "<|file_sep|>",
 }
 FILL_IN_ENDS = ("fim_pad", "fim_rep", "fim_sep")
-# tokens of gpt-oss's answers that are never hidden
+# tokens in gpt-oss's answers that are never hidden
 ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
 

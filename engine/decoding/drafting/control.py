@@ -21,8 +21,8 @@ PROBE_SHARE = 0.02  # maximum share of time for probes
 CHOICE_SHARE = 0.01  # maximum share of time for choices that select no draft
 
 MAX_BETWEEN = 32
-"""Maximum number of passes between such choices for fast models, which therefore notice
-repetitions later."""
+"""Maximum number of passes between such choices for fast models, which therefore notice repetitions
+later."""
 
 MAX_SAVED = 256
 """Number of passes over which the time for probes can accumulate; more would stall an answer."""
@@ -83,7 +83,7 @@ class DraftControl:
         self._saved = min(self._saved + PROBE_SHARE * seconds, most)
 
     def measured_s(self, n_rows: int) -> float | None:
-        """Return the mean time of a pass in seconds; None if this size was not measured."""
+        """Return the mean time of a pass in seconds; None if this size has not been measured."""
         return self._passes.seconds(n_rows) if self._passes.has(n_rows) else None
 
     def n_between_choices(self, n_rows: int, seconds: float) -> int:

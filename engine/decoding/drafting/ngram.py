@@ -1,5 +1,4 @@
-"""N-gram drafting from the text itself: what followed the latest tokens at an earlier
-place."""
+"""N-gram drafting from the text itself: what followed the latest tokens at an earlier place."""
 
 from __future__ import annotations
 
@@ -34,8 +33,8 @@ class DraftSource(Protocol[Answer]):
     """Drafter for all running answers of one model.
 
     Attributes:
-        kind: class of all its draft tokens if making them takes time, so that they are made only
-            if they will be verified; None if the time is negligible.
+        kind: class of all its draft tokens if making them takes time, so that they are made only if
+            they will be verified; None if the time is negligible.
         most: maximum number of draft tokens per text; 0 for no limit.
     """
 
@@ -48,7 +47,7 @@ class DraftSource(Protocol[Answer]):
     def draft(
         self, texts: Mapping[Answer, Sequence[int]], most: int
     ) -> Mapping[Answer, DraftTokens]:
-        """Return up to `most` draft tokens for each text; answers without any are absent.
+        """Return up to `most` draft tokens for each text; answers with none are absent.
 
         Args:
             texts: all tokens of some answers so far, prompts included; usually the texts of the
@@ -134,7 +133,7 @@ half a kilobyte of host memory."""
 
 
 class NgramDrafter:
-    """Drafts tokens for one answer from its prompt and its text so far."""
+    """Drafter for one answer, from its prompt and its text so far."""
 
     def __init__(self) -> None:
         self._begin = 0
@@ -170,7 +169,7 @@ class NgramDrafter:
 
 
 class NgramSource(Generic[Answer]):
-    """Drafts tokens for all running answers, each from its own text."""
+    """Drafter for all running answers, each from its own text."""
 
     kind, most = None, 0
 
@@ -189,7 +188,7 @@ class NgramSource(Generic[Answer]):
         return drafts
 
     def n_unread(self, texts: Mapping[Answer, Sequence[int]]) -> int:
-        """Return 0: reading takes negligible time."""
+        """Return 0, because reading takes negligible time."""
         return 0
 
     def forget(self, answer: Answer) -> None:

@@ -60,7 +60,7 @@ def source_of(grammar: Grammar) -> str:
     """Return a grammar in llguidance's format.
 
     Raises:
-        GrammarError: it is too long, nested too deeply, or has a syntax error.
+        GrammarError: it is too long or too deeply nested, or has a syntax error.
     """
     _check_length(grammar)
     if grammar.kind == "json_schema":
@@ -112,7 +112,7 @@ def limits() -> LLParserLimits:
 
 
 def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
-    """Return the matcher of a checked grammar.
+    """Return a matcher for a checked grammar.
 
     Raises:
         GrammarError: llguidance refuses it.
@@ -166,7 +166,7 @@ MAX_KNOWN = 256  # number of grammars with a cached result; requests often repea
 MAX_REMEMBERED = 2048  # maximum length of a cached error, which may quote the grammar
 
 EXCESS_S = 60.0
-"""Seconds for which an error about time or memory is cached; a less busy machine may not fail."""
+"""Seconds for which an error about time or memory is cached; a later attempt may succeed."""
 
 SIMPLER = Sentence("Simplify it.")
 

@@ -33,7 +33,7 @@ class Matcher:
         self.n = 0
 
     def copy(self) -> Matcher:
-        """Return a new matcher for the same grammar, which has accepted no tokens."""
+        """Return a fresh matcher for the same grammar."""
         other = Matcher(self._inner.deep_copy(), self._n_vocab, self.trigger, self.lead)
         other._inner.reset()
         return other
@@ -176,8 +176,8 @@ class MaskVocabulary:
         return LLTokenizer(wrapped, eos_token=self.eog_ids or None)
 
     def is_hidden(self, token: int) -> bool:
-        """Return whether a token adds nothing to a text, so that grammars have to refer to it
-        as a token."""
+        """Return whether a token adds nothing to a text, so that grammars have to refer to it as a
+        token."""
         return self._tokenizer.is_hidden(token)
 
 

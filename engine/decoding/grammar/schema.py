@@ -259,7 +259,7 @@ def unusable(problem: str, place: str = "", hint: str = "") -> GrammarError:
 
 
 def _character(match: re.Match[str]) -> str:
-    """Return the character of an escape that the converter would spell wrong."""
+    """Return the character of an escape that the converter would spell incorrectly."""
     number = match[2] or match[3]
     if number is None or int(number, 16) > 0x10FFFF:
         return match[0]

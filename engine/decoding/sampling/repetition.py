@@ -18,9 +18,9 @@ TokenBytes = Callable[[int], bytes]
 class DryHistory:
     """The tokens of a sequence, and the penalties on tokens that would continue a repetition.
 
-    A repetition of n tokens, n at least `allowed`, makes the token that would continue it less
-    likely by `strength * growth ** (n - allowed)`. It is counted only back to the last breaker, and
-    tokens that contain a breaker are not penalised, because a name or a list may come again.
+    A repetition of n tokens (n ≥ `allowed`) makes the token that would continue it less likely by
+    `strength * growth ** (n - allowed)`. It is counted only back to the last breaker, and tokens
+    that contain a breaker are not penalised, because a name or a list may come again.
 
     p-e-w, "DRY: A modern repetition penalty that reliably prevents looping"
     (github.com/oobabooga/text-generation-webui/pull/5677).

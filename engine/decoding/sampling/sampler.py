@@ -57,7 +57,7 @@ class Uniforms:
 
 
 class Sampler:
-    """Samples the tokens of one sequence.
+    """Sampler for the tokens of one sequence.
 
     At a temperature of 0 it takes the most likely token after penalties, with ties broken by the
     lowest id; otherwise it samples at random. The same seed, logits and history give the same
@@ -220,7 +220,7 @@ def logprobs_of(logits: Logits) -> NDArray[np.float64]:
 
 
 def likeliest(logprobs: NDArray[np.float64], n: int) -> list[tuple[int, float]]:
-    """Return ids and log probabilities of the n most likely tokens, in order, with ties by id.
+    """Return ids and log probabilities of the n most likely tokens, in order, ties broken by id.
 
     Banned tokens are left out.
     """
@@ -236,8 +236,8 @@ KNOWN_STEPS = (Penalties, TopK, TopP, MinP, SamplingTemperature)
 """Step types that kernels support, in this order; with any other type the host samples."""
 
 ROOM = 1024
-"""Maximum number of candidates that one program can sort; may exceed top-k because of ties at
-its edge."""
+"""Maximum number of candidates that one program can sort; may exceed top-k because of ties at its
+edge."""
 
 MAX_WANTED = 768  # maximum top-k for one rank, and number of candidates for top-p without top-k
 MAX_SENT = 256  # maximum number of candidates that a rank sends to the others: 2 KB

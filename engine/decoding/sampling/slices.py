@@ -1,8 +1,8 @@
 """Sampling from logits that are sharded over processes: each sends the top candidates of its slice.
 
 Every rank has the logits of one slice of the vocabulary, and one rank also has a `Sampler`.
-`slice_query` returns the request to the others. `slice_candidates` applies the penalties to a
-slice and returns its most likely tokens. `sample_gathered` samples from the gathered candidates. It
+`slice_query` returns the request to the others. `slice_candidates` applies the penalties to a slice
+and returns its most likely tokens. `sample_gathered` samples from the gathered candidates. It
 returns the token that the sampler would choose from all logits:
 
 - greedy, and with top-k: always;

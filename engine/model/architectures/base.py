@@ -139,7 +139,7 @@ class MTP(Module):
     def _run(self, trunk: CausalLM, x: Tensor | None, number: int, ctx: Context) -> Tensor | None:
         """Run a block on x (T, n_embd); return the next block's hidden states on its ranks."""
         block, _ = self._parts[number]
-        if number + 1 == len(self._parts):  # only the last block's keys and values are needed
+        if number + 1 == len(self._parts):  # the last block only has to cache keys and values
             if x is not None:
                 block.mix(x, ctx)
             return None
@@ -228,7 +228,7 @@ class CausalLM(Module):
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Return `hp` with this architecture's corrections of missing or differently defined
+        """Return `hp` with this architecture's corrections for missing or differently defined
         keys."""
         return hp
 

@@ -24,7 +24,7 @@ class ModelInfo:
         tensor_types: pairs of a type name and the number of such tensors, most frequent first.
         sampling: pairs of a field of `SamplingParams` and the value that the file recommends.
         can_think: whether the chat template has a switch for thinking.
-        has_effort: whether the chat template has a thinking effort.
+        has_effort: whether the chat template supports a thinking effort.
         has_thoughts: whether the chat template has thinking tags; also true for models that always
             think.
         has_mtp: whether this file or one in its folder has an MTP block.
@@ -71,7 +71,7 @@ class Inspection:
         files: paths of all parts.
         metadata: pairs of a key and a short form of its value, in file order.
         tensors: tensors in file order.
-        warnings: known problems of the loaded model.
+        warnings: known problems with the loaded model.
         problem: error that loading would raise; empty if none is known.
         parts: parts of the model and how finely each can be split; empty if there is a problem.
     """

@@ -1,6 +1,6 @@
 """Gemma: scaled embeddings, GELU, norms around each part, capped scores and logits.
 
-Gemma 4 is dense, has routed experts next to a dense FFN, or per-layer embeddings (E2B, E4B).
+Gemma 4 is dense, has routed experts next to a dense FFN, or has per-layer embeddings (E2B, E4B).
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class Gemma2Block(SandwichBlock):
 
 @register("gemma2")
 class Gemma2(GemmaLM):
-    """Gemma 2 (arXiv 2408.00118); early files omit caps and window, which are the same in all
-    sizes."""
+    """Gemma 2 (arXiv 2408.00118); early files omit the caps and the window, which are the same in
+    all sizes."""
 
     traits = Traits(rope_style="neox", swa_period=2, n_swa=4096)
     block_type = Gemma2Block

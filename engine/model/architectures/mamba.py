@@ -72,7 +72,7 @@ class Jamba(HybridLM):
 
 
 class FalconH1Mamba(Mamba2):
-    """Mamba 2 with an optional norm; models of sizes without a norm only gate."""
+    """Mamba 2 with an optional norm; if there is none, outputs are only gated."""
 
     norm_is_optional = True
 

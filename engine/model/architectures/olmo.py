@@ -67,7 +67,7 @@ class Olmoe(CausalLM):
 
 
 N_LAYER_WITH_WINDOWS = 64
-"""Layers in the 32B model, recognised by it as in llama.cpp; only this size has windows."""
+"""Layer count by which, as in llama.cpp, the 32B model is recognised; only it has windows."""
 
 
 class Exaone4Block(PostNormBlock):

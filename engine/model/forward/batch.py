@@ -218,12 +218,11 @@ LARGE_PROMPT_BATCHES = 2048, 1024
 amortise dequantisation and launches over more tokens."""
 
 GEMM_TILE = 128
-"""Rows and columns in a vendor GEMM's output tile; some kernels use twice as many of
-either."""
+"""Rows and columns in a vendor GEMM's output tile; some kernels use twice as many of either."""
 
 GEMM_WAVES = 2
-"""Minimum number of tiles per multiprocessor in a chunk's GEMM; with only one, some
-multiprocessors would idle."""
+"""Minimum number of tiles per multiprocessor in a chunk's GEMM; with only one, some multiprocessors
+would idle."""
 
 MIN_CHUNK, MAX_CHUNK = 1 << 24, 1 << 26
 """Bounds on the number of weights that a GPU dequantises at a time for a GEMM: fewer are not worth
@@ -273,8 +272,8 @@ bytes as F32 (256 KiB), about 20 us on a link of 12 GB/s; for larger tensors the
 is negligible."""
 
 MAX_COPIED_WHOLE = 32 << 10
-"""Maximum size of an all-reduce by copies in F32, in elements; at this size, latency
-matters more than bandwidth."""
+"""Maximum size of an all-reduce by copies in F32, in elements; at this size, latency matters more
+than bandwidth."""
 
 CAPTURED_ROWS = (1, 2, 4, 8, 16)
 """Batch sizes of single tokens that GPUs capture as graphs; each graph takes memory."""

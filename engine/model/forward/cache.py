@@ -43,8 +43,8 @@ class LayerCache:
     Attributes:
         types: types of keys and of values; block-quantised ones require heads of whole GGML blocks.
         is_shared: whether values are part of the keys, so that both are stored once (MLA).
-        k: keys, (the rank's n_head_kv, n_slots, head_dim_k); for block-quantised types their
-            bytes, uint8 (the rank's n_head_kv, n_slots, bytes per key).
+        k: keys, (the rank's n_head_kv, n_slots, head_dim_k); for block-quantised types their bytes,
+            uint8 (the rank's n_head_kv, n_slots, bytes per key).
         v: values, in the same layout; a view of `k` if values are part of keys.
         head_dim_v: number of elements in a value.
         head_map: row of k and v for each query head; None if each row serves the same number of
@@ -229,7 +229,7 @@ class Cache:
             self.add(state)
 
     def add(self, state: State) -> None:
-        """Allocate the memory of another layer, filled with zeros."""
+        """Allocate memory for another layer, filled with zeros."""
         if isinstance(state, RecurrentState):
             shapes = state.shapes(self._rank)
             self._recurrent[state] = StateSlots(shapes, self.n_slots, self._device)
@@ -285,8 +285,8 @@ class Cache:
         return list(self._kv.values())
 
     def kv(self, state: KVState) -> LayerCache:
-        """Return the keys and values of the layer that declared `state`; the rank must have
-        some of its heads."""
+        """Return the keys and values of the layer that declared `state`; the rank must have some of
+        its heads."""
         return self._kv[state]
 
     def states(self, state: RecurrentState, name: str) -> Tensor:

@@ -17,8 +17,8 @@ class FusedAllReduce(Protocol):
     """One-shot all-reduce inside a kernel, which can also compute the operations after the sum."""
 
     def all_reduce(self, x: Tensor | None, shape: Sequence[int]) -> Tensor:
-        """Return the sum of the members' values, F32 of `shape`, with the same bits on all of
-        the members."""
+        """Return the sum of the members' values, F32 of `shape`, with the same bits on all of the
+        members."""
 
     def add_norm(
         self, x: Tensor, addend: Addend, norm: NormLayer | None, x_bytes: int | None = None
@@ -74,5 +74,5 @@ class Communicator(Protocol):
         """Return rank `source`'s tensor (of `shape`, if known) on every member of the group."""
 
     def one_shot(self, group: Group, n: int) -> FusedAllReduce | None:
-        """Return the in-kernel one-shot all-reduce for n values; None, on all members, if there
-        is none."""
+        """Return the in-kernel one-shot all-reduce for n values; None, on all members, if there is
+        none."""

@@ -24,8 +24,8 @@ class HiddenStates:
     """Hidden states of all sequences' last tokens, on one rank of an MTP block.
 
     Each block has a level with the states that it reads. A position's state is in its sequence's
-    part (`Piece.batch_index`), in the row given by the position modulo `KEPT_STATES`.
-    Unwritten rows are zero or stale.
+    part (`Piece.batch_index`), in the row given by the position modulo `KEPT_STATES`. Unwritten
+    rows are zero or stale.
 
     Args:
         n_levels: number of MTP blocks.
@@ -184,8 +184,8 @@ class Context:
     def let_rows_drop(self) -> None:
         """Mark the next block as the last one that needs rows without wanted logits.
 
-        It caches their keys and values or updates recurrent states. Small passes keep all rows:
-        dropping them would need extra kernels for a negligible gain.
+        It caches their keys and values or updates recurrent states. Small passes keep all rows,
+        because dropping them would need extra kernels for a negligible gain.
         """
         if self.batch.n_rows > SMALL_BATCH and not self.keeps_rows:
             ending = self.batch.ending()
@@ -226,7 +226,7 @@ class Context:
         return positions
 
     def keep_hidden_states(self, n_embd: int, n_blocks: int) -> None:
-        """Allocate memory for the hidden states (n_embd elements) that MTP blocks read later."""
+        """Allocate the hidden states (n_embd elements each) that MTP blocks read later."""
         self._hidden_states = HiddenStates(n_embd, self.device, n_blocks)
 
     @property
@@ -329,8 +329,8 @@ class Context:
         return None if n is None else (self.positions.shape[0], n)
 
     def all_reduce_add(self, x: Tensor, addend: Addend, norm: NormLayer | None = None) -> Tensor:
-        """All-reduce the addend over the group's ranks and add it to the residual stream x
-        (T, n_embd).
+        """All-reduce the addend over the group's ranks and add it to the residual stream x (T,
+        n_embd).
 
         Collective. Unwanted rows are dropped; see `drop_rows`.
 

@@ -171,8 +171,8 @@ class Activation:
     """Activation between the matrices of an FFN or expert.
 
     Attributes:
-        kind: "silu"; "gelu" (tanh approximation); "relu"; "relu2" (ReLU squared); "oai"
-            (gpt-oss): gate × sigmoid(1.702 × gate) × (up + 1); "sigmoid".
+        kind: "silu"; "gelu" (tanh approximation); "relu"; "relu2" (ReLU squared); "oai" (gpt-oss):
+            gate × sigmoid(1.702 × gate) × (up + 1); "sigmoid".
         limit: upper bound on the gate and on the magnitude of `up`; 0 for none.
     """
 
@@ -245,8 +245,8 @@ class Routing:
 class PlacedStates(NamedTuple):
     """Recurrent states (n_slots, ...) of several sequences, read and written by a batch's rows.
 
-    A piece's rows start from the state in its `read_slot` and write the resulting state to
-    its `state_slot`. A piece that repeats the previous one has the same result and changes nothing.
+    A piece's rows start from the state in its `read_slot` and write the resulting state to its
+    `state_slot`. A piece that repeats the previous one has the same result and changes nothing.
     """
 
     held: Tensor
@@ -268,8 +268,8 @@ class DeltaInputs(NamedTuple):
             channel.
         step_bias: bias of the step size, (n_head,) or (n_head, head_dim).
         rate: decay rate, negative, (n_head,); the logarithm of a decay is step × rate.
-        beta: fraction of a key's old value in the state that v replaces, before the sigmoid,
-            (T, n_head).
+        beta: fraction of a key's old value in the state that v replaces, before the sigmoid, (T,
+            n_head).
         key_of: key head of each value head, int64 (n_head,); None if each has its own.
         eps: lower bound on the lengths by which queries and keys are divided.
     """

@@ -51,7 +51,7 @@ class Ops:
         single tokens."""
 
     def extend(self, tables: Tables) -> None:
-        """Give the only sequence of a running pass more pages.
+        """Give more pages to the only sequence of a running pass.
 
         Run-ahead steps that have already started are unaffected; later ones use these tables.
         """

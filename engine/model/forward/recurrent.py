@@ -1,7 +1,7 @@
 """Recurrent layers, which have a state of fixed size instead of keys and values, in torch and F32.
 
-A state is one layer's memory on one rank. Every function takes the T tokens of a pass, updates
-the state in place, and gives the same results for a whole pass as for its pieces, up to rounding. A
+A state is one layer's memory on one rank. Every function takes the T tokens of a pass, updates the
+state in place, and gives the same results for a whole pass as for its pieces, up to rounding. A
 single token follows the recurrence. More tokens are computed in chunks: contributions between
 tokens of a chunk are matrix products, and only the state is carried from chunk to chunk.
 

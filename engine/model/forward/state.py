@@ -74,8 +74,7 @@ class CacheSize:
 
         Args:
             n_ctx: context length that the model allows.
-            n_batch: number of prompt tokens per pass; None for `params.n_batch` or the
-                default.
+            n_batch: number of prompt tokens per pass; None for `params.n_batch` or the default.
             n_guessed: see `CacheSize`; None for `few_guessed`.
         """
         n_batch = n_batch or params.n_batch or PROMPT_BATCH
@@ -110,8 +109,8 @@ class CacheSize:
     def n_slots(self) -> int:
         """Number of recurrent states on the devices.
 
-        Each of `n_parallel` sequences has one, plus one per draft token during verification.
-        Other sequences can use free ones.
+        Each of `n_parallel` sequences has one, plus one per draft token during verification. Other
+        sequences can use free slots.
         """
         n_checked = min(MAX_AT_ONCE, self.n_parallel * (1 + self.n_guessed))
         return max(MIN_SLOTS, self.n_parallel, n_checked)
@@ -132,7 +131,7 @@ class CacheSize:
         return tuple(r for r, next_n in zip(rooms, shorter, strict=True) if r.n_tokens > next_n)
 
     def _longest(self, n: int, windows: tuple[AttentionWindow, ...]) -> int:
-        """Return the maximum length per request for `n` requests; 0 if one page each does not fit."""
+        """Return the maximum length per request for `n` requests; 0 if a page each does not fit."""
         if self._have_room(n, self.n_ctx, windows):
             return self.n_ctx
         n_pages = range(-(-self.n_ctx // PAGE))
@@ -175,7 +174,7 @@ class Step:
 
 
 CPU_STEP = Step(keys=1 << 21, scores=1 << 19)
-"""Step on a CPU in torch: the keys of one head and its scores fit in a core's caches."""
+"""Step on a CPU in torch, so that one head's keys and scores fit in a core's caches."""
 
 ATTENTION_BLOCK = 64  # positions per block of keys and values in the CPU's attention kernels
 
@@ -191,7 +190,7 @@ ATTENTION_RESULTS_BYTES = 32 << 20
 """Maximum size of their per-page results, which are merged at the end."""
 
 DEVICE_STEP = Step(keys=1 << 24, scores=1 << 24)
-"""Step on other devices: long enough to hide launch latency."""
+"""Step on other devices, long enough to hide launch latency."""
 
 
 class KVState:
@@ -347,8 +346,8 @@ State = KVState | RecurrentState  # a layer's memory of previous tokens
 def windows_of(states: Iterable[State]) -> tuple[AttentionWindow, ...]:
     """Return the distinct windows of a model's layers; each defines a group of layers.
 
-    The order does not depend on the split, because every rank declares all layers, even if it
-    has no part of them.
+    The order does not depend on the split, because every rank declares all layers, even if it has
+    no part of them.
     """
     return in_order(state.window for state in states if isinstance(state, KVState))
 

@@ -294,7 +294,7 @@ def _n_vocab(file: GGUFFile) -> int:
 
 
 _LONE_EXPERT = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight")
-"""A tensor with a single expert, as in files until early 2024."""
+"""Name of a tensor with a single expert, as in files until early 2024."""
 
 
 def _check_derived(file: GGUFFile, hp: HParams, traits: Traits) -> None:

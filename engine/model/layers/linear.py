@@ -19,9 +19,9 @@ EMBEDDING = "token_embd.weight"
 class Linear(LinearLayer, Module):
     """Linear map `y = x Wᵀ`, split by rows (outputs) or by columns (inputs) of W.
 
-    Split by rows, the result is this rank's slice of the outputs. Split by columns, it is a partial
-    sum that the caller all-reduces; the bias is then left to `Context.all_reduce`, so that it is
-    added once.
+    If W is split by rows, the result is this rank's slice of the outputs. If W is split by columns,
+    it is a partial sum that the caller all-reduces; the bias is then left to `Context.all_reduce`,
+    so that it is added once.
 
     Args:
         group: ranks that add the bias after the all-reduce; required if W is split by columns.
@@ -52,7 +52,7 @@ class Linear(LinearLayer, Module):
 class ExpertLinear(ExpertLayer, Module):
     """One matrix per routed expert, (n_expert, n_out, n_in); all experts have the same split.
 
-    Split by columns, the results are partial sums; the bias is then added on one rank only.
+    If split by columns, they return partial sums; the bias is then added on one rank only.
     """
 
     def __init__(self, n_expert: int, n_in: int, n_out: int, placement: Shard) -> None:
@@ -139,7 +139,7 @@ class Vector(Module):
 class Embedding(Module):
     """Embedding (n_vocab, n_embd), split by rows: each rank looks up the tokens that it holds.
 
-    If used for lookups only (`is_lookup`), it stays packed as in the file.
+    If it is used only for lookups (`is_lookup`), it stays packed as in the file.
     """
 
     weight: Weight | None = None

@@ -49,7 +49,7 @@ class MTPInput(Module):
 
 
 class MTPHead(Module):
-    """Embedding, norm and output head of an MTP block; None if the trunk's is used instead.
+    """Embedding, norm and output head of an MTP block; each is None if the trunk's is used.
 
     They are split like the trunk's. If there is a draft vocabulary (`HParams.n_guessed`), its rows
     of the head are stored as a separate copy. A file's own head may have few rows; see

@@ -1,5 +1,4 @@
-"""Norms over the last dimension of vectors that are whole on a rank or split over several, and
-RoPE."""
+"""Norms over the last dimension, for vectors whole on a rank or split over several; RoPE."""
 
 from __future__ import annotations
 
@@ -79,8 +78,8 @@ class RMSNorm(Norm):
         """Normalise vectors that are split over the group, with an all-reduce of one number per
         token.
 
-        Collective; a rank without a slice of x (T, this rank's elements) passes None and gets
-        None. Elements that several ranks hold (key-value heads) count once. If one rank holds all,
+        Collective; a rank without a slice of x (T, this rank's elements) passes None and gets None.
+        Elements that several ranks hold (key-value heads) count once. If one rank holds all,
         nothing is reduced.
         """
         if self.n_owners == 1:

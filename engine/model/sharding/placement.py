@@ -92,7 +92,7 @@ class Replicate:
 Placement = Shard | Replicate
 
 
-EXPERTS = "_exps"  # substring that the names of routed experts' tensors contain, and no others
+EXPERTS = "_exps"  # substring found only in the names of routed experts' tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class RequestedShares:
         devices: device of each rank: first the load's devices, then devices without a share that
             only take overrides.
         shares: requested share of each rank.
-        table: requested shares of each part of the model.
+        table: requested shares for each part of the model.
     """
 
     devices: tuple[str, ...]
@@ -117,7 +117,7 @@ def requested_shares(
 ) -> RequestedShares:  # fmt: skip
     """Return the shares that `params` request.
 
-    Blocks on the CPU do not count in the split of the others. The embedding goes with the CPU
+    Blocks on the CPU do not count when the others are split. The embedding goes with the CPU
     blocks, unless it is also the output head. MTP blocks have the shares of the last block before
     them.
 
@@ -128,7 +128,7 @@ def requested_shares(
         recurrent: whether each block is recurrent; see `apply_overrides`.
 
     Raises:
-        SplitError: this model cannot be split like that over these devices.
+        SplitError: this model cannot be split that way over these devices.
     """
     devices = params.all_devices
     n_chosen, n_ranks = len(params.devices), len(devices)

@@ -24,7 +24,7 @@ from engine.formats.gguf.tensors import split_name
 class Ranges:
     """One half-open interval of units for each rank.
 
-    Intervals are in rank order. They may be empty and overlap only if units are replicated
+    Intervals are in rank order. They may be empty, but overlap only if units are replicated
     (key-value heads shared by ranks).
     """
 
@@ -35,7 +35,7 @@ class Ranges:
         return hash(self.spans)
 
     def size(self, rank: int) -> int:
-        """Return the number of units of a rank."""
+        """Return a rank's number of units."""
         start, stop = self.spans[rank]
         return stop - start
 
@@ -213,7 +213,7 @@ def normalise(split: Sequence[float] | None, n_ranks: int) -> Shares:
 def share_table(
     mode: str, shares: Shares, n_layer: int, *, tied: bool, groups: Sequence[int] = ()
 ) -> ShareTable:
-    """Return the table of a split mode.
+    """Return the table for a split mode.
 
     Args:
         mode: "tensor" (the same fractions everywhere), "layer" (whole blocks, in rank order) or
@@ -367,7 +367,7 @@ def _moved(table: ShareTable, parts: MatchedParts, hot: Shares) -> ShareTable:
     return replace(table, blocks=tuple(blocks), **dict.fromkeys(parts.ends, hot))
 
 
-END = -1  # block number of the embedding and the output head
+END = -1  # block index of the embedding and the output head
 MAX_PATTERNS = 4096  # maximum number of cached patterns per file
 
 _ENDS = {"token_embd.weight": "embedding", "output.weight": "output"}

@@ -97,8 +97,8 @@ class ModelSplit:
 def cut_model(
     table: ShareTable, blocks: Sequence[BlockDims], n_vocab: int, *, tied: bool = False
 ) -> ModelSplit:
-    """Return the boundaries, by the requested shares, in blocks and in the `n_vocab` rows of
-    embedding and output head, which are stored once if `tied`."""
+    """Split blocks, and the `n_vocab` rows of embedding and output head, by the requested shares;
+    the rows are stored once if `tied`."""
     n_ranks = table.n_ranks
     attention, state = _HeadCutter(n_ranks), _HeadCutter(n_ranks)
     ffn, experts, shared = (Apportioner(n_ranks) for _ in range(3))
@@ -128,7 +128,7 @@ def cut_model(
 
 
 class _HeadCutter:
-    """Splits heads that share groups, by whole groups if there are enough for all ranks."""
+    """Splitter of heads that share groups, by whole groups if there are enough for all ranks."""
 
     def __init__(self, n_ranks: int) -> None:
         self._by_group = Apportioner(n_ranks)

@@ -30,7 +30,7 @@ MAX_TOTAL = 1 << 29  # maximum characters in all texts of one rendering
 MAX_BITS = 4096  # maximum size of an integer
 ITEM_SIZE = 16  # additional characters charged per list item
 FREE_FILTERS = frozenset({"attr", "count", "d", "default", "first", "last", "length"})
-"""Filters that read at most one item, so that they are not charged by the size of the value."""
+"""Filters that read at most one item, so they are not charged by the value's size."""
 
 WIDE = r"(\d{4,}|\*)"
 WIDE_PERCENT = re.compile(rf"%(\([^)]*\))?[-+ #0]*({WIDE}|\d*\.{WIDE})")

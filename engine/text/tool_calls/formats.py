@@ -126,8 +126,8 @@ class AnswerFormat:
 
     Attributes:
         description: the format in the layout of `response_template`.
-        argument: texts around an argument's value in tags, with NAME for its name and IS_TEXT
-            for "true" (text) or "false" (JSON).
+        argument: texts around an argument's value in tags, with NAME for its name and IS_TEXT for
+            "true" (text) or "false" (JSON).
         resumed: text that may follow thinking, before a call.
         noise: meaningless texts outside calls.
         is_bare: whether a call has no mark, so that it must name a known function and start the

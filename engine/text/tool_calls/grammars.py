@@ -175,7 +175,7 @@ class _Writer:
         return rule
 
     def _bare_object(self, schema: dict[str, Any]) -> str:
-        """Return an object with unquoted keys; its values may have any type."""
+        """Return the grammar for an object with unquoted keys and values of any type."""
         calls = self._form.layout.calls
         assert calls is not None, "all known formats have calls"
         ((opening, closing),) = calls.dialect.quotes

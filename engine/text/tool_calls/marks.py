@@ -169,7 +169,7 @@ class IncomingText:
 
     Attributes:
         text: received text, without the forgotten beginning.
-        at: position of the reader in it.
+        at: the reader's position in `text`.
         is_ended: whether the text is complete.
         has_run_out: whether a reader needed more text at the end.
     """

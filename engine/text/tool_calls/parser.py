@@ -39,8 +39,8 @@ class AnswerParser:
     would repeat it up to their limit.
 
     Args:
-        types: argument types of each available function; None if there are no functions, so
-            that calls are content.
+        types: argument types of each available function; None if there are no functions, so that
+            calls are content.
         prompt: end of the prompt, which may have opened thinking.
         hidden: spellings of control tokens, which are never content.
         is_single: whether the answer is over after its first complete call.

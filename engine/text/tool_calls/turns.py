@@ -1,4 +1,4 @@
-"""Detects how a chat template handles calls by rendering probes, and prepares its messages.
+"""Renders probes to detect how a chat template handles calls, and prepares its messages.
 
 The rendered call also determines the format of a model's answers.
 """
@@ -309,7 +309,7 @@ ANSWER_FORMATS = (
     GRANITE, COHERE, GIGACHAT, MISTRAL_ARGS, HARMONY, DEEPSEEK, DEEPSEEK_V31, KIMI, GEMMA,
     FUNCTION_GEMMA, FUNCTIONARY, LLAMA,
 )  # fmt: skip
-"""All formats, in the order in which a template's rendered call is parsed with them."""
+"""All formats, in the order in which they are tried on a template's rendered call."""
 
 
 QUESTION = "What is the weather like?"
@@ -327,7 +327,7 @@ _TYPES = {PROBE.name: {"city": ("string",), "days": ("integer",)}}
 
 
 def detect(template: ChatTemplate) -> TemplateUse:
-    """Return how a template handles functions and calls, by rendering probes."""
+    """Render probes to find out how a template handles functions and calls."""
     use = _use_of_calls(template) or TemplateUse(_named_form(template.source))
     return replace(
         use, form=_with_thinking(use.form, template.source), takes_system=_takes_system(template)
@@ -410,8 +410,8 @@ def _takes_system(template: ChatTemplate) -> bool:
 def _form_of(*answers: str) -> AnswerFormat | None:
     """Return the format in which a call is found in an answer, or None.
 
-    The answers include one from its first character on, which may lack the beginning of a mark,
-    and one with the preceding text.
+    The answers include one from its first character on, which may lack the beginning of a mark, and
+    one with the preceding text.
     """
     pairs = ((form, answer) for answer in answers for form in ANSWER_FORMATS)
     return next((form for form, answer in pairs if _has_the_call(form, answer)), None)

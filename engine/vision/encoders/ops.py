@@ -45,7 +45,7 @@ def product(x: Tensor, w: Tensor) -> Tensor:
 class VisionOps(Ops):
     """Operations on all patches of one image, with attention without a cache.
 
-    Scores are computed for some queries at a time, to limit their memory.
+    Scores are computed for some queries at a time to save memory.
 
     Attributes:
         is_cancelled: checked before each such step; True cancels the work.

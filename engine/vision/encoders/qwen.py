@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 THETA = 10000.0  # base of the encoder's RoPE
 
 MIN_TOKENS, MAX_TOKENS = 64, 4096
-"""Default bounds on the number of tokens per image. The minimum is the model's processor's;
+"""Default bounds on the number of tokens per image. The minimum comes from the model's processor;
 more than the maximum would take minutes and gigabytes."""
 
 

@@ -62,7 +62,7 @@ class UnusableImage(Exception):
 
 
 def decode_image(data: bytes) -> Image.Image:
-    """Return the image of a file's bytes in RGB, upright.
+    """Decode a file's bytes to an upright image in RGB.
 
     Raises:
         UnusableImage: it cannot be used.
@@ -95,7 +95,7 @@ def prepared(data: str, resizing: Resizing) -> Answer:
     """Return a resized image, or a problem.
 
     Args:
-        data: bytes of its file, as base64.
+        data: bytes of the image file, as base64.
 
     Returns:
         "width" and "height" of the image, "grid" with the rows and columns of its tiles, and

@@ -134,7 +134,7 @@ class PlacedImages:
         """Return the number of tokens after `start` to compute in one pass, if n are requested.
 
         It is smaller if the pass would split an image with bidirectional attention, and larger if
-        it starts with that image.
+        it starts with such an image.
         """
         cut = self._cut_by(start + n)
         if cut is None:

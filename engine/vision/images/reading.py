@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 COMMAND = program_command("engine.vision.images.decoding")  # command of the child
 
 _turns = FairSemaphore(MAX_AT_ONCE)
-"""Limits the conversations that decode images in parallel; they take turns by image."""
+"""Limit on conversations that decode images in parallel; they take turns image by image."""
 
 
 def image_base64(file: str | Path | bytes) -> str:

@@ -29,8 +29,8 @@ class LatentSizes:
     Attributes:
         latent: size of the latent from which keys and values are computed.
         plain: elements without RoPE per query or key head.
-        rotated: elements with RoPE per query or key head, after the plain ones; all key heads
-            share these.
+        rotated: elements with RoPE per query or key head, after the plain ones; all key heads share
+            these.
         value: elements per value head.
     """
 
@@ -134,8 +134,7 @@ class LatentAttention(Mixer):
         return self.cache
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
-        """Locate the tensors; some files have the joint matrix in addition to its two
-        parts."""
+        """Locate the tensors; some files have the joint matrix in addition to its two parts."""
         joint, sizes = f"{name}.attn_kv_b.weight", self.sizes
         if not self.is_joint and joint in source:
             n_head, n_out = self.split.heads.total, sizes.plain + sizes.value

@@ -25,8 +25,8 @@ def kv_source(hp: HParams, layer: int) -> int:
     """Return the layer that provides the keys and values of `layer`.
 
     The last layers of a model read from the last earlier layer with keys and values of the same
-    kind, with or without a window; other layers read their own. If there is no source, the
-    result is -1, and `check_kv_sources` refuses the file.
+    kind, with or without a window; other layers read their own. If there is no source, the result
+    is -1, and `check_kv_sources` refuses the file.
     """
     n_own = hp.n_layer - hp.keys.integer("attention.shared_kv_layers", 0)
     if layer < n_own:
@@ -73,8 +73,8 @@ class NormedQueries(Attention):
 class NormedAttention(NormedQueries):
     """Attention with norms on queries, keys and values; the value norm has no weight.
 
-    A layer without a value projection uses the projected keys as values. All layers with a
-    window are alike in this, and so are all layers without one.
+    A layer without a value projection uses the projected keys as values. All layers with a window
+    are alike in this, and so are all layers without one.
     """
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
