@@ -1,6 +1,6 @@
 """Renders conversations with the Jinja chat template of a model file.
 
-A reusable child process renders (`templates.program`), which can be killed.
+Rendering happens in a reusable child process (`templates.program`), which can be killed.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def _why(ended: ChildEnded, seconds: float) -> Sentence:
 
 
 class TemplateRenderer:
-    """Renderer of all templates of a process; thread-safe, one template at a time.
+    """Renderer of all templates in a process; thread-safe, one template at a time.
 
-    Without a child, nothing is rendered: untrusted templates never run in this process.
+    Nothing is rendered without the child, because untrusted templates never run in this process.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class TemplateRenderer:
             source: Jinja source.
             variables: variables of the template, serialisable as JSON.
             seconds: maximum time for compiling and rendering.
-            now: current time for the template; None for the clock's.
+            now: current time for the template; None for the actual time.
 
         Raises:
             TemplateError: the template is broken, rejects the variables, or exceeds a limit.
@@ -85,7 +85,7 @@ class TemplateRenderer:
         raise _not_working(Sentence(answer["broken"], **answer["values"]))
 
     def close(self) -> None:
-        """End the child, even while it renders; the next prompt starts another."""
+        """Stop the child, even while it renders; the next prompt starts another."""
         child = self._child
         if child is not None:
             child.kill()  # the thread that waits for it then releases the lock
@@ -112,7 +112,7 @@ class TemplateRenderer:
                 "Allow Tandem to start programs, or use prompts without a chat template.",
                 problem=Sentence(error.strerror or str(error)),
             ) from error
-        except BaseException:  # e.g. KeyboardInterrupt: an answer may still arrive
+        except BaseException:  # e.g. KeyboardInterrupt, after which an answer may arrive
             self._drop()
             raise
 
@@ -132,7 +132,7 @@ class TemplateRenderer:
 def _request(
     source: str, variables: Mapping[str, Any] | None, seconds: float, now: datetime | None
 ) -> bytes:
-    """Return a request as a line of JSON; without variables, the child only compiles."""
+    """Return a request as a line of JSON; if there are no variables, the child only compiles."""
     if len(source) > MAX_SOURCE:
         raise TemplateError(
             "The model's chat template has {n} characters; at most {most} are accepted.",
@@ -172,7 +172,7 @@ def _not_working(problem: Sentence) -> TemplateError:
     return TemplateError(text, ANOTHER_TEMPLATE, problem=problem)
 
 
-shared_renderer = TemplateRenderer()  # the renderer of this process; its child ends with it
+shared_renderer = TemplateRenderer()  # this process's renderer; its child exits with the process
 
 atexit.register(shared_renderer.close)
 
@@ -194,7 +194,7 @@ class ChatTemplate:
 
     Args:
         source: Jinja source, in Hugging Face's dialect.
-        bos_token, eos_token: text of BOS and EOS, "" if the model has none.
+        bos_token, eos_token: text of BOS and EOS; "" if the model has none.
         is_fallback: whether the model has no template, so that plain "User: …" text is used.
         max_seconds: maximum time for compiling and rendering.
 
@@ -227,8 +227,8 @@ class ChatTemplate:
             messages: messages {"role": …, "content": …}, oldest first.
             tools: JSON schemas of the functions that the model may call.
             add_generation_prompt: whether to end where the assistant's reply begins.
-            now: current time for the template; None for the clock's.
-            variables: more template variables, such as enable_thinking=False; serialisable as JSON.
+            now: current time for the template; None for the actual time.
+            variables: further template variables, e.g. enable_thinking=False; serialisable as JSON.
 
         Raises:
             TemplateError: the template is broken, rejects the conversation, or exceeds a limit.
@@ -274,7 +274,7 @@ def load_chat_template(path: str | Path, source: str = "") -> ChatTemplate:
     """Return the chat template of a GGUF file, or the fallback, without loading its tokenizer.
 
     Args:
-        source: Jinja source to use instead of the file's; "" for that.
+        source: Jinja source to use; "" for the file's.
 
     Raises:
         ModelFileError: the file cannot be read.
@@ -291,7 +291,7 @@ def load_chat_template(path: str | Path, source: str = "") -> ChatTemplate:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Return the tokenizer of a GGUF file: a model, or only a vocabulary.
+    """Return the tokenizer of a GGUF file, which may contain only a vocabulary.
 
     Raises:
         ModelFileError: the file cannot be read, or has no supported tokenizer.

@@ -8,10 +8,10 @@ can be reached from parts that no merge rule would name, so pairs are looked up 
 
 GGUF files only name the pre-tokenizer of a BPE vocabulary (`tokenizer.ggml.pre`). A table here has
 the regular expressions (Oniguruma syntax) and other properties for each name. Patterns run one
-after the other, each inside the pieces that the previous one left; text between matches is a piece,
-too. Names and groups are llama.cpp's (`src/llama-vocab.cpp`), except "whitespace", which requires
-its own tokenizer. Where llama.cpp's regex engine approximates a model's pattern (upper and lower
-case outside ASCII), the model's own pattern is used.
+after the other, each inside the pieces that the previous one left; text between matches is a piece
+as well. Names and groups are llama.cpp's (`src/llama-vocab.cpp`), except "whitespace", which
+requires its own tokenizer. Where llama.cpp's regex engine approximates a model's pattern (upper and
+lower case outside ASCII), the model's own pattern is used.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ DEEPSEEK3_WORDS = one_of(
 )
 DEEPSEEK3 = (r"\p{N}{1,3}", rf"[\x{{4E00}}-\x{{9FA5}}{KANA}]+", DEEPSEEK3_WORDS)
 CJK_OLD = r"[\x{4E00}-\x{9FA5}\x{0800}-\x{4E00}\x{AC00}-\x{D7FF}]+"
-# cased letters missing in DeepSeek LLM's list of ranges, such as Georgian and small Armenian
+# cased letters missing in DeepSeek LLM's list of ranges, e.g. Georgian and small Armenian
 UNLISTED = (
     r"\x{0560}-\x{0588}\x{10C7}-\x{10FF}\x{1C80}-\x{1C8F}\x{2D00}-\x{2D2F}\x{A78F}-\x{A7FF}"
     r"\x{AB30}-\x{AB6F}\x{10570}-\x{105BF}\x{10D40}-\x{10D8F}\x{16E40}-\x{16EFF}"
@@ -154,12 +154,12 @@ class PreTokenizer:
     Args:
         patterns: regular expressions that split text before merging, applied in order.
         clean_spaces: whether decoding drops spaces before punctuation.
-        ignore_merges: whether a word that is a token always becomes it, regardless of merges.
+        ignore_merges: whether a word that is a token becomes that token regardless of merges.
         add_bos: whether texts begin with BOS unless the file says otherwise.
         forces_bos: whether texts begin with BOS even if the file says otherwise.
         byte_level: whether pieces are spelled in GPT-2's byte alphabet; else in plain text, with
             U+2581 for spaces and <0xXX> tokens for missing characters.
-        whole_newlines: whether a run of newlines that is a token always becomes it.
+        whole_newlines: whether a run of newlines that is a token always becomes that token.
     """
 
     patterns: tuple[str, ...]
@@ -238,9 +238,9 @@ PRE_TOKENIZERS = {name: kind for names, kind in BY_NAMES.items() for name in nam
 
 
 SPACE = "\u2581"
-CACHED_WORD = 64  # maximum characters of a cached word
+CACHED_WORD = 64  # maximum length of a cached word, in characters
 CACHED_WORDS = 50_000  # maximum number of cached words
-PART = 4096  # approximate number of ids in a part of a text
+PART = 4096  # approximate number of ids per part of a text
 
 
 class SpmEncoder:
@@ -249,7 +249,7 @@ class SpmEncoder:
     Args:
         ids: id of each token.
         scores: score of each token, by id.
-        unk_id: id for a character that is neither a token nor made of byte tokens; None drops it.
+        unk_id: id for a character that is neither a token nor a run of byte tokens; None drops it.
     """
 
     def __init__(self, ids: dict[str, int], scores: Sequence[float], unk_id: int | None) -> None:
@@ -278,7 +278,7 @@ class SpmEncoder:
         yield output
 
     def _words(self, text: str) -> Iterator[str]:
-        """Split between characters that are adjacent in no token: no merge can cross there."""
+        """Split between characters that are adjacent in no token: no merge can join them."""
         start = 0
         for end, pair in enumerate(map(add, text, text[1:]), start=1):
             if pair not in self._inner_pairs:
@@ -333,12 +333,12 @@ class SpmEncoder:
 LINE_BREAKS = re.compile(r"(\n+)")
 
 MAX_PIECE = 1 << 14
-"""Number of characters after which a text is split for encoding, where possible: longer pieces take
-more time and memory per character."""
+"""Number of characters after which a text is split for encoding, where possible, because longer
+pieces take more time and memory per character."""
 
 CUT = re.compile(r"[A-Za-z](?=[ \n])")
-"""End of a piece. No pattern above matches differently if a text ends or begins there: words end
-after the letter, or, if words contain spaces, no merge joins the characters."""
+"""End of a piece. No pattern above matches differently if a text ends or starts there: words end
+after the letter or, if words contain spaces, no merge joins the characters."""
 
 JOINED = re.compile(r"[A-Za-z][ \n\u2581\u0120\u010a]")
 """Merge result that would make such a split unsafe; the last three characters are spellings of
@@ -399,7 +399,7 @@ class BpeEncoder:
         self._tokenizer.pre_tokenizer = Chain([*cuts, *spelling])
 
     def parts(self, text: str) -> Iterator[list[int]]:
-        """Yield the ids of a text in parts; together they are the same as from `encode`."""
+        """Yield the ids of a text in parts; together they equal the result of `encode`."""
         start = 0
         while self._is_cut and len(text) - start > MAX_PIECE:
             cut = CUT.search(text, start + MAX_PIECE)
@@ -418,7 +418,7 @@ class BpeEncoder:
             return self._encode_words(text)
         output: list[int] = []
         for part in LINE_BREAKS.split(text):
-            # runs of newlines are looked up as a whole: merging would give other tokens
+            # runs of newlines are looked up as a whole, because merging would give other tokens
             known = self._ids.get(part) if part.startswith("\n") else None
             output += self._encode_words(part) if known is None else [known]
         return output

@@ -12,7 +12,7 @@ IMAGE_PLACEHOLDER = "\ufffc"  # character that represents an image in the text o
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A function call requested by the assistant: arguments as JSON text, and an id for its
+    """A function call requested by the assistant, with arguments as JSON text and an id for its
     result."""
 
     name: str
@@ -32,7 +32,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
-    """An image file on this machine, which is read on use; its content must not change."""
+    """An image file on this machine, which is read when used; its content must not change."""
 
     path: str
 
@@ -45,9 +45,9 @@ class ChatMessage:
         reasoning: the assistant's thinking before its answer, without tags; templates get it as
             `reasoning_content`.
         tool_calls: calls that the assistant requests after its text.
-        tool_call_id: id of the call that a "tool" message is the result of.
+        tool_call_id: id of the call that a "tool" message answers.
         name: name of that function, if known.
-        pictures: image files, or their bytes as base64, see `images.reading.image_base64`. Each
+        pictures: image files, or their bytes as base64; see `images.reading.image_base64`. Each
             `IMAGE_PLACEHOLDER` in the text represents the next one; images without a placeholder
             come first.
     """
@@ -62,9 +62,9 @@ class ChatMessage:
 
 
 def text_size(value: object) -> int:
-    """Return the number of characters of all texts in a command, or in a part of one.
+    """Return the total number of characters in the texts of a command or of part of one.
 
-    Each item of a list adds one, because many small texts take time, too.
+    Each list item adds one, because many small texts take time as well.
     """
     if isinstance(value, str):
         return len(value)
@@ -78,7 +78,7 @@ def text_size(value: object) -> int:
 
 
 THINKING_VARIABLES = ("enable_thinking", "thinking")
-"""Template variables for thinking: of Qwen and GLM, and of DeepSeek and Granite."""
+"""Template variables for thinking: Qwen's and GLM's, and DeepSeek's and Granite's."""
 
 EFFORT_VARIABLE = "reasoning_effort"
 """Template variable of gpt-oss and others: "low", "medium" or "high"."""
@@ -103,12 +103,12 @@ def has_effort(template: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingMarks:
-    """The tags around thinking of a family of models.
+    """The tags around thinking in a family of models.
 
     Attributes:
         opening: text that starts thinking.
         closing: texts that follow it, in this order, before the answer.
-        is_always: whether the texts of `closing` are also written without thinking, so that every
+        is_always: whether the texts of `closing` are written even without thinking, so that every
             answer has an explicit beginning.
     """
 
@@ -179,7 +179,7 @@ class ThoughtMarker:
         self._is_open, self._has_said = is_open, has_said
 
     def written(self, text: str, *, is_thought: bool) -> str:
-        """Return more text with the necessary tags; later thinking gets none."""
+        """Return further text with the necessary tags; thinking after content gets none."""
         if is_thought and not self._has_said:
             opening = f"{THINK_OPEN}\n" if text and not self._is_open else ""
             self._is_open = self._is_open or bool(text)

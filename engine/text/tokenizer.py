@@ -1,6 +1,6 @@
-"""Encodes text to token ids and decodes them, with the vocabulary of a GGUF file.
+"""Encodes text into token ids and decodes them, with the vocabulary of a GGUF file.
 
-The ids match llama.cpp's `llama_tokenize`, the text its `llama_detokenize`.
+The ids match those of llama.cpp's `llama_tokenize`, the text that of its `llama_detokenize`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class SpecialToken:
 class SpecialTokens:
     """The special tokens of a vocabulary; one with `eats_spaces` may include following whitespace.
 
-    Longer ones are searched first, each in the pieces that the previous ones left.
+    Longer ones are searched for first, each in the pieces that the previous ones left.
     """
 
     def __init__(self, tokens: list[SpecialToken]) -> None:
@@ -87,7 +87,7 @@ class SpecialTokens:
     def of(cls, vocab: Vocabulary, model_name: str) -> SpecialTokens:
         """Return the special tokens of a vocabulary.
 
-        In Phi-3 models, recognised only by name, they include the spaces after them.
+        In Phi-3 models, which are recognised by name, they include the spaces after them.
         """
         name = model_name.lower()
         is_phi3 = "phi-3" in name or "phi3" in name
@@ -122,7 +122,7 @@ class SpecialTokens:
 
 
 class StreamDecoder:
-    """Incremental decoder of token ids; a character appears with its last byte.
+    """Incremental decoder of token ids; a character is emitted with its last byte.
 
     `token_bytes` returns the bytes that a token adds; empty for a hidden token.
     """
@@ -196,10 +196,10 @@ class Tokenizer:
         pre: name of the pre-tokenizer in the file; "" if it has none.
         eog_ids: ids of the tokens that end a generation.
         never_ids: ids of the tokens that must never be sampled.
-        fill_in_ids: ids of the fill-in-the-middle tokens for prefix, suffix and middle; None
-            without.
+        fill_in_ids: ids of the fill-in-the-middle tokens for prefix, suffix and middle; None if
+            there are none.
         add_bos, add_eos: whether the model expects them around a text.
-        warnings: possible problems of this tokenizer.
+        warnings: possible problems with this tokenizer.
     """
 
     def __init__(
@@ -289,11 +289,11 @@ class Tokenizer:
         return output
 
     def encode_inner(self, text: str) -> list[int]:
-        """Return the token ids of text inside another: nothing is added or special."""
+        """Return the token ids of text inside other text: no special tokens are added or parsed."""
         return [*chain.from_iterable(self._encoder.parts(_valid_unicode(text)))]
 
     def fewest(self, text: str) -> int:
-        """Return a lower bound of the number of tokens of a text, without encoding it."""
+        """Return a lower bound on a text's number of tokens, without encoding it."""
         return -(-len(text.encode("utf-8", "replace")) // self._longest) if self._longest else 0
 
     @cached_property

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile
 
 KEY = "tokenizer.ggml."
-MAX_TOKEN = 4096  # characters of a token: a few tokens must not fill a chat
+MAX_TOKEN = 4096  # maximum characters in a token, so that a few tokens cannot fill a chat
 
-# kinds of tokens, as bits: a normal token can turn out to be a control token as well
+# kinds of tokens, as bits, because a normal token can turn out to be a control token as well
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 4, 8, 16, 32
 KIND_OF_TYPE = {1: NORMAL, 2: UNKNOWN, 3: CONTROL, 4: USER_DEFINED, 5: UNUSED, 6: BYTE}
 
@@ -45,7 +45,7 @@ FILL_IN_NAMES = {
     "fim_sep": "<|file_sep|>",
 }
 FILL_IN_ENDS = ("fim_pad", "fim_rep", "fim_sep")
-# tokens of gpt-oss's answers that are never hidden
+# tokens in gpt-oss's answers that are never hidden
 ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
 
@@ -55,12 +55,12 @@ class Vocabulary:
 
     Args:
         tokens: raw spelling in the file.
-        kinds: kind bits of each token, see above.
+        kinds: kind bits of each token; see above.
         scores: score of each token, for SPM; higher ones are merged first.
         eog_ids: ids of the tokens that end a generation.
-        never_ids: ids of tokens that must never be sampled, such as image placeholders (Gemma 4).
-        fill_in: ids of fill-in-the-middle tokens by role, see `FILL_IN_NAMES`.
-        warnings: possible problems of the file.
+        never_ids: ids of tokens that must never be sampled, e.g. image placeholders (Gemma 4).
+        fill_in: ids of fill-in-the-middle tokens by role; see `FILL_IN_NAMES`.
+        warnings: possible problems with the file.
     """
 
     tokens: list[str]
@@ -214,11 +214,11 @@ MODELS = ("llama", "gpt2", "gemma4")  # supported kinds of tokenizers
 NO_MODEL = ("", "none", "no_vocab")  # kinds in files without a tokenizer
 
 NO_VOCABULARY = Sentence("This file has no vocabulary: it can be benchmarked, but cannot chat.")
-MAX_NAME = 40  # characters of a name that are shown
+MAX_NAME = 40  # maximum characters of a name to show
 
 
 def has_vocabulary(meta: Metadata) -> bool:
-    """Return whether the file names a tokenizer; without one, the model still computes logits."""
+    """Return whether the file names a tokenizer; without one, a model can still compute logits."""
     return meta.str(KEY + "model", "") not in NO_MODEL
 
 
@@ -247,17 +247,17 @@ def tokenizer_model(meta: Metadata) -> str:
 
 
 MAX_OTHER_SIZE = 128
-"""Maximum difference of the numbers of tokens: padding, or added special tokens."""
+"""Maximum difference between the numbers of tokens, due to padding or added special tokens."""
 
 FIRST_COMPARED = 5
-"""First id with compared text; earlier ones may have other names, such as `<unk>`."""
+"""First id whose text is compared; earlier tokens may have other names, e.g. `<unk>`."""
 
 
 def check_vocabulary(draft: GGUFFile, main: GGUFFile) -> None:
-    """Check that a draft model has the vocabulary of its main model.
+    """Check that a draft model has its main model's vocabulary.
 
     The rule is llama.cpp's (`common/speculative.cpp`): the same kind of tokenizer, BOS and EOS,
-    similar sizes, and the same text of each common id except the first ones.
+    similar sizes, and the same text for each common id except the first ones.
 
     Raises:
         EngineError: their vocabularies differ.

@@ -8,29 +8,29 @@ from dataclasses import dataclass
 from engine.decoding.drafting.ngram import Kind
 
 LENGTHS = (1, 3, 7, 15)
-"""Numbers of draft tokens to verify: together with the token before them, sizes of recorded
+"""Numbers of draft tokens to verify; with the token before them, these are sizes of recorded
 passes."""
 
 WEIGHT = 0.1  # weight of a new measurement in a running mean
-N_UNSTEADY = 3  # number of passes of a size without timing, because they allocate and record
-ROW_COST = 0.04  # assumed time of another row relative to the first, until measured
-MAKING_COST = 0.1  # assumed time of another draft token relative to a token, until measured
+N_UNSTEADY = 3  # number of first passes per size that are not timed: they allocate and record
+ROW_COST = 0.04  # assumed time per further row, relative to the first, until measured
+MAKING_COST = 0.1  # assumed time per draft token, relative to a normal token, until measured
 MIN_GAIN = 1.03  # minimum expected speed-up for drafting
 PROBE_EVERY = 64  # minimum number of skipped drafts before a probe, which measures again
 PROBE_SHARE = 0.02  # maximum share of time for probes
-CHOICE_SHARE = 0.01  # maximum share of time for choices without a result
+CHOICE_SHARE = 0.01  # maximum share of time for choices that select no draft
 
 MAX_BETWEEN = 32
-"""Maximum number of passes between such choices for fast models; repetitions are noticed later
-then."""
+"""Maximum number of passes between such choices for fast models, which therefore notice repetitions
+later."""
 
 MAX_SAVED = 256
 """Number of passes over which the time for probes can accumulate; more would stall an answer."""
 
-MIN_CHECKS = 3  # number of verified passes after which a kind of drafts that loses time is stopped
+MIN_CHECKS = 3  # number of verified passes after which a kind of draft that loses time is stopped
 
 MAX_CREDIT = 2.0
-"""Maximum gain, in tokens, that a kind of drafts can accumulate against later losses."""
+"""Maximum gain, in tokens, that a kind of draft can accumulate against later losses."""
 
 REPAID_AFTER = 256  # number of drafting passes over which the drafter's reading time is amortised
 
@@ -40,12 +40,12 @@ class Proposal:
     """Draft tokens that a pass could verify.
 
     Attributes:
-        kinds: kind of the draft tokens for each answer.
-        most: maximum number of draft tokens that all answers have.
-        maker: name of the drafter that has yet to make some of them; "" if all are there.
-        n_made: number of answers for which it has to.
-        n_unread: number of tokens that it has to read first.
-        bound: maximum number of draft tokens that it can make; 0 for no limit.
+        kinds: kind of draft for each answer.
+        most: maximum number of draft tokens that every answer can have.
+        maker: name of the drafter that has yet to make some of them; "" if all exist.
+        n_made: number of answers for which the drafter has to make them.
+        n_unread: number of tokens that the drafter has to read first.
+        bound: maximum number of draft tokens that the drafter can make; 0 for no limit.
     """
 
     kinds: Sequence[Kind]
@@ -83,15 +83,15 @@ class DraftControl:
         self._saved = min(self._saved + PROBE_SHARE * seconds, most)
 
     def measured_s(self, n_rows: int) -> float | None:
-        """Return the mean time of a pass in seconds; None if this size was not measured."""
+        """Return the mean time of a pass in seconds; None if this size has not been measured."""
         return self._passes.seconds(n_rows) if self._passes.has(n_rows) else None
 
     def n_between_choices(self, n_rows: int, seconds: float) -> int:
-        """Return the number of passes of `n_rows` rows until the next choice, after one without a
-        result.
+        """Return the number of passes with `n_rows` rows until the next choice, after a choice
+        without a result.
 
-        A choice, which takes `seconds`, is not negligible for models with less than a millisecond
-        per token.
+        The `seconds` that a choice takes are not negligible for models that need less than a
+        millisecond per token.
         """
         if not self._passes.is_known:
             return 1
@@ -129,11 +129,11 @@ class DraftControl:
         return self._shares.get(kind, kind.first_share)
 
     def choose(self, proposals: Sequence[Proposal]) -> tuple[Proposal, int] | None:
-        """Return which draft tokens to verify and how many per answer; None for none.
+        """Return which draft tokens to verify and how many per answer; None to verify none.
 
         Unprofitable drafts are skipped and only probed now and then, more rarely if they are slow;
-        so are kinds that lost time in their first passes, regardless of their acceptance rate.
-        Longer drafts are tried only after shorter ones were measured.
+        so are kinds that have lost time in their first passes, whatever their acceptance rate.
+        Longer drafts are tried only once shorter ones have been measured.
 
         Args:
             proposals: drafts to choose from, at most one per drafter.
@@ -195,7 +195,7 @@ class DraftControl:
 
 
 class _Trial:
-    """Time gained by one kind of drafts, in tokens, as far as it still counts."""
+    """Time gained by one kind of draft, in tokens, as far as it still counts."""
 
     def __init__(self) -> None:
         self._gain, self._n = 0.0, 0
@@ -247,5 +247,5 @@ class _Times:
 
 
 def _expected(share: float, length: int) -> float:
-    """Return the mean number of tokens per pass: one, and the accepted draft tokens."""
+    """Return the mean number of tokens per pass: one plus the accepted draft tokens."""
     return (1 - share ** (length + 1)) / (1 - share) if share < 1 else 1.0 + length

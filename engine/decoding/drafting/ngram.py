@@ -1,5 +1,4 @@
-"""N-gram drafting from the text itself: the continuation of the latest tokens at an earlier
-place."""
+"""N-gram drafting from the text itself: what followed the latest tokens at an earlier place."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ class Kind(NamedTuple):
 
     Attributes:
         source: name of the drafter.
-        sureness: number of the class within its drafter; higher ones are accepted more often.
-        first_share: assumed acceptance rate until some were verified.
+        sureness: index of the class within its drafter; higher ones are accepted more often.
+        first_share: assumed acceptance rate until some have been verified.
     """
 
     source: str
@@ -34,8 +33,8 @@ class DraftSource(Protocol[Answer]):
     """Drafter for all running answers of one model.
 
     Attributes:
-        kind: class of all its draft tokens, if making them takes time, so that they are made only
-            when they will be verified; None if that is negligible.
+        kind: class of all its draft tokens if making them takes time, so that they are made only if
+            they will be verified; None if the time is negligible.
         most: maximum number of draft tokens per text; 0 for no limit.
     """
 
@@ -48,7 +47,7 @@ class DraftSource(Protocol[Answer]):
     def draft(
         self, texts: Mapping[Answer, Sequence[int]], most: int
     ) -> Mapping[Answer, DraftTokens]:
-        """Return up to `most` draft tokens for each text; answers without any are absent.
+        """Return up to `most` draft tokens for each text; answers with none are absent.
 
         Args:
             texts: all tokens of some answers so far, prompts included; usually the texts of the
@@ -56,8 +55,7 @@ class DraftSource(Protocol[Answer]):
         """
 
     def n_unread(self, texts: Mapping[Answer, Sequence[int]]) -> int:
-        """Return the approximate number of tokens it has to read before drafting for these
-        texts."""
+        """Return about how many tokens it has to read before it can draft for these texts."""
 
     def forget(self, answer: Answer) -> None:
         """Free the memory of a finished answer, which may be unknown."""
@@ -75,7 +73,7 @@ class Repeats:
     Attributes:
         n: number of tokens.
         n_alike: length in tokens of the longest suffix that also occurs earlier.
-        behind: position after its latest known earlier occurrence.
+        behind: position after this suffix's latest known earlier occurrence.
     """
 
     def __init__(self) -> None:
@@ -121,21 +119,21 @@ class Repeats:
 
 
 ALIKE = (2, 3, 5, 9)
-"""Lengths of the repeated suffix at which a new kind of draft tokens begins: longer matches are
+"""Lengths of the repeated suffix at which a new kind of draft begins, because longer matches are
 accepted more often."""
 
 MIN_ALIKE = ALIKE[0]  # minimum length of the repeated suffix
 
 KINDS = tuple(Kind("ngram", n, share) for n, share in enumerate((0.3, 0.45, 0.6, 0.8)))
-"""Kind of draft tokens for each length in `ALIKE`."""
+"""Kind of draft for each length in `ALIKE`."""
 
 MAX_TOKENS = 1 << 16
-"""Maximum number of searched tokens; beyond it, only the last half is kept. A token takes about
+"""Maximum number of tokens to search; beyond it, only the last half is kept. A token takes about
 half a kilobyte of host memory."""
 
 
 class NgramDrafter:
-    """Drafts tokens for one answer from its prompt and its text so far."""
+    """Drafter for one answer, from its prompt and its text so far."""
 
     def __init__(self) -> None:
         self._begin = 0
@@ -147,7 +145,7 @@ class NgramDrafter:
         return self._seen.n_alike
 
     def draft(self, ids: Sequence[int], most: int) -> list[int]:
-        """Return up to `most` draft tokens after ids, which usually extend the last call's."""
+        """Return up to `most` draft tokens after `ids`, which usually extend the previous ids."""
         self._read(ids)
         if self.n_alike < MIN_ALIKE:
             return []
@@ -171,7 +169,7 @@ class NgramDrafter:
 
 
 class NgramSource(Generic[Answer]):
-    """Drafts tokens for all running answers, each from its own text."""
+    """Drafter for all running answers, each from its own text."""
 
     kind, most = None, 0
 
@@ -181,7 +179,7 @@ class NgramSource(Generic[Answer]):
     def draft(
         self, texts: Mapping[Answer, Sequence[int]], most: int
     ) -> Mapping[Answer, DraftTokens]:
-        """Return the continuation of the last tokens of each text, see `DraftSource`."""
+        """Return a continuation of each text's last tokens; see `DraftSource`."""
         drafts = dict[Answer, DraftTokens]()
         for answer, ids in texts.items():
             drafter = self._drafters.setdefault(answer, NgramDrafter())
@@ -190,7 +188,7 @@ class NgramSource(Generic[Answer]):
         return drafts
 
     def n_unread(self, texts: Mapping[Answer, Sequence[int]]) -> int:
-        """Return 0: reading takes negligible time."""
+        """Return 0, because reading takes negligible time."""
         return 0
 
     def forget(self, answer: Answer) -> None:
@@ -199,5 +197,5 @@ class NgramSource(Generic[Answer]):
 
 
 def kind_of(n_alike: int) -> Kind:
-    """Return the kind of draft tokens after a repeated suffix of this length."""
+    """Return the kind of draft after a repeated suffix of this length."""
     return KINDS[max(0, sum(n_alike >= least for least in ALIKE) - 1)]

@@ -41,17 +41,17 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 ITEM_SEPARATOR, KEY_SEPARATOR = ", ?", ": ?"
-"""Regular expressions of the separators of JSON items, and after a key.
+"""Regular expressions for the separators between JSON items and after a key.
 
-They allow the whitespace that most models write within a line. More would not help programs, and a
-confused model might write nothing else.
+They allow the whitespace that most models write within a line. More whitespace would not help
+programs, and a confused model might write nothing else.
 """
 
 PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 """Line and column at the beginning of a message about a Lark grammar."""
 
 REGEX_PLACE = re.compile(r"^ {4}( *)\^", re.MULTILINE)
-"""The line of a message about a regular expression that points at a column."""
+"""The line that points at a column in a message about a regular expression."""
 
 OPENING, CLOSING = "([{", ")]}"
 
@@ -60,7 +60,7 @@ def source_of(grammar: Grammar) -> str:
     """Return a grammar in llguidance's format.
 
     Raises:
-        GrammarError: it is too long, nested too deeply, or has a syntax error.
+        GrammarError: it is too long or too deeply nested, or has a syntax error.
     """
     _check_length(grammar)
     if grammar.kind == "json_schema":
@@ -112,7 +112,7 @@ def limits() -> LLParserLimits:
 
 
 def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
-    """Return the matcher of a checked grammar.
+    """Return a matcher for a checked grammar.
 
     Raises:
         GrammarError: llguidance refuses it.
@@ -141,7 +141,7 @@ def check(grammar: Grammar) -> None:
 
 
 def error_from(grammar: Grammar, problem: str) -> GrammarError:
-    """Return the error of a grammar that llguidance refuses with the message `problem`."""
+    """Return the error for a grammar that llguidance refuses with the message `problem`."""
     if grammar.kind == "json_schema":
         return error_of(read_schema(grammar.text), problem, _problem_of)
     place = ""
@@ -163,16 +163,16 @@ def _problem_of(schema: Schema) -> str:
 
 COMMAND = program_command("engine.decoding.grammar.checker")  # command of the child
 MAX_KNOWN = 256  # number of grammars with a cached result; requests often repeat the same ones
-MAX_REMEMBERED = 2048  # maximum characters of a cached error, which may quote the grammar
+MAX_REMEMBERED = 2048  # maximum length of a cached error, which may quote the grammar
 
 EXCESS_S = 60.0
-"""Seconds for which an error about time or memory is cached; a less busy machine may succeed."""
+"""Seconds for which an error about time or memory is cached; a later attempt may succeed."""
 
 SIMPLER = Sentence("Simplify it.")
 
 
 class GrammarChecker:
-    """Checker of all grammars of a process; a few in parallel, others in order of arrival."""
+    """Checker of all grammars in a process: a few in parallel, others in order of arrival."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -200,7 +200,7 @@ class GrammarChecker:
                 self._turns.release()
 
     def close(self) -> None:
-        """End the children, even busy ones; the next grammar starts another."""
+        """Stop the children, even busy ones; the next grammar starts a new one."""
         with self._lock:
             for child in self._busy:
                 child.kill()  # closed by the thread that waits for its answer
@@ -252,7 +252,7 @@ class GrammarChecker:
                 "Allow Tandem to start programs, or do not use structured output.",
                 problem=Sentence(problem.strerror or str(problem)),
             ) from problem
-        except BaseException:  # e.g. KeyboardInterrupt: an answer may still arrive
+        except BaseException:  # e.g. KeyboardInterrupt, after which an answer may arrive
             self._drop(child)
             raise
         else:
@@ -302,7 +302,7 @@ def _why(ended: ChildEnded) -> Sentence:
     return Sentence("its rules are nested too deeply")
 
 
-shared_checker = GrammarChecker()  # the checker of this process; its children end with it
+shared_checker = GrammarChecker()  # this process's checker; its children exit with the process
 
 atexit.register(shared_checker.close)
 
@@ -311,7 +311,7 @@ def check_grammar(grammar: Grammar, is_cancelled: IsCancelled = never) -> None:
     """Check a grammar for structured output, which takes a few seconds at most plus waiting.
 
     Args:
-        is_cancelled: polled on any thread; True ends the check.
+        is_cancelled: polled on any thread; True cancels the check.
 
     Raises:
         GrammarError: it cannot be used; the error names the place.
@@ -321,8 +321,8 @@ def check_grammar(grammar: Grammar, is_cancelled: IsCancelled = never) -> None:
 
 
 STACK = 512 << 10
-"""Stack size for checking, smaller than that of any engine thread: if a grammar makes llguidance
-recurse too deeply, the child crashes instead of the engine."""
+"""Stack size for checking, smaller than that of any engine thread, so that the child crashes
+instead of the engine if a grammar makes llguidance recurse too deeply."""
 
 
 def _answer(line: bytes) -> dict[str, object]:
@@ -341,14 +341,14 @@ def _check(grammar: Grammar, answer: dict[str, object]) -> None:
         return
     except GrammarError as caught:
         error = caught
-    except Exception as caught:  # noqa: BLE001 unexpected errors of llguidance must not pass
+    except Exception as caught:  # noqa: BLE001 llguidance's unexpected errors must not pass
         why = f"{type(caught).__name__}: {caught}"
         error = unusable(Sentence("{why}", why=why))
     answer.update({n: _plain(getattr(error, n)) for n in ("message", "place", "hint")})
 
 
 def _plain(value: object) -> object:
-    """Return a value of a message for JSON, with templates as lists."""
+    """Return a message's value in a form for JSON, with templates as lists."""
     if not isinstance(value, Sentence):
         return value
     return [value.template, {name: _plain(inner) for name, inner in value.values.items()}]

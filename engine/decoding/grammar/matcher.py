@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from engine.text.tokenizer import Tokenizer
 
-Mask: TypeAlias = NDArray[np.bool_]  # allowed tokens of a vocabulary, (n_vocab,)
+Mask: TypeAlias = NDArray[np.bool_]  # whether each token of a vocabulary is allowed, (n_vocab,)
 
 
 class Matcher:
-    """Matcher of one grammar, with the n tokens that it has accepted so far."""
+    """Matcher of one grammar, with the n tokens accepted so far."""
 
     def __init__(self, inner: LLMatcher, n_vocab: int, trigger: str = "", lead: str = "") -> None:
         self._inner, self._n_vocab = inner, n_vocab
@@ -33,7 +33,7 @@ class Matcher:
         self.n = 0
 
     def copy(self) -> Matcher:
-        """Return a new matcher of the same grammar, without any tokens."""
+        """Return a fresh matcher for the same grammar."""
         other = Matcher(self._inner.deep_copy(), self._n_vocab, self.trigger, self.lead)
         other._inner.reset()
         return other
@@ -47,7 +47,7 @@ class Matcher:
         """Return the allowed next tokens, including end-of-generation tokens if the text matches.
 
         Raises:
-            GrammarError: it has become too complex.
+            GrammarError: matching has become too complex.
         """
         bits = np.frombuffer(self._inner.compute_bitmask(), np.uint8)
         self._check()
@@ -83,7 +83,7 @@ class Matcher:
 
 
 class MaskVocabulary:
-    """The vocabulary of a model for grammars; expensive parts are built once, on first use.
+    """A model's vocabulary for grammars; expensive parts are built once, on first use.
 
     Thread-safe.
     """
@@ -101,7 +101,7 @@ class MaskVocabulary:
         return self._tokenizer.n_vocab
 
     def matcher(self, grammar: Grammar) -> Matcher:
-        """Return the matcher of a grammar.
+        """Return a matcher for a grammar.
 
         Raises:
             GrammarError: the grammar cannot be used; see `engine.decoding.grammar.checker`.
@@ -113,11 +113,11 @@ class MaskVocabulary:
         return Matcher(inner, self.n, grammar.trigger, grammar.lead)
 
     def bytes_of(self, token: int) -> bytes:
-        """Return the bytes of a token, even of one that is hidden in texts."""
+        """Return a token's bytes, even if it is hidden in texts."""
         return self._tokenizer.token_bytes(token)
 
     def encode(self, text: bytes) -> list[int]:
-        """Return tokens that spell these bytes, tokenised as by the model if possible."""
+        """Return tokens that spell these bytes, tokenised as the model would if possible."""
         ids = self._tokenizer.encode_inner(text.decode("utf-8", "replace"))
         if b"".join(map(self.bytes_of, ids)) == text:
             return ids
@@ -129,7 +129,7 @@ class MaskVocabulary:
         return [token for _, token in self._from(begin, lambda spelled: spelled == text)]
 
     def longer_than(self, text: bytes) -> list[tuple[bytes, int]]:
-        """Return the tokens that begin with these bytes and are longer, with their bytes."""
+        """Return the longer tokens that begin with these bytes, and the bytes of each."""
         begin = bisect_left(self._sorted, (text, self.n))
         return list(self._from(begin, lambda spelled: spelled.startswith(text)))
 
@@ -176,7 +176,7 @@ class MaskVocabulary:
         return LLTokenizer(wrapped, eos_token=self.eog_ids or None)
 
     def is_hidden(self, token: int) -> bool:
-        """Return whether a token adds nothing to a text, so that grammars refer to it as a
+        """Return whether a token adds nothing to a text, so that grammars have to refer to it as a
         token."""
         return self._tokenizer.is_hidden(token)
 

@@ -1,4 +1,4 @@
-"""JSON schemas: reads their text, and locates the part of one that llguidance refuses.
+"""JSON schemas: parses them, and locates the part that llguidance refuses.
 
 Places are JSON pointers (RFC 6901) prefixed with "#", as in "$ref".
 """
@@ -15,34 +15,34 @@ from typing import Any, NoReturn, TypeGuard
 
 from engine.errors import GrammarError, Sentence
 
-MAX_CHARACTERS = 1 << 20  # maximum number of characters of a grammar
+MAX_CHARACTERS = 1 << 20  # maximum number of characters in a grammar
 MAX_DEPTH = 100  # maximum nesting of a schema, and of brackets in other grammars
 MAX_SECONDS = 3.0  # maximum time for checking a grammar
 MAX_AT_ONCE = 2  # maximum number of grammars that are checked in parallel
 MAX_MEMORY = 1 << 30  # maximum memory for checking a grammar, in bytes
 
 MAX_REQUEST = 4 * MAX_CHARACTERS
-"""Maximum bytes of a grammar as a line of JSON, where some characters are escaped."""
+"""Maximum bytes of a grammar as a line of JSON, in which some characters are escaped."""
 
 MAX_SYMBOLS = 200_000
-"""Maximum number of symbols of a compiled grammar; llguidance's default is 500 000."""
+"""Maximum number of symbols in a compiled grammar; llguidance's default is 500 000."""
 
 MAX_STATES = 50_000
-"""Maximum number of states of a lexer, of 1 to 2 kB each; llguidance's default is 250 000."""
+"""Maximum number of lexer states, of 1 to 2 kB each; llguidance's default is 250 000."""
 
 USUAL_MASK_SECONDS = 0.03
 """Processor time that a mask may take. Most take well below a millisecond, and 10 ms if nearly all
 of a large vocabulary is allowed."""
 
 MAX_MASK_SECONDS = 0.3
-"""Processor time that the masks of one answer may take beyond that in total.
+"""Total processor time that one answer's masks may take beyond that.
 
-All other answers wait for it. If a grammar is very ambiguous, each mask takes longer than the one
-before.
+All other answers wait meanwhile. If a grammar is very ambiguous, each mask takes longer than the
+one before.
 """
 
 DRAFTED_MASK_SECONDS = 0.01
-"""Processor time of a mask beyond which a pass does not verify draft tokens."""
+"""Processor time per mask beyond which a pass does not verify draft tokens."""
 
 MAX_PLACING_SECONDS = 1.0  # maximum time to locate the invalid part of a schema
 
@@ -71,9 +71,9 @@ KEYWORD_OF = (
     (re.compile(r"anyOf is empty"), "enum"),
     (re.compile(r"regex"), "pattern"),
 )
-"""Patterns of llguidance's messages and the keyword each is about; "" for group 1."""
+"""Patterns for llguidance's messages and the keyword each is about; "" for group 1."""
 
-NEARLY_NONE = 1e-9  # amount by which the end of a range of numbers is narrowed
+NEARLY_NONE = 1e-9  # amount by which a range of numbers is narrowed at its end
 MAX_EXACT = 2**20  # whole numbers below this differ from their narrowed values, even as floats
 
 COERCED = Sentence("Use anyOf instead of oneOf.")
@@ -83,7 +83,7 @@ def read_schema(text: str) -> Schema:
     """Parse a JSON schema.
 
     Raises:
-        GrammarError: it is not JSON, too deep, or neither an object nor `true`.
+        GrammarError: it is not JSON, is nested too deeply, or is neither an object nor `true`.
     """
     try:
         schema = json.loads(text, parse_constant=_refuse_constant, parse_int=_number)
@@ -109,7 +109,7 @@ def read_schema(text: str) -> Schema:
 def _without_open_ends(schema: Schema) -> None:
     """Narrow a range of numbers that is shorter than 1 and excludes a whole number at its end.
 
-    llguidance 1.9 allows the excluded number, as in more than 0 and at most 0.5.
+    llguidance 1.9 allows the excluded number, for example 0 in "more than 0 and at most 0.5".
     """
     low, high = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
     least = max(_numbers(low, schema.get("minimum")), default=-math.inf)
@@ -133,7 +133,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _number(digits: str) -> int | float:
-    """Return a whole number; as a float if it is too large for llguidance."""
+    """Return a whole number, as a float if it is too large for llguidance."""
     if not isfinite(float(digits)):
         _refuse_constant(Sentence("a number of {n} digits", n=len(digits)))
     number = int(digits)
@@ -145,10 +145,10 @@ def _too_deep() -> GrammarError:
 
 
 def subschemas(schema: Schema, pointer: str = "#", depth: int = 0) -> Iterator[tuple[str, Schema]]:
-    """Yield the schemas inside a schema with their pointers, innermost first, itself last.
+    """Yield the schemas inside a schema with their pointers, innermost first; the schema is last.
 
     Raises:
-        GrammarError: they are nested too deep.
+        GrammarError: they are nested too deeply.
     """
     if depth > MAX_DEPTH:
         raise _too_deep()
@@ -176,10 +176,9 @@ def _escaped(name: str) -> str:
 
 
 def error_of(schema: Schema, message: str, problem_of: Callable[[Schema], str]) -> GrammarError:
-    """Return the error of a schema that llguidance refuses with `message`, and the place of its
-    cause.
+    """Return the error for a schema that llguidance refuses with `message`, placed at its cause.
 
-    This is the innermost schema for which `problem_of` returns the same message.
+    The cause is the innermost schema for which `problem_of` returns the same message.
     """
     place, stop = "#", time.monotonic() + MAX_PLACING_SECONDS
     known: Schema = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
@@ -208,7 +207,7 @@ NO_TEXT = Sentence("no text can match it")
 
 
 def short_problem(message: str) -> Sentence:
-    """Return a message of llguidance in one line, as the end of a sentence."""
+    """Return a message from llguidance in one line, as the end of a sentence."""
     lines = [line.strip() for line in message.strip().splitlines()] or ["it is refused"]
     problem = next((line[7:] for line in lines if line.startswith("error: ")), lines[0])
     if problem.startswith("NoExtension"):
@@ -248,7 +247,7 @@ def as_lark(text: str) -> str:
 
 
 def unusable(problem: str, place: str = "", hint: str = "") -> GrammarError:
-    """Return the error of a grammar other than a JSON schema; `problem` ends a sentence."""
+    """Return the error for a grammar other than a JSON schema; `problem` ends a sentence."""
     return GrammarError(
         "The grammar cannot be used at {place}: {problem}."
         if place
@@ -260,7 +259,7 @@ def unusable(problem: str, place: str = "", hint: str = "") -> GrammarError:
 
 
 def _character(match: re.Match[str]) -> str:
-    """Return the character of an escape that the converter would spell wrong."""
+    """Return the character of an escape that the converter would spell incorrectly."""
     number = match[2] or match[3]
     if number is None or int(number, 16) > 0x10FFFF:
         return match[0]
@@ -269,7 +268,7 @@ def _character(match: re.Match[str]) -> str:
 
 
 def place_of_rule(text: str, message: str) -> str:
-    """Return where a missing rule is named; "" if the problem is another."""
+    """Return where a missing rule is named; "" if the problem is a different one."""
     missing = MISSING.search(message)
     if missing is None:
         return ""

@@ -10,23 +10,23 @@ import numpy as np
 
 from engine.decoding.sampling.steps import Candidates, IntArray, find_ids
 
-MAX_LOG = 88.7228391  # logarithm of the largest 32-bit float, the limit of penalties
+MAX_LOG = 88.7228391  # logarithm of the largest 32-bit float, which limits penalties
 
 TokenBytes = Callable[[int], bytes]
 
 
 class DryHistory:
-    """The tokens of a sequence, and the penalties of tokens that would continue a repetition.
+    """The tokens of a sequence, and the penalties on tokens that would continue a repetition.
 
-    A repetition of n tokens, n at least `allowed`, makes the token that would continue it less
-    likely by `strength * growth ** (n - allowed)`. It is counted only back to the last breaker, and
-    tokens that contain a breaker are not penalised: a name or a list may come again.
+    A repetition of n tokens (n ≥ `allowed`) makes the token that would continue it less likely by
+    `strength * growth ** (n - allowed)`. It is counted only back to the last breaker, and tokens
+    that contain a breaker are not penalised, because a name or a list may come again.
 
     p-e-w, "DRY: A modern repetition penalty that reliably prevents looping"
     (github.com/oobabooga/text-generation-webui/pull/5677).
 
     Args:
-        n_last: number of recent tokens that are searched; -1 for all.
+        n_last: number of recent tokens to search; -1 for all.
         breakers: strings at which repetitions end.
         token_bytes: returns the bytes that a token adds to a text; None for models without text.
     """
@@ -40,9 +40,9 @@ class DryHistory:
         self._breakers = [text.encode() for text in breakers]
         self._token_bytes = token_bytes
         self._n_kept_bytes = max(map(len, self._breakers), default=1) - 1
-        self._tail = b""  # end of the text, in which a breaker may have begun
+        self._tail = b""  # end of the text, in which a breaker may have started
         self._tokens = np.zeros(256, np.int64)
-        self._n = self._n_since = 0  # all tokens, and tokens since the last breaker
+        self._n = self._n_since = 0  # number of all tokens, and of those since the last breaker
         self._all_since: list[int] = []  # `_n_since` after each token
 
     def append(self, token: int) -> None:

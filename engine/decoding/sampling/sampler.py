@@ -1,6 +1,6 @@
 """Samples the next token from logits: a list of filter steps, then one random draw.
 
-The steps and their default order are llama.cpp's, see `engine.sampling_params.SAMPLERS`. Every
+The steps and their default order are llama.cpp's; see `engine.sampling_params.SAMPLERS`. Every
 filter sees the probabilities before temperature. Steps without an effect are left out.
 """
 
@@ -40,7 +40,7 @@ from engine.sampling_params import SAMPLERS, SamplingParams
 
 
 class Uniforms:
-    """Random numbers in [0, 1) with look-ahead, for a device that samples by itself."""
+    """Random numbers in [0, 1) with look-ahead, for a device that does the sampling."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.Generator(np.random.PCG64(seed))
@@ -57,7 +57,7 @@ class Uniforms:
 
 
 class Sampler:
-    """Samples the tokens of one sequence.
+    """Sampler for the tokens of one sequence.
 
     At a temperature of 0 it takes the most likely token after penalties, with ties broken by the
     lowest id; otherwise it samples at random. The same seed, logits and history give the same
@@ -98,7 +98,7 @@ class Sampler:
             self._dry.append(token_id)
 
     def accept_all(self, token_ids: Sequence[int]) -> None:
-        """Add many tokens, such as a prompt."""
+        """Add many tokens, for example a prompt."""
         self.revision += len(token_ids)
         self.history.extend(token_ids)
         if self.params.dry_multiplier:
@@ -121,7 +121,7 @@ class Sampler:
             logits: logits of the vocabulary, (n_vocab,); not modified.
 
         Raises:
-            EngineError: the logits are unusable, see `Candidates.from_logits`.
+            EngineError: the logits are unusable; see `Candidates.from_logits`.
         """
         return self.pick(self.candidates(logits))
 
@@ -141,7 +141,7 @@ class Sampler:
         """Return the candidates that `sample` draws from: the tokens that pass every step.
 
         Raises:
-            EngineError: the logits are unusable, see `Candidates.from_logits`.
+            EngineError: the logits are unusable; see `Candidates.from_logits`.
         """
         candidates = Candidates.from_logits(np.asarray(logits, dtype=np.float32))
         for step in self.steps:
@@ -183,7 +183,7 @@ class Sampler:
 
 
 def penalises(p: SamplingParams) -> bool:
-    """Return whether any penalty makes tokens of the history less likely."""
+    """Return whether any penalty makes tokens in the history less likely."""
     is_neutral = p.repeat_penalty == 1 and p.frequency_penalty == 0 and p.presence_penalty == 0
     return p.repeat_last_n != 0 and not is_neutral
 
@@ -192,13 +192,13 @@ Logits = NDArray[np.float32]  # logits on the host
 
 
 class SamplingRequest(NamedTuple):
-    """Parameters for sampling the token after a computed one on a device.
+    """Parameters for sampling, on a device, the token after a computed one.
 
     Attributes:
         sampler: settings, history and random numbers; it has accepted the computed token.
         never: banned token ids; always the same for one sampler.
         allowed: returns the allowed tokens of this step, (at most n_vocab,); called after the
-            devices have started. If it raises, the host samples. None for all.
+            devices have started. If it raises, the host samples. None allows all.
     """
 
     sampler: Sampler
@@ -207,7 +207,7 @@ class SamplingRequest(NamedTuple):
 
 
 def log_sums(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return log(sum(exp(row))) of each row of (T, n), as (T,)."""
+    """Return log(sum(exp(row))) for each row of (T, n), as (T,)."""
     top = rows.max(-1, keepdims=True)
     sums: NDArray[np.float64] = np.log(np.exp(rows - top).sum(-1)) + top[:, 0]
     return sums
@@ -220,7 +220,7 @@ def logprobs_of(logits: Logits) -> NDArray[np.float64]:
 
 
 def likeliest(logprobs: NDArray[np.float64], n: int) -> list[tuple[int, float]]:
-    """Return ids and log probabilities of the n most likely tokens, in order, with ties by id.
+    """Return ids and log probabilities of the n most likely tokens, in order, ties broken by id.
 
     Banned tokens are left out.
     """
@@ -236,17 +236,17 @@ KNOWN_STEPS = (Penalties, TopK, TopP, MinP, SamplingTemperature)
 """Step types that kernels support, in this order; with any other type the host samples."""
 
 ROOM = 1024
-"""Maximum number of candidates that one program can sort: ties at the edge of top-k may exceed
-k."""
+"""Maximum number of candidates that one program can sort; may exceed top-k because of ties at its
+edge."""
 
-MAX_WANTED = 768  # maximum top-k of one rank, and number of candidates for top-p without top-k
+MAX_WANTED = 768  # maximum top-k for one rank, and number of candidates for top-p without top-k
 MAX_SENT = 256  # maximum number of candidates that a rank sends to the others: 2 KB
 N_HISTORY = 8192  # maximum penalty window, in tokens
 
 
 def most_sent(n_rank: int) -> int:
-    """Return the maximum top-k for n_rank ranks: the maximum number of candidates that a rank
-    sends."""
+    """Return the maximum top-k for n_rank ranks, which is also the maximum number of candidates
+    that a rank sends."""
     return MAX_WANTED if n_rank == 1 else min(MAX_SENT, ROOM // (1 << (n_rank - 1).bit_length()))
 
 

@@ -1,8 +1,8 @@
 """Sampling from logits that are sharded over processes: each sends the top candidates of its slice.
 
 Every rank has the logits of one slice of the vocabulary, and one rank also has a `Sampler`.
-`slice_query` returns the request for the others. `slice_candidates` applies the penalties to a
-slice and returns its most likely tokens. `sample_gathered` samples from the gathered candidates. It
+`slice_query` returns the request to the others. `slice_candidates` applies the penalties to a slice
+and returns its most likely tokens. `sample_gathered` samples from the gathered candidates. It
 returns the token that the sampler would choose from all logits:
 
 - greedy, and with top-k: always;
@@ -44,10 +44,10 @@ from engine.sampling_params import SAMPLERS
 KNOWN_STEPS = (Penalties, TopK, TypicalP, TopP, MinP, SamplingTemperature)
 """Step types that can be applied to slices, in this order; any other needs all logits."""
 
-N_WITHOUT_TOP_K = TopP.N_FIRST  # number of candidates of a slice without top-k
+N_WITHOUT_TOP_K = TopP.N_FIRST  # number of candidates per slice without top-k
 
 N_LIMIT = 4096
-"""Maximum number of candidates of a slice; beyond it, sending all logits costs hardly more."""
+"""Maximum number of candidates per slice; beyond it, sending all logits costs hardly more."""
 
 N_HEAD = 5
 """Words of a message before the candidates: count, `has_more`, `max_logit`, `weight_sum` (2)."""
@@ -57,8 +57,8 @@ class SliceQuery(NamedTuple):
     """Request for the top candidates of a slice, in plain values that can be sent.
 
     Attributes:
-        n: number of candidates, see `n_candidates`.
-        never: banned token ids, of any slice.
+        n: number of candidates; see `n_candidates`.
+        never: banned token ids, in any slice.
         is_weighed: whether the sum of all tokens' weights is needed.
         penalties: repetition, frequency and presence penalty; () if they change nothing.
         counted: tokens that the penalties count, each with its count.
@@ -73,7 +73,7 @@ class SliceQuery(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SliceCandidates:
-    """The most likely tokens of one slice of the vocabulary.
+    """The most likely tokens in one slice of the vocabulary.
 
     Args:
         ids: token ids, (n,), by descending logit, then by ascending id.
@@ -81,7 +81,7 @@ class SliceCandidates:
         has_more: whether the slice has other, less likely tokens that could be sampled.
         max_logit: largest logit of the slice; not finite if the slice is unusable, or if all its
             tokens are banned.
-        weight_sum: sum of the weights of all tokens of the slice, as in `Candidates.weights`; 0 if
+        weight_sum: sum of the weights of all tokens in the slice, as in `Candidates.weights`; 0 if
             no step needs it.
     """
 
@@ -137,7 +137,7 @@ def n_candidates(sampler: Sampler, n_vocab: int) -> int | None:
 def slice_query(sampler: Sampler, n_vocab: int, never: Sequence[int] = ()) -> SliceQuery | None:
     """Return the request for the next token's candidates; None if all logits are needed.
 
-    `never` has the banned token ids.
+    `never` contains the banned token ids.
     """
     n = n_candidates(sampler, n_vocab)
     if n is None:
@@ -153,7 +153,7 @@ def slice_query(sampler: Sampler, n_vocab: int, never: Sequence[int] = ()) -> Sl
 
 
 def slice_candidates(logits: FloatArray, first: int, query: SliceQuery) -> SliceCandidates:
-    """Return the most likely tokens of a slice of the vocabulary, after penalties.
+    """Return the most likely tokens in a slice of the vocabulary, after penalties.
 
     `logits` (size,) may be empty and are not modified; `first` is the slice's first token id.
     """
@@ -190,7 +190,7 @@ def sample_gathered(sampler: Sampler, slices: Sequence[SliceCandidates]) -> int 
         slices: candidates of slices that together cover the vocabulary once.
 
     Raises:
-        EngineError: the logits are unusable, see `Candidates.from_logits`.
+        EngineError: the logits are unusable; see `Candidates.from_logits`.
     """
     bests = np.array([part.max_logit for part in slices], np.float32)
     Candidates.from_logits(bests)  # raises the same error as for all logits
@@ -221,7 +221,7 @@ def _least_logit(step: Step, known: Candidates) -> float:
 
 
 def _merge(slices: Sequence[SliceCandidates]) -> tuple[Candidates, bool]:
-    """Return the most likely tokens of all slices without gaps, and whether others may matter."""
+    """Return the most likely tokens of all slices, without gaps, and whether others may matter."""
     ids = np.concatenate([part.ids for part in slices])
     logits = np.concatenate([part.logits for part in slices])
     order = np.argsort(ids)

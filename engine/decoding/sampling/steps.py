@@ -2,7 +2,7 @@
 
 Their semantics are llama.cpp's. Every filter leaves at least one candidate. To add a step, write it
 here and list it in `sampling.sampler`; paths that sample without calling the steps
-(`sampling.slices`, GPU kernels) leave unknown steps to the host, see `all_known`.
+(`sampling.slices`, GPU kernels) leave unknown steps to the host; see `all_known`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Candidates:
         return Candidates(self.ids[index], self.logits[index], is_sorted)
 
     def sort(self) -> Candidates:
-        """Return the candidates sorted, see `is_sorted`."""
+        """Return the candidates sorted; see `is_sorted`."""
         if self.is_sorted:
             return self
         return self.take(np.argsort(-self.logits, kind="stable"), is_sorted=True)
@@ -74,7 +74,7 @@ class Candidates:
         return above.sort().take(slice(k), is_sorted=True)
 
     def probabilities(self) -> NDArray[np.float64]:
-        """Return the probability of each candidate, (n,), with a sum of 1."""
+        """Return the candidates' probabilities, (n,), which sum to 1."""
         weights = self.weights()
         normalised: NDArray[np.float64] = weights / weights.sum()
         return normalised
@@ -105,7 +105,7 @@ Step: TypeAlias = Callable[[Candidates], Candidates]
 
 
 class TokenHistory:
-    """The tokens of a sequence and the counts of the last `n_last`; -1 for all."""
+    """The tokens of a sequence, and counts of the last `n_last` of them (-1 for all)."""
 
     def __init__(self, n_last: int) -> None:
         self.n_last = n_last
@@ -177,7 +177,7 @@ class Penalties:
 
 
 def find_ids(ids: IntArray, tokens: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the positions of common tokens in `ids` (ascending) and in `tokens`."""
+    """Return the indices of common tokens in `ids` (ascending) and in `tokens`."""
     at = np.searchsorted(ids, tokens)
     is_here = at < ids.size
     is_here[is_here] = ids[at[is_here]] == tokens[is_here]
@@ -196,7 +196,7 @@ class TopK:
 
 @dataclass(frozen=True, slots=True)
 class TypicalP:
-    """Step that keeps the candidates with the most typical surprise, up to a probability above `p`.
+    """Step that keeps the most typical candidates until their probabilities sum to more than `p`.
 
     A candidate is typical if its surprise, -log(probability), is close to the expected surprise,
     the entropy.
@@ -261,7 +261,7 @@ class MinP:
 class SamplingTemperature:
     """Step that divides the logits by the temperature.
 
-    They are relative to the largest one, so that none can overflow to +inf.
+    The largest logit is subtracted first, so that none can overflow to +inf.
     """
 
     temperature: float
@@ -277,7 +277,7 @@ def all_known(steps: Sequence[Step], known: Sequence[type]) -> bool:
     """Return whether all steps are of the `known` types, each at most once and in that order.
 
     Paths that sample without calling the steps check this first, so that a new step is never
-    silently dropped. A subclass is another type.
+    silently dropped. A subclass counts as a different type.
     """
     order = {kind: n for n, kind in enumerate(known)}
     places = [order.get(type(step), -1) for step in steps]
@@ -290,7 +290,7 @@ MIN_TEMPERATURE = float(np.finfo(np.float64).tiny)
 
 @dataclass(frozen=True, slots=True)
 class LogitBias:
-    """Step that adds biases to the logits of tokens; if that would ban all, it changes nothing."""
+    """Step that adds biases to tokens' logits, unless that would ban all candidates."""
 
     biases: tuple[tuple[int, float], ...]
 
@@ -342,7 +342,7 @@ class DynamicTemperature:
 
     Args:
         lowest, highest: temperatures at zero and at maximum entropy.
-        exponent: above 1, only a high entropy raises it.
+        exponent: if above 1, mainly high entropy raises the temperature.
     """
 
     lowest: float

@@ -34,9 +34,9 @@ class MTP(Module):
     hidden states; the next draft computes the missing pairs and continues from them.
 
     A single block drafts any number of tokens, with its own output as the hidden state of each
-    draft token. Of several blocks, each drafts one token and reads the outputs of the one before
-    instead of the trunk's hidden states (DeepSeek-V3, arXiv 2412.19437, section 2.2), so its pairs
-    begin one position later.
+    draft token. With several blocks, each drafts one token, and each but the first reads the
+    previous block's outputs instead of the trunk's hidden states (DeepSeek-V3, arXiv 2412.19437,
+    section 2.2), so its pairs begin one position later.
 
     Args:
         blocks: the MTP blocks, at least one; they are children of the model.
@@ -51,7 +51,7 @@ class MTP(Module):
     def __init__(
         self, hp: HParams, split: ModelSplit, blocks: Sequence[Block], *, reads_normed: bool
     ) -> None:
-        self._parts: tuple[tuple[MixerBlock, MTPInput], ...] = ()  # a tuple: not children of this
+        self._parts: tuple[tuple[MixerBlock, MTPInput], ...] = ()  # a tuple, so not children
         for block in blocks:
             if not isinstance(block, MixerBlock) or block.nextn is None:
                 raise hp.keys.invalid("its MTP block has no attention")
@@ -107,8 +107,8 @@ class MTP(Module):
             number: index of the block.
 
         Returns:
-            Logits (rows, n_vocab) of the wanted rows, or of the reduced draft vocabulary; on the
-            ranks that `CausalLM.forward` returns logits on.
+            Logits of the wanted rows, (rows, n_vocab or size of the reduced draft vocabulary), on
+            the ranks on which `CausalLM.forward` returns logits.
         """
         block, _ = self._parts[number]
         x = self._input(trunk, ids, number, ctx)
@@ -139,7 +139,7 @@ class MTP(Module):
     def _run(self, trunk: CausalLM, x: Tensor | None, number: int, ctx: Context) -> Tensor | None:
         """Run a block on x (T, n_embd); return the next block's hidden states on its ranks."""
         block, _ = self._parts[number]
-        if number + 1 == len(self._parts):  # of the last block, only keys and values are needed
+        if number + 1 == len(self._parts):  # the last block only has to cache keys and values
             if x is not None:
                 block.mix(x, ctx)
             return None
@@ -185,8 +185,8 @@ class CausalLM(Module):
         traits: properties of the architecture that its files do not state.
         block_type: class of its blocks.
         last_full_layer: last block that needs all rows of a prompt, because it has a cache or
-            state; after its mixer, rows without wanted logits are dropped. Past the last block if
-            MTP blocks read all rows.
+            state; after its mixer, rows without wanted logits are dropped. An index past the last
+            block if MTP blocks read all rows.
     """
 
     traits: ClassVar[Traits] = Traits()
@@ -228,7 +228,7 @@ class CausalLM(Module):
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Return `hp` with this architecture's corrections of missing or differently defined
+        """Return `hp` with this architecture's corrections for missing or differently defined
         keys."""
         return hp
 
@@ -238,10 +238,10 @@ class CausalLM(Module):
         return cls.block_type
 
     def make_ropes(self) -> None:
-        """Declare further RoPEs than `rope_freqs`."""
+        """Declare RoPEs besides `rope_freqs`."""
 
     def rope_of(self, layer: int) -> Rope | None:
-        """Return the RoPE of block `layer`, or None if it does not rotate positions."""
+        """Return the RoPE of block `layer`, or None if it has none."""
         return self.rope_freqs if self.traits.rope_style else None
 
     def forward(self, ids: Tensor, ctx: Context) -> Tensor | None:
@@ -277,12 +277,12 @@ class CausalLM(Module):
         return ctx.gather(self.head(hidden, ctx), x)
 
     def guess(self, ids: Tensor, ctx: Context, block: int) -> Tensor | None:
-        """Return draft logits after ids (T,), see `MTP.guess`; needs an MTP block."""
+        """Return draft logits after ids (T,); see `MTP.guess`. Needs an MTP block."""
         assert self.mtp is not None, "drafting needs an MTP block"
         return self.mtp.guess(self, ids, ctx, block)
 
     def read(self, ids: Tensor, ctx: Context, block: int) -> None:
-        """Cache computed tokens ids (T,) in an MTP block, see `MTP.read`; needs an MTP block."""
+        """Cache computed tokens ids (T,) in an MTP block; see `MTP.read`. Needs an MTP block."""
         assert self.mtp is not None, "drafting needs an MTP block"
         self.mtp.read(self, ids, ctx, block)
 
@@ -292,7 +292,7 @@ class CausalLM(Module):
         return self.token_embd(ids, ctx)
 
     def head(self, x: Tensor, ctx: Context) -> Tensor:
-        """Return this rank's logits of x (rows, n_embd), the output of the final norm."""
+        """Return this rank's logits for x (rows, n_embd), the output of the final norm."""
         return self.output(x)
 
     @classmethod
@@ -315,7 +315,7 @@ class HybridLM(CausalLM):
 
 
 class SwaRopeLM(CausalLM):
-    """A model with a separate, unscaled RoPE in sliding-window layers; its base may have a key."""
+    """A model with a separate, unscaled RoPE in sliding-window layers; a key may give its base."""
 
     has_swa_base: ClassVar[bool] = True
 
@@ -356,7 +356,7 @@ class SwaOnlyRopeLM(CausalLM):
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Check that the model has sliding windows; without them, no layer would encode positions.
+        """Check that there are sliding windows, since otherwise no layer would encode positions.
 
         Raises:
             InvalidGGUF: the window length is missing.

@@ -35,7 +35,7 @@ class Declaration:
     Attributes:
         devices: device of each rank; overrides may add devices without a share.
         shares: requested share of each rank.
-        dims: sizes of each block that are split.
+        dims: sizes in each block that can be split.
         slots: all tensors with their placements.
         states: KV caches and recurrent states of the layers.
     """
@@ -115,16 +115,16 @@ def _refuse_short_head(params: LoadParams) -> None:
 
 
 def copies_head(params: LoadParams) -> bool:
-    """Return whether a tied output head is held as a separate copy.
+    """Return whether a tied output head is stored as a separate copy.
 
-    Otherwise, for each token, the machine with the head would have to send its embedding to the
+    Without a copy, the machine with the head would have to send each token's embedding to the
     machine with the first blocks, which would wait for it.
     """
     return len(params.machines) > 1 and params.split_mode != "tensor"
 
 
 def _with_usable_mtp(file: GGUFFile, cls: type[CausalLM]) -> HParams | None:
-    """Return the sizes with MTP blocks, which are optional; None if absent or malformed."""
+    """Return the sizes with MTP blocks if these are usable, else None; MTP blocks are optional."""
     if cls.traits.mtp_hidden is None or not n_mtp_blocks(file):
         return None
     try:
@@ -147,7 +147,7 @@ def n_mtp_blocks(file: GGUFFile) -> int:
     """Return the number of MTP blocks after the trunk, up to the first that the file lacks.
 
     Raises:
-        InvalidGGUF: a number in the file is out of bounds.
+        InvalidGGUF: a value in the file is out of bounds.
     """
     keys = Keys(file.meta)
     keys.check_bounds()
@@ -183,7 +183,7 @@ def with_context(cls: type[CausalLM], hp: HParams, params: LoadParams) -> HParam
 
 
 def block_dims(cls: type[CausalLM], hp: HParams) -> tuple[BlockDims, ...]:
-    """Return the sizes of each block that are split."""
+    """Return the sizes in each block that can be split."""
     return tuple(cls.block_for(hp, layer).dims(hp, layer) for layer in range(hp.n_layer))
 
 
@@ -220,7 +220,7 @@ final norm, and token lists of shortened heads, which are read elsewhere.
 
 
 def _check_all_used(file: GGUFFile, source: TensorSource, hp: HParams) -> None:
-    """Check that the model uses all tensors: with part of a model missing, answers are nonsense."""
+    """Check that all tensors are used; with part of a model missing, answers would be nonsense."""
     for name in file.tensors:
         block = split_name(name)
         if IGNORED.fullmatch(name) or (block is not None and block[0] >= hp.n_layer):
@@ -239,7 +239,7 @@ def _check_all_used(file: GGUFFile, source: TensorSource, hp: HParams) -> None:
 
 
 def _check_alike(file: GGUFFile, model: CausalLM, slots: Sequence[Slot]) -> None:
-    """Check that an optional tensor is missing in all blocks of a kind or in none.
+    """Check that an optional tensor is missing from all blocks of a kind or from none.
 
     Tensors that only MTP blocks have (`nextn.…`) are exempt.
     """

@@ -34,7 +34,7 @@ def mscale_of_all(hp: HParams) -> float:
 
 
 class DeepSeekAttention(LatentAttention):
-    """Latent attention where YaRN sharpens whole heads, not only their rotated elements."""
+    """Latent attention in which YaRN sharpens whole heads, not only their rotated elements."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
@@ -125,13 +125,13 @@ class MiniCPM3(MiniCPM):
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Set the size of value heads: unlike key heads, they divide the width evenly."""
+        """Set the size of value heads, which divide the width evenly, unlike key heads."""
         value = hp.keys.integer("attention.value_length", hp.n_embd // hp.n_head[0])
         return replace(hp, head_dim_v=(value,) * hp.n_layer)
 
 
 class KimiBlock(TransformerBlock):
-    """A block of latent attention and experts with DeepSeek V3's gating."""
+    """A block with latent attention and experts, with DeepSeek V3's gating."""
 
     mixer_type: ClassVar[type[Mixer]] = LatentAttention
     gating = "sigmoid"
@@ -160,7 +160,7 @@ class Glm4(CausalLM):
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Use NeoX-style RoPE for the vision models: their files store q and k for M-RoPE."""
+        """Use NeoX-style RoPE for the vision models, whose files store q and k for M-RoPE."""
         sections = hp.keys.integers("rope.dimension_sections", 2, (0, 0))
         return replace(hp, rope=replace(hp.rope, style="neox")) if all(sections) else hp
 

@@ -1,4 +1,4 @@
-"""Description of a model file; imports no file reader, so that the window starts fast."""
+"""Description of a model file; imports no file reader, so that the window opens quickly."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class ModelInfo:
         architecture: `general.architecture`, or "unknown".
         supported: whether Tandem can run the architecture.
         n_embd: width of the hidden state.
-        n_head, n_head_kv: number of query and key-value heads; the largest if layers differ.
-        n_ctx_train: context length of the training.
+        n_head, n_head_kv: number of query and key-value heads; the maximum if layers differ.
+        n_ctx_train: context length in training.
         n_bytes: size of all parts of the file.
-        quant: common name of the quantisation, such as "Q4_K_M".
-        tensor_types: pairs of a type name and its number of tensors, most frequent first.
+        quant: common name of the quantisation, for example "Q4_K_M".
+        tensor_types: pairs of a type name and the number of such tensors, most frequent first.
         sampling: pairs of a field of `SamplingParams` and the value that the file recommends.
         can_think: whether the chat template has a switch for thinking.
-        has_effort: whether the chat template has a thinking effort.
+        has_effort: whether the chat template supports a thinking effort.
         has_thoughts: whether the chat template has thinking tags; also true for models that always
             think.
         has_mtp: whether this file or one in its folder has an MTP block.
@@ -71,9 +71,9 @@ class Inspection:
         files: paths of all parts.
         metadata: pairs of a key and a short form of its value, in file order.
         tensors: tensors in file order.
-        warnings: known problems of the loaded model.
+        warnings: known problems with the loaded model.
         problem: error that loading would raise; empty if none is known.
-        parts: parts of the model and how finely each can be split; empty with a problem.
+        parts: parts of the model and how finely each can be split; empty if there is a problem.
     """
 
     info: ModelInfo

@@ -1,6 +1,6 @@
 """Gemma: scaled embeddings, GELU, norms around each part, capped scores and logits.
 
-Gemma 4 is dense, has routed experts next to a dense FFN, or per-layer embeddings (E2B, E4B).
+Gemma 4 is dense, has routed experts next to a dense FFN, or has per-layer embeddings (E2B, E4B).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 class GemmaLM(SwaRopeLM, SqrtScaledLM):
     """A Gemma model: scaled embedding, logits z soft-capped to softcap × tanh(z / softcap).
 
-    Norms multiply by one plus their weight; files already include the one.
+    Norms multiply by one plus their weight; the weights in files already include the one.
     """
 
     softcap: ClassVar[float] = 0.0
@@ -100,8 +100,8 @@ class Gemma2Block(SandwichBlock):
 
 @register("gemma2")
 class Gemma2(GemmaLM):
-    """Gemma 2 (arXiv 2408.00118); early files omit caps and window, which are the same in all
-    sizes."""
+    """Gemma 2 (arXiv 2408.00118); early files omit the caps and the window, which are the same in
+    all sizes."""
 
     traits = Traits(rope_style="neox", swa_period=2, n_swa=4096)
     block_type = Gemma2Block
@@ -172,7 +172,7 @@ class Gemma4MoE(MoE):
 class Gemma4Block(SandwichBlock):
     """Gemma 2's block with a per-layer input, added last, and a scale on the sum.
 
-    With experts, their output and the dense FFN's have a norm each and share one all-reduce.
+    If there are experts, their output and the dense FFN's have a norm each and share an all-reduce.
     """
 
     mixer_type: ClassVar[type[Mixer]] = NormedAttention
@@ -265,7 +265,7 @@ class Gemma4(GemmaLM):
     def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
         """Return the embeddings, and broadcast the per-layer inputs to all ranks along with them.
 
-        The per-layer inputs are computed from image features where a token belongs to an image.
+        The per-layer inputs are computed from image features if a token belongs to an image.
         """
         x = ctx.with_images(super().embed(ids, ctx))
         if self.inputs is None:

@@ -72,7 +72,7 @@ class GPTNeoXParallelBlock(TwoNormParallelBlock, GPT2Block):
 
 @register("gptneox")
 class GPTNeoX(CausalLM):
-    """GPT-NeoX (arXiv 2204.06745); a key says whether blocks are parallel."""
+    """GPT-NeoX (arXiv 2204.06745); a key in the file says whether blocks are parallel."""
 
     traits = Traits(rope_style="neox", norm_eps="layer")
     block_type = GPT2Block
@@ -149,7 +149,7 @@ class MPT(CausalLM):
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Check that the model uses ALiBi; no GGUF files of models with learned positions exist."""
+        """Check that the model uses ALiBi; no GGUF files with learned positions exist."""
         if not hp.keys.number("attention.max_alibi_bias"):
             raise hp.keys.invalid("it is an MPT model without ALiBi")
         return hp

@@ -28,12 +28,12 @@ SAMPLING_KEYS = {
     "repeat_last_n": "penalty_last_n", "repeat_penalty": "penalty_repeat",
     "xtc_probability": "xtc_probability", "xtc_threshold": "xtc_threshold",
 }  # fmt: skip
-"""Keys after "general.sampling." by field of `SamplingParams`; in GGUF since 2025."""
+"""Keys after "general.sampling." by field in `SamplingParams`; in GGUF since 2025."""
 
 UNKNOWN = "unknown"
-MAX_NAME = 200  # characters of a model's name that are shown
-MAX_LIST = 4096  # elements of a list of counts that are read
-MAX_TEMPLATE = 1 << 17  # characters of a chat template that are read
+MAX_NAME = 200  # maximum characters to show of a model's name
+MAX_LIST = 4096  # maximum elements to read of a list of counts
+MAX_TEMPLATE = 1 << 17  # maximum characters to read of a chat template
 
 
 def inspect_model(path: str | Path) -> Inspection:
@@ -163,7 +163,7 @@ def _name(file: GGUFFile) -> str:
 
 
 def _number(file: GGUFFile, key: str, default: int = 0) -> int:
-    """Return a count, the maximum for a list of one per layer."""
+    """Return a count; for a list with one count per layer, the maximum."""
     value = file.meta.get(key, default, limit=MAX_LIST)
     items = value if isinstance(value, list) else [value]
     return max((item for item in items if isinstance(item, int)), default=0)

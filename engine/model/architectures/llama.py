@@ -37,7 +37,7 @@ class Llama(CausalLM):
 
 
 class ArceeBlock(TransformerBlock):
-    """Llama's block with an ungated FFN of squared ReLU."""
+    """Llama's block with an ungated FFN that uses squared ReLU."""
 
     act = RELU2
     is_gated = False
@@ -51,7 +51,7 @@ class Arcee(Llama):
 
 
 class SeedOssBlock(TransformerBlock):
-    """Llama's block with a different name of the FFN norm; biases are optional."""
+    """Llama's block with a different name for the FFN norm; biases are optional."""
 
     tensor_names: ClassVar = {"ffn_norm": "post_attention_norm"}
 
@@ -81,7 +81,7 @@ class Mellum(SwaRopeLM):
 
 
 N_LAYER_13B = 40
-"""Layers of the 13B model; as in llama.cpp, only the layer count distinguishes the two sizes."""
+"""Layers in the 13B model; as in llama.cpp, only the layer count distinguishes the two sizes."""
 
 
 class BaichuanAlibiBlock(TransformerBlock):
@@ -135,13 +135,13 @@ class Ernie45(CausalLM):
     block_type = TransformerBlock
 
 
-CHUNK = 8192  # tokens of an attention chunk: not in files, but the same for all models
+CHUNK = 8192  # tokens per attention chunk; not in files, but the same for all models
 
 TEMPERATURE = Temperature(0.1, 8192, offset=1)
-"""Attention temperature of layers without RoPE: not in files, but the same for all models."""
+"""Attention temperature in layers without RoPE; not in files, but the same for all models."""
 
 N_EXPERT_WITHOUT_NORM = 128
-"""Experts of Maverick, which has no query and key norms; files have no key for this."""
+"""Number of experts in Maverick, which has no query and key norms; files have no key for this."""
 
 
 def has_chunks(hp: HParams) -> bool:
@@ -167,7 +167,7 @@ class Llama4Attention(Attention):
 
 
 class InputWeightedMoE(MoE):
-    """Experts with the router's weight on their input, not their output."""
+    """Experts with the router's weight applied to their input, not their output."""
 
     def weighted_sum(self, x: Tensor, weights: Tensor, groups: Groups, ctx: Context) -> Tensor:
         y = self.expert_outputs(x, groups, ctx, weights)

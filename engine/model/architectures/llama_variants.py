@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Xielu:
     """The activation xIELU with its trained factors (arXiv 2411.13010).
 
-    `positive × x² + beta × x` where x > 0, else `(e^min(x, eps) - 1 - x) × negative + beta × x`.
+    `positive × x² + beta × x` if x > 0, else `(e^min(x, eps) - 1 - x) × negative + beta × x`.
     """
 
     positive: float
@@ -39,7 +39,7 @@ class Xielu:
 
     @classmethod
     def read(cls, hp: HParams, layer: int) -> Xielu:
-        """Return the factors of one layer; files store them before the softplus that makes them
+        """Return one layer's factors; files store them before the softplus that makes them
         positive.
 
         Raises:
@@ -87,7 +87,7 @@ class Apertus(CausalLM):
 
 
 class BitNetAttention(Attention):
-    """Attention with a norm over the outputs of all heads, across ranks."""
+    """Attention with a norm over all heads' outputs, across ranks."""
 
     n_reduce = 1
 
@@ -101,7 +101,7 @@ class BitNetAttention(Attention):
         if ctx.owns(self.split.heads):
             q, k, v = self.project(x, ctx)
             heads = self.attend(*self.rotate(q, k, ctx), v, ctx).flatten(-2)
-        ctx.drop_rows()  # on ranks without heads, too: all must sum the same rows in the norm
+        ctx.drop_rows()  # even without heads, because all ranks must sum the same rows in the norm
         heads = self.attn_sub_norm.sharded(heads, ctx)
         return None if heads is None else self.attn_output(heads)
 
@@ -182,7 +182,7 @@ class LinearOnlyBlock(MixerBlock):
 
 
 class EmptyBlock(Block):
-    """A block without any part."""
+    """A block with no parts."""
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         return x
@@ -208,7 +208,7 @@ class Deci(CausalLM):
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Mark no layer as recurrent: layers without key-value heads have no attention.
+        """Mark no layer as recurrent, since layers without key-value heads just have no attention.
 
         Raises:
             InvalidGGUF: there are experts, or a matrix cannot be split like its heads.

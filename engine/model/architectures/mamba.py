@@ -72,7 +72,7 @@ class Jamba(HybridLM):
 
 
 class FalconH1Mamba(Mamba2):
-    """Mamba 2 with an optional norm; sizes without one only gate."""
+    """Mamba 2 with an optional norm; if there is none, outputs are only gated."""
 
     norm_is_optional = True
 
@@ -98,7 +98,7 @@ class ParallelMixer(Mixer):
         return add_parts(self.attention.bias, self.mamba.bias)
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
-        mamba = self.mamba(x, ctx)  # first: attention may drop rows that Mamba needs
+        mamba = self.mamba(x, ctx)  # first, because attention may drop rows that Mamba needs
         attention = self.attention(x, ctx)
         return add_parts(attention, ctx.kept(mamba))
 

@@ -85,7 +85,7 @@ class LagunaBlock(SigmoidRoutedBlock):
 
 @register("laguna")
 class Laguna(SwaRopeLM):
-    """Laguna; sliding-window layers may have more heads than others; M has no windows."""
+    """Laguna; sliding-window layers may have more heads than the others; M has no windows."""
 
     traits = Traits(rope_style="neox", swa_period=4, swa_first_full=True)
     block_type = LagunaBlock
@@ -154,7 +154,7 @@ class Step35(SwaRopeLM):
 
     @classmethod
     def adapt(cls, source: TensorSource, hp: HParams) -> None:
-        """Ignore frequency divisors that only sliding-window layers would use: they are ones."""
+        """Ignore frequency divisors (all of them 1) that only sliding-window layers would use."""
         super().adapt(source, hp)
         divisors, n = source.tensors.get("rope_freqs.weight"), hp.rope.n_rot // 2
         if divisors is not None and (n_rest := divisors.shape[0] - n) > 0:

@@ -41,7 +41,7 @@ class Nemotron(CausalLM):
 
 
 class LatentMoE(MoE):
-    """Routed experts in a narrower space than router and shared expert (Nemotron 3).
+    """Routed experts in a narrower space than the router and the shared expert (Nemotron 3).
 
     The up-projection is linear, so each rank applies it to its own partial sum.
     """
@@ -77,7 +77,7 @@ class NemotronHMambaBlock(MixerBlock):
 
 
 class NemotronHFFNBlock(FFNBlock):
-    """A block with an ungated FFN or experts only, with squared ReLU."""
+    """A block with only an ungated FFN or experts, with squared ReLU."""
 
     tensor_names: ClassVar[Mapping[str, str]] = {"ffn_norm": "attn_norm"}
     act = RELU2
@@ -107,7 +107,7 @@ class NemotronH(CausalLM):
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Mark layers without key-value heads and FFN as recurrent."""
+        """Mark layers with neither key-value heads nor an FFN as recurrent."""
         has_ffn = [dense or routed for dense, routed in zip(hp.n_ff, hp.n_ff_exp, strict=True)]
         return replace(
             hp,

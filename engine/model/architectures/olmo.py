@@ -67,7 +67,7 @@ class Olmoe(CausalLM):
 
 
 N_LAYER_WITH_WINDOWS = 64
-"""Layers of the 32B model, the only one with windows; as in llama.cpp, no key says so."""
+"""Layer count by which, as in llama.cpp, the 32B model is recognised; only it has windows."""
 
 
 class Exaone4Block(PostNormBlock):
@@ -85,7 +85,7 @@ class Exaone4(SwaOnlyRopeLM):
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Remove windows from other sizes: they have none, even if their files say so."""
+        """Remove windows from other sizes, which have none even if their files say so."""
         if hp.n_layer == N_LAYER_WITH_WINDOWS:
             return super().refine(hp)
         return replace(hp, n_swa=0, swa=(False,) * hp.n_layer)

@@ -93,7 +93,7 @@ class Qwen3VL(Qwen3):
 
 
 class QueryGatedAttention(QKNormAttention):
-    """Attention with elementwise gates on the outputs of its heads (arXiv 2505.06708).
+    """Attention with elementwise gates on its heads' outputs (arXiv 2505.06708).
 
     `attn_q` interleaves the query rows and the gate rows of each head.
     """
@@ -121,7 +121,7 @@ class QueryGatedAttention(QKNormAttention):
 
 
 class Qwen3NextBlock(TransformerBlock):
-    """Llama's block with gated attention and a different name of the FFN norm."""
+    """Llama's block with gated attention and a different name for the FFN norm."""
 
     mixer_type: ClassVar[type[Mixer]] = QueryGatedAttention
     tensor_names: ClassVar = {"ffn_norm": "post_attention_norm"}
@@ -143,7 +143,7 @@ class Qwen3Next(HybridLM):
 
 
 class Qwen35LinearBlock(Qwen3NextBlock):
-    """Qwen 3.5's block with linear attention; files store its value heads tiled."""
+    """Qwen 3.5's block with linear attention; files tile its value heads."""
 
     mixer_type = TiledDeltaNet
 

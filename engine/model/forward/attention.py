@@ -1,7 +1,7 @@
 """Softmax attention over a KV cache, computed in blocks of keys and queries.
 
-Neither all scores nor the whole cache in F32 are materialised: the softmax is computed online,
-relative to each query's largest score so far (arXiv 1805.02867).
+Neither all scores nor the whole cache in F32 are materialised, because the softmax is computed
+online, relative to each query's largest score so far (arXiv 1805.02867).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 Intervals = Sequence[tuple[int, int]]  # half-open intervals of positions
 
 LOWEST = torch.finfo(torch.float32).min
-"""Initial maximum score; -inf would give NaN for a query that sees no key of a block."""
+"""Initial maximum score; -inf would give NaN for a query that sees no key in a block."""
 
 
 def attend(
     q: Tensor, cache: LayerCache, batch: Batch, scores: Scores,
     sinks: Tensor | None, slopes: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Compute `Ops.attention` of q (T, n_head, head_dim); return (T, n_head, head_dim_v)."""
+    """Compute `Ops.attention` for q (T, n_head, head_dim); return (T, n_head, head_dim_v)."""
     parts = q.split_with_sizes([piece.n for piece in batch.pieces])
     two_way = batch.two_way(scores.window)
     results = [
@@ -127,7 +127,7 @@ def _pieces(
 def hidden(
     scores: Scores, queries: slice, keys: slice, device: torch.device, two_way: Intervals = ()
 ) -> Tensor | None:
-    """Return the mask (queries, 1, keys) of keys that a query must not see; None if it sees all.
+    """Return the mask (queries, 1, keys) of keys that a query must not see; None if all see all.
 
     `queries` and `keys` are intervals of positions; for `two_way` see `Batch.two_way`.
     """

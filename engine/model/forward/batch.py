@@ -1,4 +1,4 @@
-"""The work of one forward pass: tokens of one or several sequences, and sizes of batches."""
+"""The work of one forward pass (tokens of one or several sequences), and batch sizes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 MAX_AT_ONCE = MAX_PARALLEL  # maximum number of sequences with a single token each in a pass
 
 KEPT_STATES = 4 * MAX_AT_ONCE
-"""Positions per sequence with stored hidden states for an MTP block: all unread ones, plus a
+"""Positions per sequence whose hidden states are stored for an MTP block: all unread ones, plus a
 following pass over single tokens."""
 
 Tables = tuple[Sequence[int], ...]
-"""Page tables of a sequence, one per group of layers, with an entry for each `PAGE` tokens."""
+"""Page tables of a sequence, one per group of layers, with one entry per `PAGE` tokens."""
 
 
 class Piece(NamedTuple):
@@ -30,14 +30,14 @@ class Piece(NamedTuple):
         n_past: number of tokens that are already cached.
         n: number of tokens to compute.
         tables: see `generation.kv_cache.PagedSequence`; empty if the sequence has the cache to
-            itself, where page i is the i-th one.
+            itself and uses its pages in order.
         state_slot: slot of the recurrent states after the tokens.
         batch_index: index of the sequence among the running ones; its last hidden states are stored
             there.
         shift: offset from token index to position, negative after images, which take fewer
             positions than tokens (M-RoPE).
-        source: slot of the recurrent states before the tokens, which stay unchanged; None for
-            `state_slot`. If it is the slot of the piece before, this piece continues that one.
+        source: slot of the recurrent states before the tokens, which is not modified; None for
+            `state_slot`. If it is the previous piece's slot, this piece continues that piece.
     """
 
     n_past: int
@@ -59,8 +59,8 @@ class Piece(NamedTuple):
         return self.state_slot if self.source is None else self.source
 
     def runs(self, group: int, start: int, stop: int) -> list[range]:
-        """Return the runs of adjacent cache slots of positions `start` to `stop` in a group of
-        layers."""
+        """Return the cache slots for positions `start` to `stop` in a group of layers, as runs of
+        adjacent slots."""
         if not self.tables:
             return [range(start, stop)]
         table, runs = self.tables[group], list[range]()
@@ -87,8 +87,8 @@ class PictureRows(NamedTuple):
         row: first of these rows.
         features: image features instead of embeddings, (rows, n_embd), in host memory; further
             columns are added after each of the first blocks, (rows, n_embd) per block.
-        whole: interval of the image's positions if all of its tokens attend to each other, which
-            requires all of them in the pass; None for causal attention.
+        whole: the image's interval of positions if all its tokens attend to each other, which
+            requires that the pass contains all of them; None for causal attention.
         only_in_windows: whether they do so only in sliding-window layers.
     """
 
@@ -99,7 +99,7 @@ class PictureRows(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Row after the last of them."""
+        """Row after the last one."""
         return self.row + len(self.features)
 
 
@@ -110,20 +110,20 @@ class CheckedRows(NamedTuple):
 
 
 PassSize = int | CheckedRows
-"""Number of rows of a captured pass over single tokens, and whether it verifies draft tokens."""
+"""Number of rows in a captured pass over single tokens, and whether it verifies draft tokens."""
 
 
 class Batch(NamedTuple):
-    """The rows of a forward pass: the tokens of its pieces, one piece after the other.
+    """The rows of a forward pass, which are the tokens of its pieces, in order.
 
-    The first piece may have any number of tokens, the others have one each.
+    The first piece may have any number of tokens; the others have one each.
 
     Attributes:
-        first_logit: first row with wanted logits; all later rows have them, too.
+        first_logit: first row whose logits are wanted; so are those of all later rows.
         wants_hidden: whether hidden states after the final norm are wanted instead.
         pictures: rows of the first piece that belong to images.
-        places: time, row and column of each row of the first piece (M-RoPE), if it has image rows;
-            else empty.
+        places: time, row and column of each token in the first piece (M-RoPE), if it has image
+            rows; else empty.
     """
 
     pieces: tuple[Piece, ...]
@@ -134,7 +134,7 @@ class Batch(NamedTuple):
 
     @classmethod
     def of_one(cls, n_past: int, n: int, first_logit: int) -> Batch:
-        """Return the batch of a sequence that has the cache to itself."""
+        """Return the batch for a sequence that has the cache to itself."""
         return cls((Piece(n_past, n),), first_logit)
 
     @property
@@ -144,13 +144,14 @@ class Batch(NamedTuple):
 
     @property
     def n_wanted(self) -> int:
-        """Number of rows with wanted logits."""
+        """Number of rows whose logits are wanted."""
         return max(0, self.n_rows - self.first_logit)
 
     def ending(self) -> Batch:
         """Return the wanted rows, at least the last one, as a batch.
 
-        All rows are kept if a wanted one belongs to an image: its tokens may attend to each other.
+        All rows are kept if a wanted one belongs to an image, since its tokens may attend to each
+        other.
         """
         n_rows, n = self.n_rows, max(1, self.n_wanted)
         left = n_rows - n
@@ -171,8 +172,8 @@ class Batch(NamedTuple):
 
     @property
     def checks_drafts(self) -> bool:
-        """Whether a sequence has several pieces: draft tokens to verify, or to read by an MTP
-        block."""
+        """Whether a sequence has several pieces: draft tokens to verify, or for an MTP block to
+        read."""
         if len(self.pieces) == 1:
             return False
         places = {(piece.batch_index, piece.n_past) for piece in self.pieces}
@@ -184,7 +185,7 @@ class Batch(NamedTuple):
         return CheckedRows(len(self.pieces)) if self.checks_drafts else len(self.pieces)
 
     def two_way(self, window: int) -> list[tuple[int, int]]:
-        """Return the intervals of positions of the first piece with bidirectional attention.
+        """Return the first piece's intervals of positions with bidirectional attention.
 
         `window` is the layer's sliding window, 0 for full attention.
         """
@@ -196,15 +197,15 @@ class Batch(NamedTuple):
 
     @property
     def is_of_few_singles(self) -> bool:
-        """Whether the pass is small enough for a replay, with single tokens only."""
+        """Whether the pass has only single tokens, few enough for a replay."""
         return len(self.pieces) <= MAX_AT_ONCE and self.is_of_singles
 
 
 SMALL_BATCH = 8
 """Maximum number of tokens for which GPUs use single-token kernels: GEMV kernels read each weight
 once, attention reads the cache in short pieces, and a token's bits do not depend on other tokens.
-Larger batches round differently, except when verifying draft tokens: answers must not depend on
-drafting, see `engine.model.forward.attention`."""
+Larger batches round differently, except when verifying draft tokens, because answers must not
+depend on drafting; see `engine.model.forward.attention`."""
 
 BF16_BATCH = 32
 """Minimum number of tokens for which a backend may dequantise matrices to BF16 for a GEMM."""
@@ -213,35 +214,34 @@ PROMPT_BATCH = 512
 """Default number of prompt tokens per pass. On CPUs, cancelling waits for one pass."""
 
 LARGE_PROMPT_BATCHES = 2048, 1024
-"""Default numbers of prompt tokens per pass on GPUs with enough memory, best first: dequantisation
-and launches are amortised over the tokens of a batch."""
+"""Default numbers of prompt tokens per pass on GPUs with enough memory, best first: larger batches
+amortise dequantisation and launches over more tokens."""
 
 GEMM_TILE = 128
-"""Rows and columns of the output tile of a vendor GEMM; some kernels use twice as many of
-either."""
+"""Rows and columns in a vendor GEMM's output tile; some kernels use twice as many of either."""
 
 GEMM_WAVES = 2
-"""Minimum number of tiles per multiprocessor in the GEMM of a chunk: with one, some multiprocessors
+"""Minimum number of tiles per multiprocessor in a chunk's GEMM; with only one, some multiprocessors
 would idle."""
 
 MIN_CHUNK, MAX_CHUNK = 1 << 24, 1 << 26
-"""Bounds of the number of weights that a GPU dequantises at a time for a GEMM: fewer are not worth
-a launch, more may not fit into memory next to a model."""
+"""Bounds on the number of weights that a GPU dequantises at a time for a GEMM: fewer are not worth
+a launch, and more may not fit in memory next to a model."""
 
 MAX_SM = 192
-"""Maximum number of multiprocessors that chunks are sized for. Plans assume it because they do not
-know the GPU: more multiprocessors never make a chunk smaller."""
+"""Maximum number of multiprocessors for which chunks are sized. Plans, which do not know the GPU,
+assume it because more multiprocessors never make a chunk smaller."""
 
 
 @lru_cache(maxsize=1 << 12)
 def chunk_rows(n_tokens: int, n_rows: int, n_columns: int, n_sm: int = MAX_SM) -> int:
-    """Return the number of rows of a matrix that a GPU dequantises at a time for a GEMM.
+    """Return how many rows of a matrix a GPU dequantises at a time for a GEMM.
 
     A chunk's product has `GEMM_WAVES` tiles per multiprocessor if the matrix is large enough and
     `MAX_CHUNK` allows it. Chunks of a matrix differ by at most `GEMM_TILE` rows.
 
     Args:
-        n_tokens: number of rows that the matrix (n_rows, n_columns) is multiplied with.
+        n_tokens: number of rows multiplied by the matrix (n_rows, n_columns).
         n_sm: number of the GPU's multiprocessors.
     """
     wanted = _wanted_rows(n_tokens, n_columns, n_sm)
@@ -252,7 +252,7 @@ def chunk_rows(n_tokens: int, n_rows: int, n_columns: int, n_sm: int = MAX_SM) -
 
 
 def largest_chunk(n_tokens: int, n_rows: int, n_columns: int) -> int:
-    """Return the maximum chunk, in weights, over all matrices of up to `n_rows` rows."""
+    """Return the largest chunk, in weights, of any matrix with up to `n_rows` rows."""
     most = min(n_rows, 2 * _wanted_rows(n_tokens, n_columns, MAX_SM) + GEMM_TILE)
     return min(most * n_columns, MAX_CHUNK + GEMM_TILE * n_columns)
 
@@ -272,42 +272,42 @@ bytes as F32 (256 KiB), about 20 us on a link of 12 GB/s; for larger tensors the
 is negligible."""
 
 MAX_COPIED_WHOLE = 32 << 10
-"""Maximum size of an all-reduce by copies in F32, in elements: here latency counts, not
-bandwidth."""
+"""Maximum size of an all-reduce by copies in F32, in elements; at this size, latency matters more
+than bandwidth."""
 
 CAPTURED_ROWS = (1, 2, 4, 8, 16)
 """Batch sizes of single tokens that GPUs capture as graphs; each graph takes memory."""
 
 
 def captured_rows(n: int) -> int:
-    """Return the smallest captured number of single tokens that is at least n."""
+    """Return the smallest captured batch size for at least n single tokens."""
     return next(size for size in CAPTURED_ROWS if size >= n)
 
 
 def captured_sizes(n_parallel: int, n_checked: int) -> list[int]:
-    """Return the numbers of rows of the passes that GPUs capture.
+    """Return the row counts of the passes that GPUs capture.
 
     Args:
         n_parallel: maximum number of sequences with a single token each.
-        n_checked: maximum number of rows of a pass that verifies draft tokens; 0 without.
+        n_checked: maximum number of rows in a pass that verifies draft tokens; 0 for none.
     """
     checked = CAPTURED_ROWS[1 : 1 + CAPTURED_ROWS.index(captured_rows(max(1, n_checked)))]
     return [*CAPTURED_ROWS[: 1 + CAPTURED_ROWS.index(captured_rows(n_parallel))], *checked]
 
 
-DRAFT_ROWS = 4, 8, 16  # numbers of rows of captured MTP passes in which some tokens are only read
-MAX_DRAFTS_CAPTURED = 8  # maximum number of captured sizes of MTP passes
+DRAFT_ROWS = 4, 8, 16  # row counts of captured MTP passes in which some tokens are only read
+MAX_DRAFTS_CAPTURED = 8  # maximum number of captured MTP pass sizes
 
 
 def guessing_sizes(n_parallel: int) -> list[int]:
-    """Return the numbers of rows of captured MTP passes for up to `n_parallel` answers, in the
-    order of use."""
+    """Return the row counts of captured MTP passes for up to `n_parallel` answers, in order of
+    use."""
     alone = [1, *DRAFT_ROWS]
     return alone if n_parallel == 1 else [*alone, captured_rows(n_parallel), *DRAFT_ROWS]
 
 
 MAX_RECORDED = 2
-"""Number of most recent sizes of passes over several single tokens that CPUs keep recorded.
+"""Number of recorded passes over several single tokens that CPUs keep, one per recent batch size.
 
 A recording keeps all tensors of its pass.
 """

@@ -41,12 +41,12 @@ class LayerCache:
     A *slot* holds one token; `Piece.runs` maps positions to slots.
 
     Attributes:
-        types: types of keys and of values; block-quantised ones need heads of whole GGML blocks.
-        is_shared: whether values are part of the keys, and are held once (MLA).
-        k: keys, (n_head_kv of the rank, n_slots, head_dim_k); for block-quantised types their
-            bytes, uint8 (n_head_kv of the rank, n_slots, bytes of a key).
+        types: types of keys and of values; block-quantised ones require heads of whole GGML blocks.
+        is_shared: whether values are part of the keys, so that both are stored once (MLA).
+        k: keys, (the rank's n_head_kv, n_slots, head_dim_k); for block-quantised types their bytes,
+            uint8 (the rank's n_head_kv, n_slots, bytes per key).
         v: values, in the same layout; a view of `k` if values are part of keys.
-        head_dim_v: number of elements of a value.
+        head_dim_v: number of elements in a value.
         head_map: row of k and v for each query head; None if each row serves the same number of
             adjacent heads.
         width: number of elements per token that `read` returns.
@@ -93,7 +93,7 @@ class LayerCache:
         return self.k.nbytes + (0 if self.is_shared else self.v.nbytes)
 
     def held(self) -> tuple[Tensor, ...]:
-        """Return the tensors that hold keys and values; a single one if they share it."""
+        """Return the tensors that hold keys and values; a single one if both share it."""
         return (self.k,) if self.is_shared else (self.k, self.v)
 
     def write(self, k: Tensor, v: Tensor | None, batch: Batch) -> None:
@@ -172,7 +172,7 @@ def _dequantised(x: Tensor, held: str) -> Tensor:
 
 
 def head_rows(heads: Ranges, kv_heads: Ranges, rank: int) -> list[int] | None:
-    """Return the local key-value head of each local query head; None if all serve equally many."""
+    """Return the local key-value head of each local query head; None if all serve equal numbers."""
     rows = head_groups(heads, kv_heads, rank)
     n_kv = kv_heads.size(rank)
     per_kv = len(rows) // n_kv
@@ -184,11 +184,11 @@ class StateSlots:
     """Recurrent states of one layer, initially zero, with a slot per sequence.
 
     Args:
-        shapes: shape of each tensor of a sequence by name.
+        shapes: shapes of a sequence's tensors by name.
 
     Attributes:
         together: tensors of all sequences by name, each (n_slots, ...).
-        of_each: views of them for each sequence.
+        of_each: each sequence's views of them.
     """
 
     def __init__(
@@ -204,11 +204,11 @@ class StateSlots:
 
 
 class Cache:
-    """KV cache and recurrent states of all layers of one rank.
+    """KV cache and recurrent states of all layers on one rank.
 
     Args:
         states: declarations of the layers to allocate right away.
-        windows: window of each group of layers, see `windows_of`; None to take them from `states`.
+        windows: window of each group of layers; see `windows_of`; None to take them from `states`.
         kv_on_host: whether keys and values are in host memory.
 
     Attributes:
@@ -229,7 +229,7 @@ class Cache:
             self.add(state)
 
     def add(self, state: State) -> None:
-        """Allocate the memory of another layer, filled with zeros."""
+        """Allocate memory for another layer, filled with zeros."""
         if isinstance(state, RecurrentState):
             shapes = state.shapes(self._rank)
             self._recurrent[state] = StateSlots(shapes, self.n_slots, self._device)
@@ -270,7 +270,7 @@ class Cache:
     def tensors(self, state: State, slot: int = 0) -> dict[str, Tensor]:
         """Return a layer's tensors on this rank, by the names of `state.cuts()`.
 
-        `slot` is that of a sequence's recurrent states; keys and values are in slot 0 only.
+        `slot` selects a sequence's recurrent states; keys and values are in slot 0 only.
         """
         if isinstance(state, RecurrentState):
             return self._recurrent[state].of_each[slot]
@@ -285,8 +285,8 @@ class Cache:
         return list(self._kv.values())
 
     def kv(self, state: KVState) -> LayerCache:
-        """Return the keys and values of the layer that declared `state`; the rank must have
-        heads."""
+        """Return the keys and values of the layer that declared `state`; the rank must have some of
+        its heads."""
         return self._kv[state]
 
     def states(self, state: RecurrentState, name: str) -> Tensor:
@@ -294,8 +294,7 @@ class Cache:
         return self._recurrent[state].together[name]
 
     def recurrent_tensors(self, state_slots: Iterable[int]) -> list[Tensor]:
-        """Return the recurrent tensors in some slots, which are not idempotent: each pass changes
-        them."""
+        """Return the recurrent tensors in some slots; repeating a pass would change them again."""
         distinct = dict.fromkeys(state_slots)
         return [
             tensor
@@ -318,8 +317,7 @@ class Cache:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of keys and values that are in host memory for another device; part of
-        `n_bytes`."""
+        """Bytes of another device's keys and values in host memory; part of `n_bytes`."""
         return sum(layer.n_bytes for layer in self.layers if layer.is_on_host)
 
     @property

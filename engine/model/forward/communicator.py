@@ -1,4 +1,4 @@
-"""Interfaces of the collectives of one rank, and of a one-shot all-reduce inside kernels."""
+"""Interfaces to one rank's collectives, and to a one-shot all-reduce inside kernels."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class FusedAllReduce(Protocol):
     """One-shot all-reduce inside a kernel, which can also compute the operations after the sum."""
 
     def all_reduce(self, x: Tensor | None, shape: Sequence[int]) -> Tensor:
-        """Return the sum of the members' values, F32 of `shape`, with the same bits on all of
-        them."""
+        """Return the sum of the members' values, F32 of `shape`, with the same bits on all of the
+        members."""
 
     def add_norm(
         self, x: Tensor, addend: Addend, norm: NormLayer | None, x_bytes: int | None = None
@@ -26,7 +26,7 @@ class FusedAllReduce(Protocol):
         """Compute `Ops.add_norm` of the all-reduced addend in one kernel.
 
         Args:
-            x_bytes: bytes of a quantised activation; None not to quantise the result.
+            x_bytes: bytes of a quantised activation; None to leave the result unquantised.
 
         Returns:
             The result of `Ops.add_norm`; None, on all members, if the kernel does not support it.
@@ -41,7 +41,7 @@ class Communicator(Protocol):
 
     Raises:
         CommError: a rank left, or passed an invalid value; the error names that rank. `LeftAlone`
-            names none: another rank's error has the cause.
+            names none, because another rank's error states the cause.
     """
 
     rank: int
@@ -55,24 +55,24 @@ class Communicator(Protocol):
     ) -> Tensor:
         """Return the sum of the members' values, with the same bits on all members.
 
-        `shape` is that of the values, if every member knows it.
+        `shape` is the shape of the values, if every member knows it.
         """
 
     def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:
         """Concatenate slices along the last dimension, in rank order, on the group's first member.
 
-        The others get None.
+        The other members get None.
 
         Args:
             alike: a tensor with the same bits on all ranks with the same kind of device; ranks
-                compare it where that is cheap.
+                compare it if that is cheap.
         """
 
     def broadcast(
         self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
     ) -> Tensor:
-        """Return the tensor of rank `source`, of `shape` if known, on every member of the group."""
+        """Return rank `source`'s tensor (of `shape`, if known) on every member of the group."""
 
     def one_shot(self, group: Group, n: int) -> FusedAllReduce | None:
-        """Return the in-kernel one-shot all-reduce for n values; None, on all members, without
-        one."""
+        """Return the in-kernel one-shot all-reduce for n values; None, on all members, if there is
+        none."""

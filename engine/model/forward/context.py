@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class HiddenStates:
-    """Hidden states of the last tokens of all sequences, on one rank of an MTP block.
+    """Hidden states of all sequences' last tokens, on one rank of an MTP block.
 
-    There is a level per block, with the states that it reads. A position's state is in its
-    sequence's part (`Piece.batch_index`), in the row of the position modulo `KEPT_STATES`.
-    Unwritten rows are zero or stale.
+    Each block has a level with the states that it reads. A position's state is in its sequence's
+    part (`Piece.batch_index`), in the row given by the position modulo `KEPT_STATES`. Unwritten
+    rows are zero or stale.
 
     Args:
         n_levels: number of MTP blocks.
@@ -42,7 +42,7 @@ class HiddenStates:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that they take."""
+        """Size in bytes."""
         return sum(rows.nbytes for rows in self._levels)
 
     def begin(self, batch: Batch) -> None:
@@ -62,7 +62,7 @@ class HiddenStates:
     def follow(self, position: Tensor) -> None:
         """Store the next single token's hidden state at a position (1,) in device memory.
 
-        Run-ahead tokens have their position only there. The work is all on the device, so that it
+        Run-ahead tokens' positions are known only there. All work is done on the device, so that it
         is captured with the token.
         """
         own = self._own[:1]
@@ -78,7 +78,7 @@ class HiddenStates:
         return self._levels[level].index_select(0, self._rows_of(self._before, -1))
 
     def _rows_of(self, of_singles: Tensor, distance: int) -> Tensor:
-        """Return the row of each token of the pass, or of the token at a distance from it, (T,)."""
+        """Return the row of each token in the pass, or of the token `distance` after it, (T,)."""
         if self._is_of_singles:
             return of_singles[: len(self._pieces)]
         rows = [
@@ -89,7 +89,7 @@ class HiddenStates:
         return torch.tensor(rows, device=self._own.device)
 
     def exchanged(self, hidden: Tensor, level: int = 0) -> Tensor:
-        """Store the last hidden state of each piece of a prompt pass, (T, n_embd); return the
+        """Store the last hidden state of each piece in a prompt pass, (T, n_embd); return the
         previous token's hidden state for each token."""
         device, parts, first, rows = hidden.device, list[Tensor](), 0, self._levels[level]
         earlier = [_row(piece, piece.n_past - 1) for piece in self._pieces]
@@ -122,18 +122,18 @@ class Context:
     and the collectives run in that group.
 
     Args:
-        kinds: kind of each rank's device; devices of one kind round identically.
+        kinds: kind of each rank's device; devices of the same kind round identically.
 
     Attributes:
         batch: rows of this pass.
-        positions: position of each row of this pass, int64 (T,); passes over single tokens use the
+        positions: position of each row in this pass, int64 (T,); passes over single tokens use the
             same memory each time.
-        directions: control vector to add to the residual stream after a block, by block number.
+        directions: control vectors to add to the residual stream after blocks, by block index.
         side: additional tensors that an architecture passes to its blocks.
-        run_live: runs the last step of a recorded pass: replays call it instead of replaying it.
+        run_live: runs a recorded pass's last step; replays call it instead of replaying the step.
         is_sliced: whether each rank keeps its slice of the logits.
-        keeps_rows: whether all rows go through all blocks, see `drop_rows`.
-        head_input: hidden state from which these slices were computed, (rows, n_embd), if it has
+        keeps_rows: whether all rows go through all blocks; see `drop_rows`.
+        head_input: hidden states from which the logits were computed, (rows, n_embd), if they have
             the same bits on all ranks.
     """
 
@@ -184,8 +184,8 @@ class Context:
     def let_rows_drop(self) -> None:
         """Mark the next block as the last one that needs rows without wanted logits.
 
-        It caches their keys and values or updates recurrent states. Small passes keep all rows:
-        dropping them would need extra kernels for a negligible gain.
+        It caches their keys and values or updates recurrent states. Small passes keep all rows,
+        because dropping them would need extra kernels for a negligible gain.
         """
         if self.batch.n_rows > SMALL_BATCH and not self.keeps_rows:
             ending = self.batch.ending()
@@ -194,8 +194,8 @@ class Context:
     def drop_rows(self) -> None:
         """Drop unwanted rows from the pass, if the current block no longer needs them.
 
-        Values from before that are cut by `kept`. Every rank calls this at the same place between
-        two collectives, at the latest after the block.
+        `kept` drops these rows of earlier values. Every rank calls this at the same point between
+        two collectives, no later than after the block.
         """
         batch, self._ending = self._ending, None
         if batch is None:
@@ -206,7 +206,7 @@ class Context:
         self.ops.begin(batch, self.positions)
 
     def kept(self, x: MaybeTensor) -> MaybeTensor:
-        """Return x (T, ...) without dropped rows; None for None."""
+        """Return x (T, ...) without the dropped rows, or None if x is None."""
         n = self.positions.shape[0]
         return x if x is None or x.shape[0] == n else x[-n:]
 
@@ -226,7 +226,7 @@ class Context:
         return positions
 
     def keep_hidden_states(self, n_embd: int, n_blocks: int) -> None:
-        """Allocate the hidden states, of n_embd elements, that MTP blocks read later."""
+        """Allocate the hidden states (n_embd elements each) that MTP blocks read later."""
         self._hidden_states = HiddenStates(n_embd, self.device, n_blocks)
 
     @property
@@ -252,7 +252,7 @@ class Context:
 
     @property
     def position(self) -> Tensor:
-        """Position of a token that is computed alone, int64 (1,): always the same memory."""
+        """Position of a token that is computed alone, int64 (1,), always in the same memory."""
         return self._of_singles[:1]
 
     @property
@@ -271,7 +271,7 @@ class Context:
         return self.rank in group
 
     def enter(self, x: Tensor | None, group: Group, n: int | None = None) -> Tensor | None:
-        """Move x (T, n) to `group` if necessary; return None on ranks outside. For n see
+        """Move x (T, n) to `group` if necessary; return None on other ranks. For n see
         `all_reduce`."""
         previous, self._group = self._group, group
         if group != previous and not set(group) <= set(previous):
@@ -329,10 +329,10 @@ class Context:
         return None if n is None else (self.positions.shape[0], n)
 
     def all_reduce_add(self, x: Tensor, addend: Addend, norm: NormLayer | None = None) -> Tensor:
-        """All-reduce the addend of the group's ranks and add it to the residual stream x (T,
+        """All-reduce the addend over the group's ranks and add it to the residual stream x (T,
         n_embd).
 
-        Collective. Unwanted rows are dropped, see `drop_rows`.
+        Collective. Unwanted rows are dropped; see `drop_rows`.
 
         Args:
             norm: norm that reads the result next, so that both can be fused; `normed` then returns
@@ -357,7 +357,7 @@ class Context:
         return ready
 
     def agree(self, x: Tensor, ranks: Group) -> Tensor:
-        """Return x as on the first of `ranks`, if their devices are of different kinds.
+        """Return the first rank's x if the devices of `ranks` are of different kinds, else x.
 
         All ranks computed x from the same bits, but kinds of devices round differently, and a
         choice that depends on the last bit must be the same everywhere. Collective over `ranks`.
@@ -370,9 +370,9 @@ class Context:
         return len({self._kinds[rank] for rank in ranks}) == 1
 
     def gather(self, x: Tensor | None, alike: Tensor) -> Tensor | None:
-        """Concatenate slices of the last dimension on the group's first rank; None elsewhere.
+        """Concatenate slices along the last dimension on the group's first rank; None elsewhere.
 
-        All ranks of the group computed `alike`; a difference means a faulty rank.
+        All ranks of the group have computed `alike`; if the copies differ, a rank is faulty.
         """
         group = self._group
         if self.is_sliced:
@@ -389,8 +389,8 @@ class Context:
     def ropes(
         self, rope: RopeLayer, *xs: Tensor, norms: Sequence[NormLayer] = ()
     ) -> Sequence[Tensor]:
-        """Rotate tensors, such as queries and keys, by the pass's positions, after their `norms`,
-        if any."""
+        """Rotate tensors (for example queries and keys) by the pass's positions, after their
+        `norms`, if any."""
         angles = self._angles.get(id(rope))
         if angles is None:
             angles = self._angles[id(rope)] = self._rope_angles(rope)
@@ -425,13 +425,13 @@ class Context:
     ) -> Tensor:  # fmt: skip
         """Append k and v to the cache and attend with q; all (T, heads of this rank, head_dim).
 
-        Queries of unwanted rows are dropped after the last keys and values, see `drop_rows`.
+        Queries of unwanted rows are dropped after the last keys and values; see `drop_rows`.
 
         Args:
             k: keys; None if another layer declared `state` and has written them.
             v: values; None if they are part of the keys.
             sinks: logits that take weight but have no value, (heads of this rank,); or None.
-            slopes: decrease of the scores per token of distance, (heads of this rank,); or None.
+            slopes: decrease in the scores per token of distance, (heads of this rank,); or None.
 
         Returns:
             (remaining rows, heads of this rank, head_dim_v)
@@ -453,10 +453,10 @@ class Context:
 
     @property
     def indices(self) -> Mapping[tuple[int, ...], Tensor]:
-        """Tensors returned by `index` so far, by their numbers."""
+        """Tensors that `index` has returned, keyed by their numbers."""
         return self._indices
 
     def states(self, state: RecurrentState, name: str) -> PlacedStates:
-        """Return a tensor of a recurrent layer with the rows of the pass, which update it in
+        """Return a recurrent layer's tensor together with the pass's rows, which update it in
         place."""
         return PlacedStates(self.cache.states(state, name), self.batch)

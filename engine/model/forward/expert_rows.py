@@ -19,8 +19,8 @@ class Groups:
     number of distinct experts.
 
     Attributes:
-        table: number, first row and number of rows of each expert in use, int64 (n_group, 3), on
-            the CPU; entries at its end may have no rows.
+        table: index, first row and row count of each expert in use, int64 (n_group, 3), on the CPU;
+            entries at its end may have no rows.
         expert_of: expert of each row, int64 (n_row,).
         pair_of: pair of each row, int64 (n_row,); pairs are numbered token by token.
         row_of: row of each pair, int64 (n_token, n_used).
@@ -51,7 +51,7 @@ class Groups:
 
     @property
     def n_row(self) -> int:
-        """Number of rows of all experts."""
+        """Number of rows over all experts."""
         return self.expert_of.shape[0]
 
     def __iter__(self) -> Iterator[tuple[int, slice]]:
@@ -62,7 +62,7 @@ class Groups:
                 yield expert, slice(first, first + n)
 
     def rows(self, x: Tensor, factors: Tensor | None = None) -> Tensor:
-        """Return each row's token of x (n_token, n) as (n_row, n), which must not be written to.
+        """Return each row's token from x (n_token, n), as (n_row, n); do not write to the result.
 
         `factors` scale each pair's row, (n_token, n_used).
         """

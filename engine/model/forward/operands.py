@@ -1,5 +1,4 @@
-"""Operands of operations other than tensors: weights and layers, activations, scores, routing,
-RoPE.
+"""Operands that are not plain tensors: weights and layers, activations, scores, routing, RoPE.
 
 Imports no torch at run time, so that models can be declared without it.
 """
@@ -19,18 +18,18 @@ if TYPE_CHECKING:
     from engine.model.forward.expert_rows import Groups
 
 Gating = Literal["softmax", "sigmoid", "softmax_chosen"]
-"""Function from router logits to scores, see `Routing`."""
+"""Function from router logits to scores; see `Routing`."""
 
 RopeStyle = Literal["norm", "neox"]
 """Pairing of rotated elements: adjacent (2i, 2i+1), or halves (i, i + n/2)."""
 
 BETA_FAST, BETA_SLOW = 32.0, 1.0
-"""YaRN's bounds in rotations; llama.cpp reads a file's own only for a few architectures."""
+"""YaRN's bounds in rotations; llama.cpp reads them from files only for a few architectures."""
 
 ALL = slice(None)
 
 NO_SLICE = "a rank without a slice must not call it"
-"""Message of assertions on the weights of a rank."""
+"""Message for assertions that a rank has weights."""
 
 
 class Weight(Protocol):
@@ -38,7 +37,7 @@ class Weight(Protocol):
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the matrix."""
+        """Size of the matrix in bytes."""
 
     def matmul(self, x: Tensor) -> Tensor:
         """Return `x Wᵀ`, (T, n_out), for x (T, n_in) in F32."""
@@ -49,7 +48,7 @@ class Weight(Protocol):
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
         """Multiply each row of x (n_row, n_in) by its expert's matrix (grouped GEMM).
 
-        On CPUs, x may instead have a row per token, (T, n_in), if these are fewer.
+        On CPUs, x may have one row per token, (T, n_in), instead if there are fewer tokens.
         """
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
@@ -57,7 +56,7 @@ class Weight(Protocol):
 
         Args:
             rows: rows of each W to multiply by.
-            transposed: whether to return `x W` instead: (T, n_head, n_out) to (T, n_head, n_in).
+            transposed: whether to return `x W`, (T, n_head, n_in), for x (T, n_head, n_out).
         """
 
 
@@ -77,13 +76,13 @@ class LinearLayer:
     is_partial = False
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map this rank's slice of x (T, n_in) to its slice or partial sum of (T, n_out)."""
+        """Map this rank's slice of x (T, n_in) to its slice or partial sum of y (T, n_out)."""
         assert self.weight is not None, NO_SLICE
         return self.finish(self.weight.matmul(x))
 
     @property
     def is_bare(self) -> bool:
-        """Whether there is neither bias nor scale."""
+        """Whether the layer has neither bias nor scale."""
         return self.scale is None and self.bias is None
 
     @property
@@ -92,14 +91,14 @@ class LinearLayer:
         return None if self.is_partial else self.bias
 
     def finish(self, y: Tensor) -> Tensor:
-        """Apply scale and bias to a product y (T, n_out of this rank)."""
+        """Apply scale and bias to a product y (T, this rank's n_out)."""
         if self.scale is not None:
             y = y * self.scale
         return y if self.added_bias is None else y + self.added_bias
 
 
 class ExpertLayer:
-    """Arithmetic of one matrix per routed expert, with the same split; see `ExpertLinear`.
+    """Arithmetic of linear maps, one per routed expert, all split alike; see `ExpertLinear`.
 
     Attributes:
         weight: this rank's part of all experts, (n_expert, n_out, n_in), or None.
@@ -112,7 +111,7 @@ class ExpertLayer:
     scale: Tensor | None = None
 
     def __call__(self, x: Tensor, groups: Groups) -> Tensor:
-        """Map each row of x (n_row, n_in) to (n_row, n_out) with the matrix of its expert."""
+        """Map each row of x (n_row, n_in) to (n_row, n_out) with its expert's matrix."""
         assert self.weight is not None, NO_SLICE
         y = self.weight.grouped(x, groups)
         if self.scale is not None:
@@ -136,7 +135,7 @@ class NormLayer:
 class RopeLayer:
     """Rotation of queries and keys by their positions; see `engine.model.layers.norm.Rope`.
 
-    `weight` has divisors of the frequencies (Llama 3's `rope_freqs`), (n_rot / 2,).
+    `weight` contains divisors of the frequencies (Llama 3's `rope_freqs`), (n_rot / 2,).
     """
 
     params: RopeParams
@@ -144,12 +143,12 @@ class RopeLayer:
 
 
 class Addend(NamedTuple):
-    """Value that `Context.all_reduce_add` adds to the residual stream: `norm(sum of partial + bias)
-    * scale`.
+    """Value that `Context.all_reduce_add` adds to the residual stream:
+    `norm(sum(partial) + bias) * scale`.
 
     Attributes:
         partial: this rank's partial sum, (T, n_embd); None if it has none.
-        bias: vector that is added once to the sum, (n_embd,).
+        bias: vector to add to the sum once, (n_embd,).
         norm: norm of the biased sum, if any.
         is_whole: whether `partial` is already the complete sum, the same on all ranks.
         sum_scale: factor on the residual stream afterwards, (1,).
@@ -163,7 +162,7 @@ class Addend(NamedTuple):
     sum_scale: Tensor | None = None
 
     def summed(self, total: Tensor) -> Addend:
-        """Return the addend with the sum of all ranks in place of the partial one."""
+        """Return the addend with the ranks' total in place of the partial sum."""
         return self._replace(partial=total, is_whole=True)
 
 
@@ -172,9 +171,9 @@ class Activation:
     """Activation between the matrices of an FFN or expert.
 
     Attributes:
-        kind: "silu"; "gelu" (tanh approximation); "relu"; "relu2" (ReLU squared); "oai": gpt-oss's
-            SiLU of 1.702 × gate times (up + 1); "sigmoid".
-        limit: upper bound of the gate, and ±limit for `up`; 0 for no limits.
+        kind: "silu"; "gelu" (tanh approximation); "relu"; "relu2" (ReLU squared); "oai" (gpt-oss):
+            gate × sigmoid(1.702 × gate) × (up + 1); "sigmoid".
+        limit: upper bound on the gate and on the magnitude of `up`; 0 for none.
     """
 
     kind: Literal["silu", "gelu", "relu", "relu2", "oai", "sigmoid"] = "silu"
@@ -195,7 +194,7 @@ class Scores:
         window: number of tokens that a query sees, itself included; 0 for no limit.
         chunk: number of tokens per chunk, if a query sees only its own chunk; 0 for no limit.
         softcap: cap of the scores: s becomes softcap × tanh(s / softcap); 0 for none.
-        first: first visible position; earlier ones are missing in MTP blocks.
+        first: first visible position; MTP blocks store no earlier ones.
     """
 
     scale: float
@@ -212,7 +211,7 @@ class Scores:
         return AttentionWindow(self.window or None)
 
     def first_visible(self, position: int) -> int:
-        """Return the first position that any query from `position` on sees."""
+        """Return the first position visible to any query at or after `position`."""
         first = min(self.first, position)
         if self.window:
             first = max(first, position - self.window + 1)
@@ -224,12 +223,12 @@ class Routing:
     """Rule by which a router selects each token's experts and their weights.
 
     Attributes:
-        n_used: number of experts per token; the largest if layers differ.
+        n_used: number of experts per token; the maximum if layers differ.
         gating: function from router logits to scores: softmax over all experts, sigmoid of each, or
             softmax over the selected ones only.
         normalise: whether the weights of the selected experts are divided by their sum.
         scale: factor on the weights.
-        n_group: number of groups of experts. The best groups are selected first, by the sum of the
+        n_group: number of expert groups. The best groups are selected first, by the sum of the
             scores of their two best experts (DeepSeek V3).
         n_group_used: number of groups to select experts from.
     """
@@ -244,11 +243,10 @@ class Routing:
 
 
 class PlacedStates(NamedTuple):
-    """Recurrent states (n_slots, ...) of several sequences, which the rows of a batch read and
-    write.
+    """Recurrent states (n_slots, ...) of several sequences, read and written by a batch's rows.
 
-    A piece's rows start from the state in its `read_slot` and write the state after them to its
-    `state_slot`. A piece that repeats the previous one gets the same result, and changes nothing.
+    A piece's rows start from the state in its `read_slot` and write the resulting state to its
+    `state_slot`. A piece that repeats the previous one has the same result and changes nothing.
     """
 
     held: Tensor
@@ -256,24 +254,24 @@ class PlacedStates(NamedTuple):
 
 
 States: TypeAlias = "Tensor | PlacedStates"
-"""State that a recurrent operation reads and updates in place: that of the rows' single sequence,
-or the states of several sequences."""
+"""State that a recurrent operation reads and updates in place: the state of a single sequence, or
+those of several."""
 
 
 class DeltaInputs(NamedTuple):
-    """Operands of a gated delta net for the value heads of a rank, as returned by the projections.
+    """Operands of a gated delta net for a rank's value heads, as returned by the projections.
 
     Attributes:
-        q, k: queries and keys, (T, key heads of the rank, head_dim), before their L2 norm.
+        q, k: queries and keys, (T, the rank's key heads, head_dim), before their L2 norm.
         v: values, (T, n_head, head_dim).
         step: step size before bias and softplus, (T, n_head), or (T, n_head, head_dim) with one per
             channel.
         step_bias: bias of the step size, (n_head,) or (n_head, head_dim).
         rate: decay rate, negative, (n_head,); the logarithm of a decay is step × rate.
-        beta: fraction of the state's old value for a key that v replaces, before the sigmoid, (T,
+        beta: fraction of a key's old value in the state that v replaces, before the sigmoid, (T,
             n_head).
         key_of: key head of each value head, int64 (n_head,); None if each has its own.
-        eps: minimum length that queries and keys are divided by.
+        eps: lower bound on the lengths by which queries and keys are divided.
     """
 
     q: Tensor
@@ -300,14 +298,14 @@ class DeltaInputs(NamedTuple):
 
 
 class ScanInputs(NamedTuple):
-    """Operands of a Mamba 2 scan for the heads of a rank, as returned by the projections.
+    """Operands of a Mamba 2 scan for a rank's heads, as returned by the projections.
 
     Attributes:
         values: values, (T, n_head, head_dim).
         step: step size before bias and softplus, (T, n_head).
         step_bias: bias of the step size, (n_head,).
         rate: decay rate, negative, (n_head,).
-        b, c: vectors that write to the states and read them, (T, groups of the rank, n_state).
+        b, c: vectors that write to the states and read them, (T, the rank's groups, n_state).
         skip: factor on the values that bypass the state, (n_head,).
         gate: gate of the output before its SiLU, (T, n_head × head_dim).
         key_of: group of each head, int64 (n_head,); None if each has its own.
@@ -336,15 +334,15 @@ class RopeParams:
     """Parameters of rotary position embedding: the map from positions to angles.
 
     Attributes:
-        n_rot: number of rotated elements of a head; the rest passes through.
+        n_rot: number of rotated elements per head; the rest pass through.
         style: pairing of the elements: adjacent ("norm") or halves ("neox").
         base: base of the frequencies base^(-2i / n_rot).
-        scale: 1 / the factor by which the context was stretched.
+        scale: reciprocal of the factor by which the context was stretched.
         yarn: whether scaled and unscaled frequencies are blended (YaRN) or all are scaled (linear).
-        n_ctx_orig: context before stretching, in tokens.
+        n_ctx_orig: context length before stretching, in tokens.
         attn_factor: extra factor on cos and sin.
         sections: numbers of pairs that rotate by an image token's time, row and column (M-RoPE,
-            arXiv 2409.12191); () for a single position. For text, all are equal.
+            arXiv 2409.12191); () if tokens have one position. For text, all three are equal.
         is_interleaved: whether those pairs alternate (Qwen 3) instead of being contiguous.
         beta_fast, beta_slow: YaRN's bounds in rotations within `n_ctx_orig`; pairs above the first
             are not scaled, pairs below the second are scaled fully.
@@ -363,7 +361,7 @@ class RopeParams:
     is_interleaved: bool = False
 
     def axes(self) -> tuple[int, ...]:
-        """Return for each pair whether it rotates by time (0), row (1) or column (2)."""
+        """Return what each pair rotates by: time (0), row (1) or column (2)."""
         n = self.n_rot // 2
         if self.is_interleaved:
             return tuple(i % 3 if i < 3 * self.sections[i % 3] else 0 for i in range(n))

@@ -1,7 +1,7 @@
 """Operations that layers call, in plain torch in F32: the reference, and the base of the backends.
 
 `CpuOps` and `GpuOps` override the operations they have kernels for, and fall back to these methods
-where a kernel does not apply.
+if a kernel does not apply.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Ops:
     """
 
     def begin(self, batch: Batch, positions: Tensor) -> None:
-        """Prepare for a pass; `positions` (T,) are on the device, for single tokens always at the
-        same address."""
+        """Prepare for a pass; `positions` (T,) are on the device, always at the same address for
+        single tokens."""
 
     def extend(self, tables: Tables) -> None:
-        """Give the only sequence of a running pass more pages.
+        """Give more pages to the only sequence of a running pass.
 
         Run-ahead steps that have already started are unaffected; later ones use these tables.
         """
@@ -83,7 +83,7 @@ class Ops:
         return self.rms_norm(x - x.mean(-1, keepdim=True), weight, bias, eps)
 
     def norm(self, x: Tensor, layer: NormLayer) -> Tensor:
-        """Apply a norm to x (..., n) with the weight and bias of its layer."""
+        """Apply a norm to x (..., n) with its layer's weight and bias."""
         normalise = self.rms_norm if layer.kind == "rms" else self.layer_norm
         return normalise(x, layer.weight, layer.bias, layer.eps)
 
@@ -98,12 +98,12 @@ class Ops:
         """Add to the residual stream x (T, n_embd), and normalise the result for its next reader.
 
         Args:
-            addend: value to add: the sum of all ranks, or this rank's partial sum with `one_shot`.
+            addend: value to add: the sum over ranks or, with `one_shot`, this rank's partial sum.
             norm: norm that reads the result next; None if unknown.
             one_shot: all-reduce that sums the ranks' partial sums.
 
         Returns:
-            The residual stream, and the normalised one or None without a norm.
+            The residual stream, and the normalised stream if there is a norm, else None.
         """
         if one_shot is not None:
             addend = addend.summed(one_shot.all_reduce(addend.partial, x.shape))
@@ -125,7 +125,7 @@ class Ops:
     def sum_and_norm(
         self, x: Tensor, delta: Tensor, norm: NormLayer | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return x + delta, both (T, n_embd), and its norm or None without one."""
+        """Return x + delta, both (T, n_embd), and the normalised sum if there is a norm."""
         x = x + delta
         return x, None if norm is None else self.norm(x, norm)
 
@@ -289,7 +289,7 @@ class Ops:
         return weights.gather(-1, place), Groups.of(chosen)
 
     def route(self, routing: Routing, logits: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return weights and numbers of each token's experts, both (T, n_used); see `Routing`.
+        """Return the weights and indices of each token's experts, both (T, n_used); see `Routing`.
 
         For the arguments see `assign`.
         """
@@ -302,7 +302,7 @@ class Ops:
         scores = logits.softmax(-1) if routing.gating == "softmax" else logits.sigmoid()
         ranking = scores if bias is None else scores + bias
         if bias is None and routing.n_group == 1:
-            ranking = logits  # same order, and large logits do not all become 1
+            ranking = logits  # same order, but large logits do not all become 1
         if routing.n_group > 1:
             ranking = _only_best_groups(ranking, routing.n_group, routing.n_group_used)
         chosen = ranking.topk(routing.n_used).indices
@@ -315,7 +315,7 @@ class Ops:
         self, act: Activation, x: Tensor, gate: ExpertLayer | None, up: ExpertLayer | None,
         down: ExpertLayer, groups: Groups, factors: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Return `down(act(gate(x)) * up(x))` of each token's experts, (n_row, n_out).
+        """Return `down(act(gate(x)) * up(x))` for each token's experts, (n_row, n_out).
 
         Args:
             x: input, (T, n_in).
@@ -333,7 +333,7 @@ class Ops:
         return down(self.gated(act, gates, ups), groups)
 
     def expert_rows(self, x: Tensor, groups: Groups, factors: Tensor | None) -> Tensor:
-        """Return the experts' input rows of x (T, n_in), see `Weight.grouped` and `experts`."""
+        """Return the experts' input rows from x (T, n_in); see `Weight.grouped` and `experts`."""
         return groups.rows(x, factors)
 
     def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor:
@@ -344,7 +344,7 @@ class Ops:
         self, params: RopeParams, factors: Tensor | None, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, each (T, 1, n_rot / 2), for positions (T,)."""
-        # in F64: far positions times high frequencies lose too many bits in F32
+        # in F64, because far positions times high frequencies lose too many bits in F32
         frequency = frequencies(params, factors, positions.device)
         angles = positions.double()[:, None, None] * frequency
         magnitude = params.magnitude()
@@ -385,15 +385,15 @@ class Ops:
         self, q: Tensor, cache: LayerCache, batch: Batch, scores: Scores,
         sinks: Tensor | None = None, slopes: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Attend with q (T, n_head, head_dim) over the cache: causal softmax attention.
+        """Apply causal softmax attention with q (T, n_head, head_dim) over the cache.
 
         The cache already holds the keys and values of all rows. Each row sees its own sequence up
-        to its own position, and later positions in the same interval of `Batch.two_way`; fewer if a
+        to its own position, and later positions in the same interval of `Batch.two_way`; less if a
         window or chunk limits it.
 
         Args:
             sinks: logits that take weight but have no value, (n_head,); or None.
-            slopes: decrease of the scores per token of distance, (n_head,) (ALiBi, arXiv
+            slopes: decrease in the scores per token of distance, (n_head,) (ALiBi, arXiv
                 2108.12409); or None.
 
         Returns:
@@ -419,10 +419,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": lambda x: torch.square(relu(x)),
     "sigmoid": torch.sigmoid,
 }
-"""Function of each kind of activation; "oai" exists only with a gate."""
+"""Function for each kind of activation; "oai" exists only with a gate."""
 
 MIN_SUM = 6.103515625e-5
-"""Minimum divisor of the experts' weights: F16's smallest normal number (as in llama.cpp)."""
+"""Minimum divisor for the experts' weights: F16's smallest normal number (as in llama.cpp)."""
 
 
 def frequencies(params: RopeParams, factors: Tensor | None, device: torch.device) -> Tensor:

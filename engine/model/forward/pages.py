@@ -1,4 +1,4 @@
-"""Keys of KV cache pages, which identify a page's tokens and all tokens before it."""
+"""Keys of KV cache pages, each of which identifies a page's tokens and all tokens before it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-PAGE = 256  # tokens of a page
+PAGE = 256  # tokens per page
 GONE = -1  # page table entry for a page that no later token attends to
 ROOT = b""  # key before the first page
 
@@ -18,7 +18,7 @@ def page_key(before: bytes, ids: Sequence[int]) -> bytes:
 
 
 def page_keys(ids: Sequence[int], known: Sequence[bytes] = ()) -> list[bytes]:
-    """Return the keys of all complete pages of a sequence; `known` holds the first of them."""
+    """Return the keys of all complete pages of a sequence; `known` contains the first of them."""
     keys = list(known)
     for start in range(len(keys) * PAGE, len(ids) - PAGE + 1, PAGE):
         keys.append(page_key(keys[-1] if keys else ROOT, ids[start : start + PAGE]))
@@ -37,7 +37,7 @@ class AttentionWindow:
 
     Attributes:
         n: number of tokens; None for no limit.
-        is_chunked: whether attention is limited to chunks of `n` tokens (Llama 4), instead of to
+        is_chunked: whether attention is limited to chunks of `n` tokens (Llama 4), rather than to
             the last `n` tokens, the current one included.
     """
 

@@ -28,13 +28,13 @@ class Captured(Generic[T]):
         self._steps: list[Callable[[], object]] = []
 
     def replay(self) -> None:
-        """Run it again on torch's current stream."""
+        """Run the computation again on torch's current stream."""
         for step in self._steps:
             step()
 
 
 class Replayable:
-    """Base of recordings; `refusal` is the reason why one cannot be replayed, or ""."""
+    """Base of recordings; `refusal` is the reason why a recording cannot be replayed, or ""."""
 
     refusal = ""
 

@@ -1,13 +1,13 @@
-"""Recurrent layers, which have a state of fixed size instead of keys and values: torch in F32.
+"""Recurrent layers, which have a state of fixed size instead of keys and values, in torch and F32.
 
-A state is the memory of one layer on one rank. Every function takes the T tokens of a pass, updates
-the state in place, and returns the same for one pass as for its pieces, up to rounding. One token
-follows the recurrence. More tokens are computed in chunks: contributions between tokens of a chunk
-are matrix products, and only the state is carried from chunk to chunk.
+A state is one layer's memory on one rank. Every function takes the T tokens of a pass, updates the
+state in place, and gives the same results for a whole pass as for its pieces, up to rounding. A
+single token follows the recurrence. More tokens are computed in chunks: contributions between
+tokens of a chunk are matrix products, and only the state is carried from chunk to chunk.
 
 Decays are logarithms ≤ 0. They are summed over exactly the tokens between two positions, never
-taken as differences of running totals: after a decay of -inf such a difference has no correct
-digits, and if it is split into two factors, one of them overflows.
+taken as differences of running totals, because after a decay of -inf such a difference has no
+correct digits, and if it is split into two factors, one of them overflows.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 CHUNK_TOKENS = 64
-"""Tokens of a chunk, a power of two. Work within a chunk grows with its square, and chunks are
+"""Tokens per chunk, a power of two. The work within a chunk grows quadratically, and chunks are
 computed sequentially."""
 
-SCAN_TOKENS = 16  # number of tokens for which the selective scan holds states at a time
+SCAN_TOKENS = 16  # number of tokens whose states the selective scan keeps at a time
 
 
 class Decays(NamedTuple):
@@ -131,7 +131,7 @@ def gated_delta_rule(
         return _read(q, state)
     q, k, v, gate, beta = (_split_chunks(t) for t in (q, k, v, gate, beta))
     (k_products, q_products), decays = _decayed_products((k, q), k, gate)
-    # |k| ≤ 1 and β ≤ 2 bound the elements of the inverse by β: no accuracy is lost by forming it
+    # |k| ≤ 1 and β ≤ 2 bound the elements of the inverse by β, so forming it loses no accuracy
     inverse: Tensor = torch.linalg.solve_triangular(
         beta * k_products, beta.squeeze(-1).diag_embed(), upper=False, unitriangular=True
     )
@@ -143,8 +143,8 @@ def selective_scan(
 ) -> Tensor:
     """Run Mamba 1 (arXiv 2312.00752): `S = exp(Δ a) S + Δ x ⊗ b; y = S c + d x` for each token.
 
-    Every element of the state decays at its own rate, which no matrix product expresses: this is
-    one fused operation per token.
+    Every element of the state decays at its own rate, which no matrix product can express, so this
+    is one fused operation per token.
 
     Args:
         x: input, (T, channels).
@@ -211,7 +211,7 @@ def _read(keys: Tensor, state: Tensor) -> Tensor:
 def _split_chunks(x: Tensor) -> Tensor:
     """Split x (T, n_head, d) into chunks (n_chunk, n_head, C, d), C a power of two ≤ CHUNK_TOKENS.
 
-    The last chunk is padded with zeros: as keys, gates and steps they do not change the state.
+    The last chunk is padded with zeros, which do not change the state as keys, gates or steps.
     """
     n_tokens = x.shape[0]
     size = min(CHUNK_TOKENS, 1 << (n_tokens - 1).bit_length())
@@ -246,7 +246,7 @@ def _decayed_products(
 def _products_by_halves(
     rows: Sequence[Tensor], k: Tensor, gate: Tensor
 ) -> tuple[list[Tensor], Decays]:
-    """Compute `_decayed_products` for a gate per channel: the decay is part of the sum over d.
+    """Compute `_decayed_products` with a gate per channel, so the decay is part of the sum over d.
 
     For any j < i there is a power of two such that j and i lie in two neighbouring spans of that
     many tokens. The decay is then a product of two factors ≤ 1, from j to the border of the spans

@@ -1,7 +1,7 @@
 """Declarations of layers' KV caches and recurrent states, which the runtime allocates per rank.
 
-A layer keeps its declaration as an attribute and passes it to `Context` to access the memory, so
-the planner counts exactly the bytes that are allocated later.
+A layer keeps its declaration as an attribute and passes it to `Context` to access the memory. The
+planner reads the same declarations, so it counts exactly the bytes that are allocated later.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ MIN_SLOTS = 2  # minimum number of slots for recurrent states on the devices
 FEW_GUESSED = 3
 """Maximum number of draft tokens per answer with their own state slots, unless memory allows more.
 
-A state takes as much memory as another sequence's: 79 MB for Qwen 3 Next 80B, 157 MB for Qwen 3.5
-27B. With enough memory, each draft token that `LoadParams.draft_max` allows has a slot.
+Each slot takes as much memory as another sequence's state: 79 MB for Qwen 3 Next 80B, 157 MB for
+Qwen 3.5 27B. If memory allows, every draft token up to `LoadParams.draft_max` has a slot.
 """
 
 REPORTED_COUNTS = 1, 2, 3, 4, 6, 8, 12, MAX_AT_ONCE
-"""Numbers of parallel requests for which `CacheSize.rooms` returns the maximum length."""
+"""Request counts for which `CacheSize.rooms` returns the maximum length."""
 
 
 class RequestRoom(NamedTuple):
@@ -49,11 +49,11 @@ class RequestRoom(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """Sizes that determine the memory of keys, values and recurrent states.
+    """Sizes that determine the memory for keys, values and recurrent states.
 
     Attributes:
-        n_ctx: maximum number of tokens of a sequence.
-        kv_type: KV type, see `LoadParams.kv_type`.
+        n_ctx: maximum number of tokens per sequence.
+        kv_type: KV type; see `LoadParams.kv_type`.
         n_parallel: number of sequences of `n_ctx` tokens that fit.
         n_batch: maximum number of prompt tokens per pass.
         n_guessed: maximum number of draft tokens per sequence with their own state slots.
@@ -70,24 +70,23 @@ class CacheSize:
         cls, params: LoadParams, n_ctx: int, n_batch: int | None = None,
         n_guessed: int | None = None,
     ) -> CacheSize:  # fmt: skip
-        """Return the sizes that the parameters of a load request.
+        """Return the sizes for a load with these parameters.
 
         Args:
             n_ctx: context length that the model allows.
-            n_batch: number of prompt tokens per pass; None for that of the parameters or the
-                default.
-            n_guessed: see `CacheSize`; None for few.
+            n_batch: number of prompt tokens per pass; None for `params.n_batch` or the default.
+            n_guessed: see `CacheSize`; None for `few_guessed`.
         """
         n_batch = n_batch or params.n_batch or PROMPT_BATCH
         n_guessed = few_guessed(params) if n_guessed is None else n_guessed
         return cls(n_ctx, params.kv_type, params.parallel, n_batch, n_guessed)
 
     def n_pages(self, window: AttentionWindow) -> int:
-        """Return the number of pages of a group of layers.
+        """Return the number of pages for a group of layers.
 
-        Full-attention layers have pages for `n_parallel` whole sequences, or for more shorter ones.
-        Layers with a window keep `n_windows` windows, and next to one of them the batch that is
-        being computed. They never need more pages than full-attention layers.
+        Full-attention layers have pages for `n_parallel` sequences of full length, or more shorter
+        ones. Layers with a window keep `n_windows` windows plus the batch being computed, but never
+        need more pages than full-attention layers.
         """
         whole = self.n_parallel * -(-self.n_ctx // PAGE)
         if window.n is None:
@@ -99,10 +98,10 @@ class CacheSize:
     def n_windows(self) -> int:
         """Number of sequences, running or idle, that keep their windows.
 
-        A chat continues without recomputing its last window if that was kept. So each of
-        `n_parallel` sequences has a second, idle one, plus one for a short request in between:
-        three by default. Windows are much smaller than whole sequences, but not negligible in large
-        models.
+        A chat can continue without recomputing its last window if that window was kept. There are
+        therefore two windows per parallel sequence (one running, one idle) and one for a short
+        request in between: three by default. Windows are much smaller than whole sequences, but not
+        negligible in large models.
         """
         return min(MAX_AT_ONCE, 2 * self.n_parallel + 1)
 
@@ -110,8 +109,8 @@ class CacheSize:
     def n_slots(self) -> int:
         """Number of recurrent states on the devices.
 
-        Each of `n_parallel` sequences has one, and so has each of its draft tokens during
-        verification. Unused ones serve other sequences.
+        Each of `n_parallel` sequences has one, plus one per draft token during verification. Other
+        sequences can use free slots.
         """
         n_checked = min(MAX_AT_ONCE, self.n_parallel * (1 + self.n_guessed))
         return max(MIN_SLOTS, self.n_parallel, n_checked)
@@ -119,9 +118,9 @@ class CacheSize:
     def rooms(
         self, windows: Iterable[AttentionWindow], *, has_states: bool
     ) -> tuple[RequestRoom, ...]:
-        """Return the maximum length for several numbers of parallel requests, longest first.
+        """Return the maximum request length for several request counts, longest first.
 
-        Each group of layers has one of `windows`; recurrent states (`has_states`) have a slot per
+        Each group of layers has one of `windows`; recurrent states (`has_states`) take a slot per
         sequence.
         """
         windows = tuple(windows)
@@ -132,7 +131,7 @@ class CacheSize:
         return tuple(r for r, next_n in zip(rooms, shorter, strict=True) if r.n_tokens > next_n)
 
     def _longest(self, n: int, windows: tuple[AttentionWindow, ...]) -> int:
-        """Return the maximum length of each of `n` requests; 0 if not even a page each fits."""
+        """Return the maximum length per request for `n` requests; 0 if a page each does not fit."""
         if self._have_room(n, self.n_ctx, windows):
             return self.n_ctx
         n_pages = range(-(-self.n_ctx // PAGE))
@@ -140,7 +139,7 @@ class CacheSize:
         return max(0, full - 1) * PAGE
 
     def _have_room(self, n: int, n_tokens: int, windows: tuple[AttentionWindow, ...]) -> bool:
-        """Return whether `n` requests of a length can run, one of them still in its prompt."""
+        """Return whether `n` requests of `n_tokens` can run while one of them reads its prompt."""
         n_batch = min(self.n_batch, n_tokens)
         return all(
             window.n_pages(n_tokens, n_batch) + (n - 1) * window.n_pages(n_tokens, 1)
@@ -154,7 +153,7 @@ class CacheSize:
 
 
 def few_guessed(params: LoadParams) -> int:
-    """Return the number of draft tokens per sequence that have state slots in any case."""
+    """Return the number of draft tokens per sequence that always have state slots."""
     return min(params.n_draft, FEW_GUESSED)
 
 
@@ -163,19 +162,19 @@ F32_BYTES = 4
 KV_INFO: Mapping[str, TypeInfo] = MappingProxyType(
     {name: TYPES[GGMLQuantizationType[name.upper()]] for name in KV_TYPES}
 )
-"""GGML type of each KV type."""
+"""GGML type for each KV type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Elements of keys and values, and of scores, per step of attention over a cache, in F32."""
+    """F32 elements per step of attention over a cache: of keys and values, and of scores."""
 
     keys: int
     scores: int
 
 
 CPU_STEP = Step(keys=1 << 21, scores=1 << 19)
-"""Step on a CPU in torch: the keys of one head and its scores fit in a core's caches."""
+"""Step on a CPU in torch, so that one head's keys and scores fit in a core's caches."""
 
 ATTENTION_BLOCK = 64  # positions per block of keys and values in the CPU's attention kernels
 
@@ -185,23 +184,23 @@ ATTENTION_HEADS = 64
 ATTENTION_VECTOR_BYTES = 64  # vector size of these kernels; queries and results are padded to it
 
 ATTENTION_TILE_BYTES = 512 << 10
-"""Maximum bytes of their queries and results of several tokens, which fit in a core's cache."""
+"""Maximum bytes of their queries and results for several tokens, to fit in a core's cache."""
 
 ATTENTION_RESULTS_BYTES = 32 << 20
 """Maximum size of their per-page results, which are merged at the end."""
 
 DEVICE_STEP = Step(keys=1 << 24, scores=1 << 24)
-"""Step on other devices: long enough to hide launch latency."""
+"""Step on other devices, long enough to hide launch latency."""
 
 
 class KVState:
     """Keys and values of one attention layer, split like the heads that use them.
 
     Args:
-        heads: query heads of each rank.
-        kv_heads: key-value heads of each rank.
-        window: widest window of the layers that attend to them.
-        v_in_k: whether values are the first `head_dim_v` elements of the keys, held once (MLA).
+        heads: each rank's query heads.
+        kv_heads: each rank's key-value heads.
+        window: widest window among the layers that read this cache.
+        v_in_k: whether values are the first `head_dim_v` elements of the keys, stored once (MLA).
     """
 
     def __init__(
@@ -216,15 +215,15 @@ class KVState:
         self.v_in_k = v_in_k
 
     def cuts(self) -> dict[str, Segments]:
-        """Return the split of the first dimension over ranks: of "k", and of "v" if it is held."""
+        """Return how the first dimension of "k", and of "v" if stored, is split over ranks."""
         return dict.fromkeys("k" if self.v_in_k else "kv", (self.kv_heads,))
 
     def slice_key(self, rank: int) -> object:
-        """Return a key that is equal for ranks, also of other splits, with the same heads."""
+        """Return a key that is equal for ranks with the same heads, even in different splits."""
         return self.heads.spans[rank], self.kv_heads.spans[rank]
 
     def n_bytes(self, rank: int, size: CacheSize) -> int:
-        """Return the bytes of `rank`."""
+        """Return the bytes on `rank`."""
         return size.n_held(self.window) * self.token_bytes(rank, size.kv_type)
 
     def token_bytes(self, rank: int, kv_type: str) -> int:
@@ -236,24 +235,24 @@ class KVState:
         return self.kv_heads.size(rank) * width
 
     def held_types(self, kv_type: str) -> KVTypes:
-        """Return the types of keys and values; values in keys have the keys' type."""
+        """Return the stored types of keys and values; values inside keys have the keys' type."""
         types = kv_types(kv_type)
         return KVTypes(types.k, types.k) if self.v_in_k else types
 
     def n_work(self, rank: int, n_tokens: int, n_ctx: int, step: Step) -> int:
-        """Return the working memory of attention on `rank`, see `attention_work`."""
+        """Return the working memory of attention on `rank`; see `attention_work`."""
         return attention_work(self.heads.size(rank), self.row, n_tokens, n_ctx, step)
 
     @property
     def row(self) -> int:
-        """Number of stored elements of a key and its value."""
+        """Number of elements stored for a key and its value."""
         return self.head_dim_k + (0 if self.v_in_k else self.head_dim_v)
 
     def check_type(self, kv_type: str) -> None:
-        """Check that keys and values are whole blocks of a KV type.
+        """Check that keys and values consist of whole blocks of a KV type.
 
         Raises:
-            EngineError: they are not.
+            EngineError: they do not.
         """
         types = self.held_types(kv_type)
         for noun, held, size in (
@@ -271,14 +270,14 @@ class KVState:
 
 
 def attention_work(heads: int, row: int, n_tokens: int, n_ctx: int, step: Step) -> int:
-    """Return the working memory of attention of `n_tokens` tokens, in F32 elements.
+    """Return attention's working memory for `n_tokens` tokens, in F32 elements.
 
     An upper bound, excluding queries and results: keys and values read from the cache, twice
     because they may be quantised, and the scores with their mask and biases.
 
     Args:
         heads: number of query heads.
-        row: number of elements of a key and its value.
+        row: number of elements in a key and its value.
     """
     width = heads * row
     keys = min(width * n_ctx, max(width, step.keys))
@@ -289,8 +288,7 @@ class RecurrentState:
     """Named F32 tensors of one recurrent layer; their size does not depend on the context.
 
     Args:
-        tensors: for each tensor, the units of each rank, in one or several segments, and the shape
-            of a unit.
+        tensors: each tensor's units per rank, in one or several segments, and the shape of a unit.
     """
 
     def __init__(self, **tensors: tuple[Ranges | tuple[Ranges, ...], tuple[int, ...]]) -> None:
@@ -304,18 +302,18 @@ class RecurrentState:
         }
 
     def slice_key(self, rank: int) -> object:
-        """Return a key that is equal for ranks, also of other splits, with the same units."""
+        """Return a key that is equal for ranks with the same units, even in different splits."""
         return tuple(cut.spans[rank] for cuts in self.cuts().values() for cut in cuts)
 
     def shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each tensor on `rank`: its units first."""
+        """Return the shape of each tensor on `rank`, units first."""
         return {
             name: (sum(segment.size(rank) for segment in segments), *self._tensors[name][1])
             for name, segments in self.cuts().items()
         }
 
     def whole_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes on a rank that has all units, each once."""
+        """Return the shapes on a rank that has every unit once."""
         return {
             name: (sum(segment.total for segment in segments), *self._tensors[name][1])
             for name, segments in self.cuts().items()
@@ -333,8 +331,8 @@ class RecurrentState:
         """Return the elements per token that a prefill pass needs in addition to the residual
         stream.
 
-        Estimated from measurements: several copies of both sides of every head's matrix, or of the
-        channels if these have no matrix.
+        Estimated from measurements: a multiple of both dimensions of every head's matrix, or of the
+        channels if there are no matrices.
         """
         return max(
             6 * n_units * sum(sides) if len(sides) == 2 else 8 * n_units
@@ -342,14 +340,14 @@ class RecurrentState:
         )
 
 
-State = KVState | RecurrentState  # memory of a layer for previous tokens
+State = KVState | RecurrentState  # a layer's memory of previous tokens
 
 
 def windows_of(states: Iterable[State]) -> tuple[AttentionWindow, ...]:
     """Return the distinct windows of a model's layers; each defines a group of layers.
 
-    The order does not depend on the split, because every rank declares all layers, even without a
-    part of them.
+    The order does not depend on the split, because every rank declares all layers, even if it has
+    no part of them.
     """
     return in_order(state.window for state in states if isinstance(state, KVState))
 
@@ -362,7 +360,7 @@ SHARED_ROWS = 10 << 10
 class AttentionSize(NamedTuple):
     """Sizes that determine the working memory of one layer's attention on a rank.
 
-    `row` is the number of elements of a key and its value, which may share them (`is_shared`).
+    `row` is the number of elements in a key and its value, which may share them (`is_shared`).
     """
 
     heads: int
@@ -388,10 +386,10 @@ def pieces_bytes(cache: AttentionSize, n_tokens: int, n_ctx: int, are_singles: b
 
 
 def pages_bytes(cache: AttentionSize, n_ctx: int) -> int:
-    """Return the maximum bytes of attention on the CPU, excluding queries and results.
+    """Return the maximum bytes that attention needs on the CPU, excluding queries and results.
 
-    These are each thread's scratch memory for a tile, with the keys and values of a block, and the
-    results of few tokens for all pages; see `engine.backends.cpu.kernels.cache.query_heads`.
+    They hold each thread's scratch memory for a tile and a block of keys and values, and the
+    per-page results for a few tokens; see `engine.backends.cpu.kernels.cache.query_heads`.
     """
     width = cache.row if cache.is_shared else cache.row // 2
     result = result_bytes(width)

@@ -30,7 +30,7 @@ class Block(Module, ABC):
 
     Attributes:
         norm_type: class of its norms.
-        split: its parts' split over ranks; ranks outside `split.group` skip the block.
+        split: split of its parts over ranks; ranks outside `split.group` skip the block.
         nextn: input of an MTP block, else None.
     """
 
@@ -40,13 +40,13 @@ class Block(Module, ABC):
         self.hp = hp
         self.split = split
         self.layer = layer
-        self._next_norm: tuple[Norm | None] = (None,)  # wrapped: it belongs to another block
+        self._next_norm: tuple[Norm | None] = (None,)  # in a tuple, as it belongs to another block
         is_mtp = layer >= hp.n_trunk
         self.nextn = MTPInput(hp, self.norm_type, split.group) if is_mtp else None
 
     @classmethod
     def dims(cls, hp: HParams, layer: int) -> BlockDims:
-        """Return the sizes of block `layer` that are split; an empty block is on no rank."""
+        """Return the sizes in block `layer` that can be split; an empty block is on no rank."""
         return BlockDims()
 
     def reduces(self) -> tuple[int, ...]:
@@ -58,7 +58,7 @@ class Block(Module, ABC):
         """Map the residual stream x (T, n_embd) to the next block's."""
 
     def norm(self) -> Norm:
-        """Return a new norm of the residual stream, replicated on all ranks of the block."""
+        """Return a new norm for the residual stream, replicated on all ranks of the block."""
         return self.norm_type(self.hp.n_embd, self.hp.norm_eps, Replicate(self.split.group))
 
     @property
@@ -262,7 +262,7 @@ class SandwichBlock(TransformerBlock):
 
 
 SIDE = "per_layer"
-"""Key in `Context.side` of the per-layer inputs, (T, n_layer × n), which all ranks hold."""
+"""Key in `Context.side` of the per-layer inputs, (T, n_layer × n), which all ranks have."""
 
 
 def per_layer_width(hp: HParams) -> int:
@@ -271,7 +271,7 @@ def per_layer_width(hp: HParams) -> int:
 
 
 class PerLayerEmbedding(Module):
-    """Per-layer inputs of all layers: a lookup by token plus a projection of the embedding.
+    """Per-layer inputs for all layers: a lookup by token plus a projection of the embedding.
 
     `(table[id] sqrt(n) + norm(proj(x) / sqrt(n_embd))) / sqrt(2)` for inputs of n elements. `rows`
     is the embedding's split.

@@ -26,7 +26,7 @@ Group = tuple[int, ...]
 class FFN(Module):
     """FFN `down(act(gate(x)) * up(x))` (Shazeer 2020), or `down(act(up(x)))` without a gate.
 
-    `columns` are the inner columns of each rank; `n_reduce` counts all-reduces before the output's.
+    `columns` are each rank's inner columns; `n_reduce` counts all-reduces before the output's.
     """
 
     is_nameless = True
@@ -68,7 +68,7 @@ def separate(source: TensorSource, fused: str, parts: Parts, columns: tuple[int,
 
     Raises:
         InvalidGGUF: its shape is wrong, a part of a bias ends inside a quantised block, or the file
-            also has a part as a tensor.
+            also has a tensor for a part.
     """
     n_rows = sum(rows for _, rows in parts)
     for kind, shape in (("weight", (n_rows, *columns)), ("bias", (n_rows,))):
@@ -109,7 +109,7 @@ def separate_qkv(source: TensorSource, hp: HParams, layer: int) -> None:
 
 
 def separate_gate_up(source: TensorSource, hp: HParams, layer: int) -> None:
-    """Split an `ffn_up` of twice the columns (rows gate, then up), and the shared expert's
+    """Split an `ffn_up` with twice the columns (rows gate, then up), and the shared expert's
     likewise."""
     for suffix, n_ff in (("", hp.n_ff[layer]), ("_shexp", hp.n_ff_shexp[layer])):
         gate, up = f"blk.{layer}.ffn_gate{suffix}", f"blk.{layer}.ffn_up{suffix}"
@@ -119,7 +119,7 @@ def separate_gate_up(source: TensorSource, hp: HParams, layer: int) -> None:
 
 
 GATINGS: dict[int, Gating] = {1: "softmax", 2: "sigmoid", 3: "softmax_chosen"}
-"""Gatings by their number in `expert_gating_func`; 0 or no key means the architecture's default."""
+"""Gatings by their value in `expert_gating_func`; 0 or no key means the architecture's default."""
 
 
 def read_routing(hp: HParams, gating: Gating = "softmax", *, normalise: bool = True) -> Routing:
@@ -182,17 +182,17 @@ class SharedExpert(FFN):
 class MoE(Module):
     """Mixture of experts: each token goes to the `n_used` experts with the best router scores.
 
-    Every rank computes the same routing and holds some columns of every expert; weighted sum and
-    shared expert are added before the single all-reduce (Mixtral, arXiv 2401.04088; DeepSeekMoE,
-    arXiv 2401.06066).
+    Every rank computes the same routing and holds some columns of every expert; the weighted sum
+    and the shared expert are added before the single all-reduce (Mixtral, arXiv 2401.04088;
+    DeepSeekMoE, arXiv 2401.06066).
 
     Args:
         is_gated: whether experts are `down(act(gate(x)) * up(x))` instead of `down(act(up(x)))`.
-        shared_act: activation of the shared expert; None for that of the routed ones.
+        shared_act: activation of the shared expert; None for the routed experts'.
         width: input and output width of the routed experts; None for the residual stream's.
 
     Attributes:
-        n_reduce: number of all-reduces inside it, before that of its output.
+        n_reduce: number of all-reduces inside it, before its output's.
     """
 
     is_nameless = True
@@ -226,7 +226,7 @@ class MoE(Module):
 
     @property
     def bias(self) -> Tensor | None:
-        """No bias after the all-reduce: experts' biases are weighted."""
+        """No bias after the all-reduce, because experts' biases are weighted."""
         return None
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
@@ -235,7 +235,7 @@ class MoE(Module):
         return routed if self.shared is None else self.shared.add_to(routed, x, ctx)
 
     def routed(self, x: Tensor, router_input: Tensor, ctx: Context) -> Tensor | None:
-        """Return this rank's partial sum of the routed experts, (T, n_embd); None without columns.
+        """Return this rank's partial sum over routed experts, (T, n_embd); None if it has none.
 
         x and the router's input are (T, n_embd).
         """

@@ -23,8 +23,8 @@ class Traits:
     """Properties of an architecture that its files do not state.
 
     Attributes:
-        rope_style: pairing of the rotated elements; None without RoPE.
-        norm_eps: kind of norm; its key has the epsilon of all norms.
+        rope_style: pairing of the rotated elements; None if there is no RoPE.
+        norm_eps: kind of norm, whose key gives the epsilon of all norms.
         swa_period: period of full-attention layers among sliding-window layers, if the file has no
             pattern; 0 for no windows.
         swa_first_full: whether the full-attention layer is the first of each period, not the last.
@@ -32,7 +32,7 @@ class Traits:
         recurrent_period: period of attention layers (the last of each period) among recurrent ones,
             if the file does not say; 0 if layers without key-value heads are the recurrent ones.
         is_hybrid: whether some layers have no attention.
-        mtp_hidden: hidden state that MTP blocks read: the last block's ("raw") or that after the
+        mtp_hidden: hidden state that MTP blocks read: the last block's ("raw") or the one after the
             final norm ("normed"); None if MTP blocks are not supported.
     """
 
@@ -52,11 +52,11 @@ class HParams:
 
     Attributes:
         n_layer: number of loaded blocks.
-        n_vocab: number of rows of the embedding.
-        n_ctx_train: context length of the training; 0 if unknown.
-        n_ctx: context length that the model is loaded for.
+        n_vocab: number of rows in the embedding.
+        n_ctx_train: context length in training; 0 if unknown.
+        n_ctx: context length for which the model is loaded.
         n_head, n_head_kv: numbers of query heads and of key-value heads.
-        head_dim_k, head_dim_v: elements of a query or key head, and of a value head.
+        head_dim_k, head_dim_v: elements per query or key head, and per value head.
         n_ff: columns of the dense FFN; 0 in layers with experts only.
         n_expert_used: experts per token.
         n_ff_exp, n_ff_shexp: columns of one routed expert and of the shared expert; 0 for none.
@@ -65,12 +65,12 @@ class HParams:
         swa: whether a layer has a sliding window.
         recurrent: whether a layer has a recurrent state instead of attention.
         tied: whether the output head shares the embedding matrix.
-        keys: metadata of the file, for keys of single families.
+        keys: the file's metadata, for keys that only some families have.
         tensors: names of all tensors in the file.
-        n_mtp: number of MTP blocks, the last of the blocks.
+        n_mtp: number of MTP blocks, which are the last blocks.
         copies_head: whether the output head is a separate copy of the embedding.
         n_guessed: size of the draft vocabulary (its first tokens); 0 for all tokens.
-        n_own_head: number of rows of MTP blocks' own heads, if reduced.
+        n_own_head: number of rows in MTP blocks' own heads, if reduced.
     """
 
     architecture: str
@@ -175,7 +175,7 @@ class HParams:
 
 
 def n_trunk_blocks(keys: Keys) -> int:
-    """Return the number of blocks without the MTP blocks at the end (tensors `nextn.…`).
+    """Return the number of blocks, excluding the MTP blocks at the end (tensors `nextn.…`).
 
     Raises:
         InvalidGGUF: none would be left.
@@ -294,7 +294,7 @@ def _n_vocab(file: GGUFFile) -> int:
 
 
 _LONE_EXPERT = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight")
-"""A tensor with a single expert, as in files until early 2024."""
+"""Name of a tensor with a single expert, as in files until early 2024."""
 
 
 def _check_derived(file: GGUFFile, hp: HParams, traits: Traits) -> None:

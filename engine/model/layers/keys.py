@@ -1,4 +1,4 @@
-"""Metadata under short names; a file is untrusted, so each number is checked against `BOUNDS`."""
+"""Metadata under short names; files are untrusted, so each number is checked against `BOUNDS`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 MAX_SIZE = 1 << 24
 MAX_CONTEXT = 1 << 32
-MAX_LIST = 4096  # elements of a list, at most one per layer
+MAX_LIST = 4096  # maximum elements in a list, which has at most one per layer
 SIZE = (1, MAX_SIZE)
 COUNT = (0, MAX_SIZE)
 CONTEXT = (0, MAX_CONTEXT)
@@ -112,13 +112,13 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "xielu.beta": SIGNED,
     "xielu.eps": SIGNED,
 }
-"""Minimum and maximum of each key: wider than any model needs, and safe to compute with."""
+"""Minimum and maximum for each key, wider than any model needs and safe to compute with."""
 
 UNPREFIXED = ("xielu.",)  # prefixes of keys that do not start with the architecture
 
 
 class Keys:
-    """Metadata of a file, by key without the architecture: `keys.integer("block_count")`.
+    """A file's metadata, by key without the architecture: `keys.integer("block_count")`.
 
     Raises:
         InvalidGGUF: (all reads) a key without a default is missing, or a value has the wrong type
@@ -201,7 +201,7 @@ class Keys:
         return tuple(bool(item) for item in self._complete(key, items, n_layer))
 
     def sections(self) -> tuple[int, ...]:
-        """Read M-RoPE's sections, the numbers of pairs for time, row and column; () if absent."""
+        """Read M-RoPE's sections (numbers of pairs for time, row and column); () if absent."""
         key = self._bounded("rope.dimension_sections")
         if key not in self.meta:
             return ()

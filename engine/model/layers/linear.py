@@ -19,12 +19,12 @@ EMBEDDING = "token_embd.weight"
 class Linear(LinearLayer, Module):
     """Linear map `y = x Wᵀ`, split by rows (outputs) or by columns (inputs) of W.
 
-    Split by rows, the result is this rank's slice of the outputs. Split by columns, it is a partial
-    sum that the caller all-reduces; the bias is then left to `Context.all_reduce`, so that it is
-    added once.
+    If W is split by rows, the result is this rank's slice of the outputs. If W is split by columns,
+    it is a partial sum that the caller all-reduces; the bias is then left to `Context.all_reduce`,
+    so that it is added once.
 
     Args:
-        group: ranks that add the bias after the all-reduce; needed when W is split by columns.
+        group: ranks that add the bias after the all-reduce; required if W is split by columns.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Linear(LinearLayer, Module):
 class ExpertLinear(ExpertLayer, Module):
     """One matrix per routed expert, (n_expert, n_out, n_in); all experts have the same split.
 
-    Split by columns, the results are partial sums; the bias is then added on one rank only.
+    If split by columns, they return partial sums; the bias is then added on one rank only.
     """
 
     def __init__(self, n_expert: int, n_in: int, n_out: int, placement: Shard) -> None:
@@ -91,16 +91,16 @@ class HeadLinear(Module):
         return [Slot(self, "weight", weight, self.placement, is_matrix=True)]
 
     def __call__(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
-        """Map x (T, n_head of this rank, n_in) to (T, n_head of this rank, n_out).
+        """Map x (T, this rank's n_head, n_in) to (T, this rank's n_head, n_out).
 
-        Only some `rows` of each matrix may be used. `transposed` maps from n_out to n_in instead.
+        `rows` selects the rows of each matrix to use. `transposed` maps from n_out to n_in instead.
         """
         assert self.weight is not None, NO_SLICE
         return self.weight.per_head(x, rows, transposed=transposed)
 
 
 class Vector(Module):
-    """Tensor that is not a matrix: a router's bias, decays, sinks.
+    """Tensor that is not a matrix: a router's bias, decays or sinks.
 
     Args:
         shape: shape in the file.
@@ -139,7 +139,7 @@ class Vector(Module):
 class Embedding(Module):
     """Embedding (n_vocab, n_embd), split by rows: each rank looks up the tokens that it holds.
 
-    If used for lookups only (`is_lookup`), it stays packed as in the file.
+    If it is used only for lookups (`is_lookup`), it stays packed as in the file.
     """
 
     weight: Weight | None = None
@@ -166,7 +166,7 @@ class Embedding(Module):
 
 
 class CopiedHead(Linear):
-    """Output head that is a copy of the embedding, when other ranks hold the embedding."""
+    """Output head that is a copy of the embedding, which other ranks hold."""
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
         weight = source.get(EMBEDDING, self.shape)
@@ -177,10 +177,10 @@ class TiedHead(Module):
     """Output head that shares the embedding matrix."""
 
     def __init__(self, embedding: Embedding) -> None:
-        self._embedding = (embedding,)  # a tuple, so that it is not a child of two modules
+        self._embedding = (embedding,)  # in a tuple, so that it is not a child of two modules
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map x (T, n_embd) to this rank's logits (T, n_vocab of the rank)."""
+        """Map x (T, n_embd) to this rank's logits (T, its part of n_vocab)."""
         weight = self._embedding[0].weight
         assert weight is not None, NO_SLICE
         return weight.matmul(x)

@@ -1,4 +1,4 @@
-"""Base of model declarations: modules that know shapes and placements of tensors, not values.
+"""Base of model declarations: modules that know tensors' shapes and placements, not values.
 
 A model is declared once for all ranks; `bind` then locates its tensors in a file. From the result,
 the planner counts bytes and the loader sets the attributes of one rank. This package does not
@@ -35,7 +35,7 @@ class TensorSource:
     Attributes:
         tensors: tensors of the file, and views of parts of them.
         used: names that were looked up.
-        views: names of the views of each tensor.
+        views: names of each tensor's views.
     """
 
     def __init__(self, path: str, tensors: Mapping[str, TensorInfo]) -> None:
@@ -50,13 +50,13 @@ class TensorSource:
     def get(self, name: str, shape: Shape, *others: Shape) -> TensorInfo:
         """Return the tensor `name`, which must have `shape` (slowest dimension first).
 
-        As in llama.cpp, leading dimensions of 1 are ignored: converters add and drop them.
+        As in llama.cpp, leading dimensions of 1 are ignored, because converters add and drop them.
 
         Args:
             others: alternative shapes for the same numbers in the same order.
 
         Raises:
-            InvalidGGUF: it is missing or has another shape.
+            InvalidGGUF: the tensor is missing or has a different shape.
         """
         tensor = self.tensors.get(name)
         if tensor is None:
@@ -73,7 +73,7 @@ class TensorSource:
         return replace(tensor, shape=shape)
 
     def add_view(self, part: TensorInfo, whole: str) -> None:
-        """Add a view of a part of the tensor `whole`.
+        """Add a view of part of the tensor `whole`.
 
         Raises:
             InvalidGGUF: the file also has a tensor of that name.
@@ -112,7 +112,7 @@ class Slot:
     Attributes:
         owner: layer with the attribute that the loader sets.
         is_matrix: whether it is used in matrix products and may stay quantised; others become F32.
-        is_lookup: whether it is only used for row lookups and stays as in the file.
+        is_lookup: whether it is used only for row lookups and stays as in the file.
     """
 
     owner: Module
@@ -126,7 +126,7 @@ class Slot:
         """Return the form in which a rank holds the tensor.
 
         Args:
-            storage: storage of the rank's matrices, see `engine.planning.plan.DevicePlan`.
+            storage: storage of the rank's matrices; see `engine.planning.plan.DevicePlan`.
         """
         if self.is_lookup:
             return "packed"
@@ -140,7 +140,7 @@ class Slot:
 
 
 class Module:
-    """Base of layers, blocks and models; an attribute's name is the name of its GGUF tensor.
+    """Base of layers, blocks and models; attributes are named like their GGUF tensors.
 
     Attributes:
         is_nameless: whether its layers are named as if they were the parent's.
@@ -162,7 +162,7 @@ class Module:
                         yield f"{name}.{index}", item
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
-        """Locate the tensors of this module, called `name` in the file, and of all below it.
+        """Locate the tensors of this module, called `name` in the file, and of all its descendants.
 
         Raises:
             InvalidGGUF: a tensor is missing or has the wrong shape.
@@ -175,7 +175,7 @@ class Module:
         ]
 
     def states(self) -> list[State]:
-        """Return the declared caches and states of this module and of all below it."""
+        """Return the declared caches and states of this module and its descendants."""
         own: list[State] = [
             value for value in vars(self).values() if isinstance(value, KVState | RecurrentState)
         ]

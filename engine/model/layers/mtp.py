@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from engine.model.sharding.split import ModelSplit
 
 JOINT = "nextn.eh_proj.weight"  # matrix that every MTP block has
-FINAL_NORM = "layer_output_norm.weight"  # alternative name of `nextn.shared_head_norm.weight`
+FINAL_NORM = "layer_output_norm.weight"  # alternative name for `nextn.shared_head_norm.weight`
 HEAD = "nextn.shared_head_head.weight"  # output head of an MTP block
 
 
 class MTPInput(Module):
-    """Input of an MTP block from a token's embedding and the hidden state of the token before.
+    """Input of an MTP block, from a token's embedding and the previous token's hidden state.
 
     `eh_proj(concat(enorm(embedding), hnorm(hidden)))`, replicated on all ranks of the block.
     """
@@ -49,10 +49,11 @@ class MTPInput(Module):
 
 
 class MTPHead(Module):
-    """Embedding, norm and output head of an MTP block; None where the trunk's are used instead.
+    """Embedding, norm and output head of an MTP block; each is None if the trunk's is used.
 
-    They are split like the trunk's. With a draft vocabulary (`HParams.n_guessed`), its rows of the
-    head are held in a separate copy. A file's own head may have few rows, see `draft_tokens`.
+    They are split like the trunk's. If there is a draft vocabulary (`HParams.n_guessed`), its rows
+    of the head are stored as a separate copy. A file's own head may have few rows; see
+    `draft_tokens`.
     """
 
     def __init__(self, hp: HParams, split: ModelSplit, layer: int, norm_type: type[Norm]) -> None:
@@ -98,7 +99,7 @@ class MTPHead(Module):
 
     @property
     def output(self) -> Linear | None:
-        """Own head, complete or reduced."""
+        """The block's own head, complete or reduced."""
         return self.short_head or self.shared_head_head
 
 
@@ -110,7 +111,7 @@ def draft_map(file: GGUFFile) -> TensorInfo | None:
     """Return the tensor that maps rows of a shortened head to tokens, or None.
 
     Raises:
-        InvalidGGUF: there are several.
+        InvalidGGUF: there are several such tensors.
     """
     maps = [tensor for name, tensor in file.tensors.items() if is_named(name, MAP)]
     if len(maps) > 1:
@@ -123,15 +124,15 @@ def draft_map(file: GGUFFile) -> TensorInfo | None:
 
 
 def is_named(name: str, last: str) -> bool:
-    """Return whether the last part of a tensor's name, without ".weight", is `last`."""
+    """Return whether the last part of a tensor's name, ignoring ".weight", is `last`."""
     return name.removesuffix(".weight").rpartition(".")[-1] == last
 
 
 def draft_tokens(file: GGUFFile, n_vocab: int) -> Sequence[int]:
-    """Return the token of each row of an MTP block's head; () if the head has all tokens in order.
+    """Return the token for each row of an MTP block's head; () if the rows are all tokens in order.
 
     Raises:
-        InvalidGGUF: ids are not integers or not tokens, or there are several lists.
+        InvalidGGUF: an id is not an integer or not a token, or there are several lists.
     """
     tensor = draft_map(file)
     if tensor is None:

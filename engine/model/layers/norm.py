@@ -1,5 +1,4 @@
-"""Norms over the last dimension of vectors that are whole on a rank or split over several, and
-RoPE."""
+"""Norms over the last dimension, for vectors whole on a rank or split over several; RoPE."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ class Norm(NormLayer, Module, ABC):
     """Base of the norms.
 
     Args:
-        shape: shape of the weight: elements of a vector, or (heads, elements) if each head has its
-            own weight.
+        shape: shape of the weight, (elements,), or (heads, elements) if each head has its own
+            weight.
         affine: whether there is a weight (and a bias if the file has one).
         optional: whether a file may omit it; vectors are then unchanged.
     """
@@ -76,11 +75,11 @@ class RMSNorm(Norm):
         return ops.rms_norm(x, self.weight, self.bias, self.eps)
 
     def sharded(self, x: Tensor | None, ctx: Context) -> Tensor | None:
-        """Normalise vectors that are split over the group, by an all-reduce of one number per
+        """Normalise vectors that are split over the group, with an all-reduce of one number per
         token.
 
-        Collective; a rank without a slice of x (T, elements of this rank) passes None and gets
-        None. Elements that several ranks hold (key-value heads) count once. If one rank holds all,
+        Collective; a rank without a slice of x (T, this rank's elements) passes None and gets None.
+        Elements that several ranks hold (key-value heads) count once. If one rank holds all,
         nothing is reduced.
         """
         if self.n_owners == 1:
@@ -127,7 +126,7 @@ def choose_rope_factors(source: TensorSource, hp: HParams) -> None:
     """Select LongRoPE's frequency divisors for the model's context, as `rope_freqs`.
 
     LongRoPE (arXiv 2402.13753) has divisors for short and for long contexts. As in llama.cpp, the
-    choice applies to all positions: cached keys cannot change while a sequence grows.
+    choice applies to all positions, because cached keys cannot change while a sequence grows.
 
     Raises:
         InvalidGGUF: one of the two is missing or misshapen.

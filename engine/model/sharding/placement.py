@@ -1,4 +1,4 @@
-"""Placements of tensors on ranks, `Shard` and `Replicate` as in DTensor, with uneven intervals."""
+"""Placements of tensors on ranks: `Shard` and `Replicate` as in DTensor, with uneven intervals."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Slices = tuple[slice, ...]  # one slice per dimension of a tensor
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Placement where each rank holds an interval of dimension `dim`, or of each of its segments.
+    """Placement in which each rank has an interval of dimension `dim` or of each of its segments.
 
-    Segments are tensors that a file stores as one, such as gate and up: they are concatenated along
-    the dimension, and a rank holds its interval of each, in the same order.
+    Segments are tensors (e.g. gate and up) that a file stores as one, concatenated along the
+    dimension; a rank holds its interval of each, in the same order.
 
     The intervals may count coarser units than the dimension's elements (heads instead of rows). The
     dimension is then a multiple of all units together, with one factor for all segments.
@@ -76,7 +76,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Placement where each rank of `ranks` holds the whole tensor."""
+    """Placement in which each of `ranks` holds the whole tensor."""
 
     ranks: tuple[int, ...]
 
@@ -85,14 +85,14 @@ class Replicate:
         return self.ranks
 
     def pieces(self, shape: tuple[int, ...], rank: int) -> tuple[Slices, ...]:
-        """Return the whole of a tensor of `shape`, or nothing if `rank` does not hold it."""
+        """Return the whole tensor of `shape`, or nothing if `rank` does not hold it."""
         return (tuple(slice(0, n) for n in shape),) if rank in self.ranks else ()
 
 
 Placement = Shard | Replicate
 
 
-EXPERTS = "_exps"  # substring that the names of routed experts' tensors contain, and no others
+EXPERTS = "_exps"  # substring found only in the names of routed experts' tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class RequestedShares:
         devices: device of each rank: first the load's devices, then devices without a share that
             only take overrides.
         shares: requested share of each rank.
-        table: requested shares of each part of the model.
+        table: requested shares for each part of the model.
     """
 
     devices: tuple[str, ...]
@@ -117,17 +117,18 @@ def requested_shares(
 ) -> RequestedShares:  # fmt: skip
     """Return the shares that `params` request.
 
-    Blocks on the CPU do not count in the split of the others. The embedding goes with them, unless
-    it is also the output head. MTP blocks have the shares of the last block before them.
+    Blocks on the CPU do not count when the others are split. The embedding goes with the CPU
+    blocks, unless it is also the output head. MTP blocks have the shares of the last block before
+    them.
 
     Args:
-        n_layer: number of blocks without MTP blocks.
+        n_layer: number of blocks, excluding MTP blocks.
         tied: whether the output head is the embedding.
         tensors: names of the tensors in the file.
-        recurrent: whether each block is recurrent, see `apply_overrides`.
+        recurrent: whether each block is recurrent; see `apply_overrides`.
 
     Raises:
-        SplitError: this model cannot be split like that over these devices.
+        SplitError: this model cannot be split that way over these devices.
     """
     devices = params.all_devices
     n_chosen, n_ranks = len(params.devices), len(devices)

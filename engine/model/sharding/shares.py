@@ -1,9 +1,9 @@
 """The table of requested shares, which represents every kind of split.
 
-For each block and part (attention, recurrent layer, FFN, experts, shared expert) and for embedding
-and output head, the table holds the share of every rank. Tensor parallelism has the same fractions
-everywhere, a layer split is one-hot per block, groups have their own fractions in their blocks, and
-an override is one-hot for the parts it names.
+For each block and part (attention, recurrent layer, FFN, experts, shared expert), and for the
+embedding and the output head, the table holds the share of every rank. Tensor parallelism has the
+same fractions everywhere, a layer split is one-hot per block, groups have their own fractions in
+their blocks, and an override is one-hot for the parts it names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.formats.gguf.tensors import split_name
 class Ranges:
     """One half-open interval of units for each rank.
 
-    Intervals are in rank order. They may be empty, and overlap only where units are replicated
+    Intervals are in rank order. They may be empty, but overlap only if units are replicated
     (key-value heads shared by ranks).
     """
 
@@ -35,7 +35,7 @@ class Ranges:
         return hash(self.spans)
 
     def size(self, rank: int) -> int:
-        """Return the number of units of a rank."""
+        """Return a rank's number of units."""
         start, stop = self.spans[rank]
         return stop - start
 
@@ -44,8 +44,8 @@ class Ranges:
         return tuple(r for r, (start, stop) in enumerate(self.spans) if stop > start)
 
     def first_held(self, rank: int) -> slice:
-        """Return the part of a rank's interval that no earlier rank holds, relative to its
-        start."""
+        """Return the part of a rank's interval that no earlier rank holds, relative to the
+        interval's start."""
         start, stop = self.spans[rank]
         taken = max((end for begin, end in self.spans[:rank] if end > begin), default=0)
         return slice(min(max(taken - start, 0), stop - start), stop - start)
@@ -107,8 +107,8 @@ class Apportioner:
     def cut(self, shares: Sequence[float], total: int, unit: int = 1) -> Ranges:
         """Divide `total` by `shares` (which sum to 1) at multiples of `unit`.
 
-        A share of 0 gets nothing and leaves that rank's error unchanged; a total of 0 leaves all
-        errors unchanged. The last unit may be short.
+        A rank with a share of 0 gets nothing and keeps its error; a total of 0 leaves all errors
+        unchanged. The last unit may be short.
         """
         if not total:
             return empty_ranges(len(shares))
@@ -153,12 +153,12 @@ PARTS = (
     ("recurrent", re.compile(r"(ssm|shortconv)[_.](?!.*norm)")),
     ("attention", re.compile(r"attn_(?!.*norm)")),
 )
-"""Part of a block that a tensor belongs to, by its name; other tensors are replicated."""
+"""Part of a block to which a tensor belongs, by the tensor's name; other tensors are replicated."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockShares:
-    """The requested shares of each part of one block."""
+    """The requested shares for each part of one block."""
 
     attention: Shares
     recurrent: Shares
@@ -174,7 +174,7 @@ class BlockShares:
 
 @dataclass(frozen=True, slots=True)
 class ShareTable:
-    """The requested shares of a model: of its blocks, its embedding and its output head."""
+    """The requested shares for a model: its blocks, its embedding and its output head."""
 
     blocks: tuple[BlockShares, ...]
     embedding: Shares
@@ -213,14 +213,14 @@ def normalise(split: Sequence[float] | None, n_ranks: int) -> Shares:
 def share_table(
     mode: str, shares: Shares, n_layer: int, *, tied: bool, groups: Sequence[int] = ()
 ) -> ShareTable:
-    """Return the table of a split mode.
+    """Return the table for a split mode.
 
     Args:
         mode: "tensor" (the same fractions everywhere), "layer" (whole blocks, in rank order) or
             "groups" (whole blocks to groups of ranks, with fractions inside each).
         shares: requested share of each rank.
         tied: whether the output head is the embedding, so that both have the same split.
-        groups: sizes of the groups of the first ranks; later ranks have no share.
+        groups: sizes of the groups, in rank order; remaining ranks have no share.
     """
     if mode == "tensor":
         return ShareTable((BlockShares.alike(shares),) * n_layer, shares, shares)
@@ -307,7 +307,7 @@ class MatchedParts:
     """The parts of a model that a pattern matches.
 
     Attributes:
-        blocks: matched parts by block, such as (3, {"ffn"}).
+        blocks: matched parts by block, for example (3, {"ffn"}).
         ends: "embedding", "output", both or none.
     """
 
@@ -367,7 +367,7 @@ def _moved(table: ShareTable, parts: MatchedParts, hot: Shares) -> ShareTable:
     return replace(table, blocks=tuple(blocks), **dict.fromkeys(parts.ends, hot))
 
 
-END = -1  # block number of the embedding and the output head
+END = -1  # block index of the embedding and the output head
 MAX_PATTERNS = 4096  # maximum number of cached patterns per file
 
 _ENDS = {"token_embd.weight": "embedding", "output.weight": "output"}

@@ -15,14 +15,14 @@ COLUMN_UNIT = 32  # granularity in columns at which every quantised format can b
 
 @dataclass(frozen=True, slots=True)
 class BlockDims:
-    """The sizes of one block that are split; 0 for missing parts.
+    """The sizes in one block that can be split; 0 for missing parts.
 
     Attributes:
         n_head_kv: number of key-value heads; each serves n_head / n_head_kv adjacent query heads.
-        n_state_head: number of heads of a recurrent state, or of channels if each has its own
+        n_state_head: number of heads in a recurrent state, or of channels if each has its own
             state.
-        n_state_group: number of groups that these heads share (keys of linear attention, B and C of
-            Mamba 2), as query heads share key-value heads.
+        n_state_group: number of groups that these heads share (keys of linear attention, Mamba 2's
+            B and C), as query heads share key-value heads.
         state_unit: granularity in heads at which the state can be split.
         n_ff: columns of the dense FFN.
         n_ff_exp: columns of each routed expert.
@@ -43,7 +43,7 @@ class BlockDims:
 
 @dataclass(frozen=True, slots=True)
 class BlockSplit:
-    """The split of one block: units of each rank.
+    """The split of one block: units per rank.
 
     Attributes:
         group: ranks that have a slice of any part; the others skip this block.
@@ -85,20 +85,20 @@ class ModelSplit:
         return tuple(sorted({rank for block in self.blocks for rank in block.group}))
 
     def blocks_of(self, rank: int) -> tuple[int, ...]:
-        """Return the numbers of the blocks that a rank has a slice of."""
+        """Return the indices of the blocks of which a rank has a slice."""
         return tuple(number for number, block in enumerate(self.blocks) if rank in block.group)
 
     @property
     def holders(self) -> tuple[int, ...]:
-        """Ranks that have a slice of anything; the others hold and compute nothing."""
+        """Ranks that have a slice of anything; the others store and compute nothing."""
         return tuple(sorted({*self.used, *self.embedding.owners(), *self.output.owners()}))
 
 
 def cut_model(
     table: ShareTable, blocks: Sequence[BlockDims], n_vocab: int, *, tied: bool = False
 ) -> ModelSplit:
-    """Return the boundaries for requested shares of blocks, and of the `n_vocab` rows of embedding
-    and output head, which are held once if `tied`."""
+    """Split blocks, and the `n_vocab` rows of embedding and output head, by the requested shares;
+    the rows are stored once if `tied`."""
     n_ranks = table.n_ranks
     attention, state = _HeadCutter(n_ranks), _HeadCutter(n_ranks)
     ffn, experts, shared = (Apportioner(n_ranks) for _ in range(3))
@@ -128,7 +128,7 @@ def cut_model(
 
 
 class _HeadCutter:
-    """Splits heads that share groups: by whole groups if there are enough for all ranks."""
+    """Splitter of heads that share groups, by whole groups if there are enough for all ranks."""
 
     def __init__(self, n_ranks: int) -> None:
         self._by_group = Apportioner(n_ranks)
@@ -149,17 +149,17 @@ class _HeadCutter:
 
 
 def head_groups(heads: Ranges, groups: Ranges, rank: int) -> list[int]:
-    """Return for each head of `rank` the index of its group among the groups of `rank`."""
+    """Return, for each of the rank's heads, the index of its group among the rank's groups."""
     size = heads.total // groups.total
     first = groups.spans[rank][0]
     return [head // size - first for head in range(*heads.spans[rank])]
 
 
 def tiles(heads: Ranges, n_group: int) -> tuple[Ranges, ...]:
-    """Return a split of heads for a file that tiles them: one head of each group, then the next.
+    """Return a split of heads for a file that tiles them: one head per group, then the next.
 
     `heads` counts group by group (head h belongs to group h // size). In the file, tile j holds
-    head g × size + j of every group g. The result has the groups of each rank for each tile.
+    head g × size + j of every group g. The result gives each rank's groups for each tile.
     """
     size = heads.total // n_group
 
@@ -220,8 +220,8 @@ class Run:
 
     Attributes:
         source: rank that sends the units.
-        start: index of the first one among the units of the source.
-        goal: index of the first one among the units of the receiver.
+        start: index of the first one among the source's units.
+        goal: index of the first one among the receiver's units.
         n: number of units.
     """
 
@@ -232,7 +232,7 @@ class Run:
 
 
 def runs(old: Segments, new: Segments, rank: int, sources: Sequence[int]) -> list[Run]:
-    """Return the sources of the units of `rank` in `new` among the ranks of `old`.
+    """Return from which ranks of `old` the units of `rank` in `new` come.
 
     Replicated units are taken from their first owner in `sources`, which lists the ranks of `old`.
     """
@@ -270,12 +270,12 @@ def next_move(
 ) -> int:  # fmt: skip
     """Return the index of the move that leaves the fullest device the most room.
 
-    With it, devices exchange parts in turn, and none ever holds much more than before or after all
+    This way, devices exchange parts in turn, and none ever holds much more than before or after all
     moves.
 
     Args:
         held: bytes in use on each device.
-        spare: bytes of these that can be freed at any time.
+        spare: how many of these bytes can be freed at any time.
         limits: bytes that each device should hold at most.
     """
 

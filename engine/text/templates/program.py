@@ -1,4 +1,4 @@
-"""The program that renders chat templates: reads lines of JSON with requests, writes results."""
+"""The program that renders chat templates: reads requests as lines of JSON, and writes results."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import jinja2
 from engine.text.templates.sandbox import BoundedEnvironment, Budget, SandboxError, limited
 from engine.util.child_program import answer_lines, ending_after
 
-MAX_SOURCE = 128 << 10  # maximum number of characters of a template
+MAX_SOURCE = 128 << 10  # maximum number of characters in a template
 MAX_SECONDS = 2.0  # maximum time to compile and render a template
-GRACE_S = 0.25  # seconds after that for the sandbox to stop a template before its process is killed
+GRACE_S = 0.25  # further seconds for the sandbox to stop a template before its process is killed
 MAX_MEMORY = 512 << 20  # maximum memory of a template's process, in bytes
 MAX_REQUEST = 16 << 20  # maximum bytes of a template and a conversation as JSON
 MAX_ADDED = 4 << 20  # maximum number of characters by which a prompt may exceed its request
 
 MAX_COMPILED = 4  # maximum number of cached templates
-MAX_REASON = 300  # maximum characters of an error message, which a template may have written
+MAX_REASON = 300  # maximum length of an error message, which a template may have written
 
 
 class Rejected(jinja2.TemplateError):
-    """Error of a template that called `raise_exception`."""
+    """Error for a template that called `raise_exception`."""
 
 
 def render(
@@ -36,13 +36,13 @@ def render(
 
     Args:
         given: variables; None to only compile the template, for a later prompt.
-        now: current time for the template; None for the clock's.
+        now: current time for the template; None for the actual time.
         seconds: maximum time for compiling and rendering.
         max_chars: maximum length of the result.
 
     Returns:
         The prompt as "text"; or the template's reason for rejecting the conversation as "rejected";
-        or "broken" and "values", the template of a sentence about the error and its values.
+        or "broken" and "values", a template for a sentence about the error and its values.
 
     Raises:
         MemoryError: the process ran out of memory.

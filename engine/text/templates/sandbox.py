@@ -3,7 +3,7 @@
 Jinja's own sandbox protects Python's internals, but does not limit time or memory. Here every loop
 step, call, operator, filter and output draws on a budget of time and text, and an operation with a
 result far larger than its inputs is refused before it runs. Work inside a single C function is not
-counted: the limits of the process stop it.
+counted, but the limits of the process stop it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_TEXT = 1 << 24  # characters of one text
-MAX_TOTAL = 1 << 29  # characters of all texts of one rendering
-MAX_BITS = 4096  # size of an integer
+MAX_TEXT = 1 << 24  # maximum characters in one text
+MAX_TOTAL = 1 << 29  # maximum characters in all texts of one rendering
+MAX_BITS = 4096  # maximum size of an integer
 ITEM_SIZE = 16  # additional characters charged per list item
 FREE_FILTERS = frozenset({"attr", "count", "d", "default", "first", "last", "length"})
-"""Filters that read at most one item: not charged by the size of the value."""
+"""Filters that read at most one item, so they are not charged by the value's size."""
 
 WIDE = r"(\d{4,}|\*)"
 WIDE_PERCENT = re.compile(rf"%(\([^)]*\))?[-+ #0]*({WIDE}|\d*\.{WIDE})")
@@ -38,9 +38,9 @@ WIDE_BRACES = re.compile(r"\d{4,}|\{")  # in a format after the colon
 
 
 class SandboxError(SecurityError):
-    """Error of a template: a template for the end of a sentence, and its values.
+    """Error in a template: the end of a sentence with placeholders, and their values.
 
-    `engine.errors` is not imported, because the program must start fast.
+    `engine.errors` is not imported, because the program must start quickly.
     """
 
     def __init__(self, template: str, **values: str | float) -> None:
@@ -91,7 +91,7 @@ def spend(size: int) -> None:
 
 
 def text_size(value: object) -> int:
-    """Return an upper bound of the length of `value` as text; counting stops at `MAX_TEXT`."""
+    """Return an upper bound on the length of `value` as text; counting stops at `MAX_TEXT`."""
     total, todo = 0, [value]
     while todo and total <= MAX_TEXT:
         item = todo.pop()
@@ -106,7 +106,7 @@ def text_size(value: object) -> int:
 
 
 def result_size(name: str, text: str | bytes, args: list[Any]) -> int:
-    """Return an upper bound of the length of the result of method or filter `name` on `text`."""
+    """Return an upper bound on the length of what method or filter `name` returns for `text`."""
     largest = _largest(args)
     longest = max((text_size(arg) for arg in args), default=0)
     if name in ("center", "ljust", "rjust", "zfill", "truncate"):
@@ -169,7 +169,7 @@ def _find_texts(node: nodes.Node) -> Iterator[nodes.TemplateData]:
 
 
 def call_environment(name: str, *args: nodes.Node) -> nodes.Call:
-    """Return a call of the method `name` of the environment."""
+    """Return a call to the environment's method `name`."""
     return nodes.Call(nodes.EnvironmentAttribute(name), list(args), [], None, None)
 
 
@@ -207,13 +207,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         raise SandboxError(text, name=attribute, type=type(obj).__name__)
 
     def counted(self, items: Iterable[Any], size: int) -> Iterator[Any]:
-        """Yield the items of a loop with `size` characters of literal text in its body."""
+        """Yield the items of a loop whose body has `size` characters of literal text."""
         for item in items:
             spend(1 + size)
             yield item
 
     def charge(self, size: int) -> None:
-        """Charge a macro with `size` characters of literal text in its body."""
+        """Charge for a macro whose body has `size` characters of literal text."""
         spend(1 + size)
 
     def joined(self, *parts: object) -> str:

@@ -1,1 +1,1 @@
-"""Formats of answers: how models write thinking, content and tool calls, and how that is parsed."""
+"""Formats of answers: how models write thinking, content and tool calls, and how to parse them."""

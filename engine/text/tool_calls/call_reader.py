@@ -20,7 +20,7 @@ from engine.text.tool_calls.marks import (
 )
 
 Types = Mapping[str, Mapping[str, tuple[str, ...]]]
-"""Types of the arguments of each function, by name."""
+"""Types of each function's arguments, by name."""
 
 _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
@@ -31,16 +31,16 @@ class AnswerOver(Exception):
 
 
 class CallEmitter:
-    """Emitter of the events of one call, delayed while the call may repeat an earlier one.
+    """Emitter of one call's events, which are delayed while the call may repeat an earlier one.
 
     Args:
         before: names and arguments of earlier calls; this one is appended.
         events: list that receives the events.
-        keeping: context that keeps the text of the call until it is known to be one.
-        is_single: whether the answer is over after it.
+        keeping: context that keeps the text until it is known to be a call.
+        is_single: whether the answer is over after this call.
 
     Attributes:
-        has_begun: whether it is known to be a call.
+        has_begun: whether the text is known to be a call.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class CallEmitter:
         self._emit(CallBegun(self._index, name))
 
     def add(self, text: str) -> None:
-        """Emit more of the arguments."""
+        """Emit a further piece of the arguments."""
         self._arguments += text
         self._emit(CallText(self._index, text))
 
@@ -76,7 +76,7 @@ class CallEmitter:
             raise AnswerOver
 
     def break_off(self) -> None:
-        """Emit the end of incomplete arguments, if they have not ended.
+        """Emit the end of incomplete arguments, unless an end was already emitted.
 
         Raises:
             AnswerOver: the call breaks off like an earlier one.
@@ -106,8 +106,8 @@ class CallEmitter:
 
 
 class CallReader:
-    """Reader of the calls of one format, up to `closing`; `types` has the argument types by
-    function."""
+    """Reader of calls in one format, up to `closing`; `types` maps functions to their argument
+    types."""
 
     def __init__(
         self, source: IncomingText, form: CallFormat, closing: AnswerMark | None, types: Types
@@ -119,7 +119,7 @@ class CallReader:
         """Read one call after its mark, or an item of a list.
 
         Args:
-            name: name in the mark; "" for a format with the name inside the call.
+            name: name in the mark; "" if the format has the name inside the call.
 
         Raises:
             MalformedCall: the call breaks off or is not one; its emitted arguments are incomplete
@@ -197,7 +197,7 @@ class CallReader:
     def _tags(
         self, emit: Callable[[str], None], types: Mapping[str, tuple[str, ...]]
     ) -> Reading[None]:
-        """Read arguments in tags, up to the mark after the call, which stays."""
+        """Read arguments in tags, up to the mark after the call, which is not consumed."""
         opening, closing, comma = self._form.value_opening, self._closing, ""
         assert opening is not None, "formats with tags define them"
         assert closing is not None, "only the closing mark shows that no argument is missing"

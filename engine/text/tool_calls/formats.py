@@ -12,14 +12,14 @@ from engine.text.tool_calls.json_text import JSON, Dialect
 from engine.text.tool_calls.marks import AnswerMark
 
 VALUE = "(?P<value>.*?)"
-"""Group of a `tag_pattern` for the value of an argument.
+"""Group for the value of an argument in a `tag_pattern`.
 
 If a preceding group `is_text` is "true", the value is text, even if it looks like JSON.
 """
 
 CallKind = Literal["object", "list", "arguments", "tags"]
 """Content of calls: an object with name and arguments, a list of such objects, or a name in the
-mark followed by the arguments as an object or each in tags."""
+mark, followed by the arguments as one object or each in tags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class AnswerRegion:
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """The format of the content of call regions.
+    """The format of what call regions contain.
 
     Attributes:
-        value_opening, value_closing: marks around the value of an argument in tags.
-        has_json_values: whether values in tags without a known type are JSON if possible.
+        value_opening, value_closing: marks around an argument's value in tags.
+        has_json_values: whether values of unknown type in tags are parsed as JSON if possible.
     """
 
     kind: CallKind
@@ -126,21 +126,21 @@ class AnswerFormat:
 
     Attributes:
         description: the format in the layout of `response_template`.
-        argument: texts around the value of an argument in tags, with NAME for its name and IS_TEXT
-            for "true" (text) or "false" (JSON).
+        argument: texts around an argument's value in tags, with NAME for its name and IS_TEXT for
+            "true" (text) or "false" (JSON).
         resumed: text that may follow thinking, before a call.
-        noise: texts outside of calls without a meaning.
-        is_bare: whether a call has no mark, so that it must name a known function and begin the
+        noise: meaningless texts outside calls.
+        is_bare: whether a call has no mark, so that it must name a known function and start the
             answer.
         around_name: patterns before and after the name of a bare call, up to its arguments, with
             any spacing.
         before: text before the arguments of a call, with NAME for its function and INDEX for a
             number.
-        behind: text after the arguments, without a token that ends the answer.
+        behind: text after the arguments, excluding a token that ends the answer.
         between: text between two calls; None if an answer has at most one.
         around: text before the first call and after the last.
         call_id: id of a call in a conversation, with NAME and INDEX, if the model expects such ids.
-        trigger: text that begins a call and commits the answer to one.
+        trigger: text that starts a call and commits the answer to one.
         thought: texts before and after thinking in an answer that continues after it.
     """
 
@@ -196,12 +196,12 @@ class AnswerFormat:
 
 
 def filled(text: str, name: str, index: int = 0) -> str:
-    """Return a text of a format with the function's name and the call's number filled in."""
+    """Return a format's text with the function's name and the call's index filled in."""
     return text.replace("INDEX", str(index)).replace("NAME", name)
 
 
 def described(calls: Mapping[str, Any], **others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a description with the usual marks of thinking and content."""
+    """Return a description with the usual marks for thinking and content."""
     fields = {
         "reasoning_content": TEXT | {"open": THINK_OPEN, "close": THINK_CLOSE},
         "content": TEXT,

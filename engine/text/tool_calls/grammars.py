@@ -1,4 +1,4 @@
-"""Grammars of calls, in the format in which a model writes them.
+"""Grammars for calls, in the format in which a model writes them.
 
 They use llguidance's dialect of Lark: `<[ID]>` is a token, `%json` a JSON schema, and a rule with
 `suffix` any text up to its first occurrence.
@@ -18,7 +18,7 @@ from engine.text.tool_calls.json_text import types_of
 from engine.text.tool_calls.turns import NO_PARAMETERS, read_object
 
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-"""Spacing of JSON: as most models write it in a line."""
+"""Spacing of JSON, as most models write it in one line."""
 
 SPACES = r"[ \t\r\n]{0,40}"
 """Whitespace between the parts of a bare call; limited, so that no model gets stuck in it."""
@@ -39,13 +39,13 @@ NUMBER: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?/
 def grammar_of_calls(
     form: AnswerFormat, tools: Sequence[Tool], tokens: Mapping[str, int], choice: str
 ) -> Grammar:
-    """Return the grammar of an answer that calls functions.
+    """Return the grammar for an answer that calls functions.
 
     A call without a mark is recognised by its beginning up to the arguments, so that an answer that
-    begins differently, such as other JSON, is unconstrained.
+    begins differently (for example with other JSON) is unconstrained.
 
     Args:
-        tokens: ids of the control tokens that are marks of the format, by their texts.
+        tokens: ids of the control tokens that are marks in the format, by their texts.
         choice: "auto" for optional calls, "required" for calls only, or "=" and the name of the
             only function to call, once.
 
@@ -62,7 +62,7 @@ def grammar_of_calls(
 
 
 def _lead(form: AnswerFormat) -> str:
-    """Return the pattern of the beginning of a bare call, up to its arguments; the grammar itself
+    """Return a pattern for the beginning of a bare call, up to its arguments; the grammar itself
     restricts the name."""
     noise = "".join(f"(?:{re.escape(text)})?" for text in form.noise)
     lead, tail = form.around_name
@@ -78,7 +78,7 @@ class _Writer:
         self._rules: list[str] = []
 
     def whole(self, tools: Sequence[Tool], *, is_one: bool) -> str:
-        """Return the grammar of an answer that consists of calls."""
+        """Return the grammar for an answer that consists of calls."""
         opening, closing = self._form.around
         calls = self._calls(tools, is_one=is_one)
         resumed = f"({self._text(self._form.resumed)})? " if self._form.resumed else ""
@@ -86,7 +86,7 @@ class _Writer:
         return "\n".join([f"start: {start}", *self._rules])
 
     def behind_trigger(self, tools: Sequence[Tool]) -> str:
-        """Return the grammar of the text after the trigger, up to the end of the call."""
+        """Return the grammar for the text after the trigger, up to the end of the call."""
         opening, closing = self._form.around
         if opening.startswith(self._form.trigger):  # a list of calls has its own mark
             rest = opening.removeprefix(self._form.trigger)
@@ -96,7 +96,7 @@ class _Writer:
         return "\n".join([f"start: {start}", *self._rules])
 
     def bare(self, tools: Sequence[Tool]) -> str:
-        """Return the grammar of a call without a mark, with any spacing."""
+        """Return the grammar for a call without a mark, with any spacing."""
         lead, tail = self._form.around_name
         noise = " ".join(f"({self._text(text)})?" for text in self._form.noise)
         for number, tool in enumerate(tools):
@@ -175,7 +175,7 @@ class _Writer:
         return rule
 
     def _bare_object(self, schema: dict[str, Any]) -> str:
-        """Return an object with unquoted keys; its values may have any type."""
+        """Return the grammar for an object with unquoted keys and values of any type."""
         calls = self._form.layout.calls
         assert calls is not None, "all known formats have calls"
         ((opening, closing),) = calls.dialect.quotes

@@ -1,7 +1,8 @@
 """Reads incomplete JSON, and models' variants of it, as valid JSON.
 
-The emitted text is at any time the beginning of valid JSON. If the text breaks off or is not JSON,
-readers raise `MalformedCall` and leave it unclosed, so that it cannot be taken for complete.
+At any time, the emitted text is the beginning of valid JSON. If the input breaks off or is not
+JSON, readers raise `MalformedCall` and leave the emitted text unclosed, so that it cannot be taken
+for complete.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _SHORT_ESCAPES = '"\\/bfnrt'
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Differences of a model's values from JSON.
+    """How a model's values differ from JSON.
 
     Attributes:
-        has_bare_keys: whether keys of objects may be unquoted.
+        has_bare_keys: whether object keys may be unquoted.
         quotes: pairs of texts around strings without escapes, in addition to JSON's own quotes.
     """
 
@@ -49,7 +50,7 @@ def escaped(text: str) -> str:
 
 
 class JsonReader:
-    """Reader of values of one source."""
+    """Reader of the values in one source."""
 
     def __init__(self, source: IncomingText, dialect: Dialect = JSON) -> None:
         self._source, self._dialect = source, dialect
@@ -174,7 +175,7 @@ class JsonReader:
         return run
 
     def _escape(self) -> Reading[str]:
-        """Read a complete escape; an invalid one is read as a literal backslash."""
+        """Read a complete escape; in an invalid one, the backslash is literal."""
         source = self._source
         source.at += 1
         char = yield from source.peek()
@@ -223,7 +224,7 @@ def types_of(schema: object) -> tuple[str, ...]:
 
 
 def parameters_of(schema: str) -> dict[str, tuple[str, ...]]:
-    """Return the types of a function's arguments, from the text of their schema."""
+    """Return the types of a function's arguments, from their schema's text."""
     try:
         parsed = json.loads(schema or "{}")
     except (ValueError, RecursionError):
@@ -235,7 +236,7 @@ def parameters_of(schema: str) -> dict[str, tuple[str, ...]]:
 
 
 def as_json(text: str, types: tuple[str, ...]) -> str:
-    """Return the text of an argument as JSON: a string, unless it fits one of the types."""
+    """Return an argument's text as JSON: a string, unless it fits one of the types."""
     for name in types:
         cast = _CASTS.get(name)
         value = None if cast is None else cast(text)

@@ -34,7 +34,7 @@ _COUNTS = {"?": (0, "1"), "*": (0, ""), "+": (1, "")}
 
 
 class AnswerMark:
-    """A mark of a format.
+    """A mark in a format.
 
     Args:
         pattern: regular expression, or the text itself.
@@ -50,7 +50,7 @@ class AnswerMark:
     def find(
         self, text: str, start: int, *, is_ended: bool = False
     ) -> tuple[re.Match[str] | None, int]:
-        """Return the first complete mark from `start` on, and where an incomplete one may begin.
+        """Return the first complete mark from `start` on, and where an incomplete one may start.
 
         Args:
             is_ended: whether the text is complete.
@@ -131,7 +131,8 @@ def _whole(nodes: Sequence[_Node]) -> str:
 def _begun(nodes: Sequence[_Node]) -> str:
     """Return a pattern for incomplete sequences at the end of a text.
 
-    Its length is about that of the sequence, because each node's continuation occurs once.
+    It is about as long as the pattern for the whole sequence, because each node's continuation
+    occurs once.
     """
     if not nodes:
         return "(?!)"
@@ -160,7 +161,7 @@ Reading = Generator[None, None, T]
 
 
 class MalformedCall(Exception):
-    """Unexpected text; the source is at its beginning."""
+    """Error for unexpected text; the source is still at the beginning of this text."""
 
 
 class IncomingText:
@@ -168,7 +169,7 @@ class IncomingText:
 
     Attributes:
         text: received text, without the forgotten beginning.
-        at: position of the reader in it.
+        at: the reader's position in `text`.
         is_ended: whether the text is complete.
         has_run_out: whether a reader needed more text at the end.
     """
@@ -185,7 +186,7 @@ class IncomingText:
 
     @contextmanager
     def kept(self) -> Iterator[int]:
-        """Keep the text read inside a `with` block; yield the position where it begins."""
+        """Keep the text read inside a `with` block; yield the position at which it starts."""
         self._n_marks += 1
         try:
             yield self.at
@@ -208,7 +209,7 @@ class IncomingText:
         return char
 
     def starts(self, text: str) -> Reading[bool]:
-        """Return whether `text` comes next, and skip it in that case."""
+        """Return whether `text` comes next; if so, skip it."""
         while not self.text.startswith(text, self.at):
             rest = self.text[self.at : self.at + len(text)]
             if not text.startswith(rest):
@@ -232,7 +233,7 @@ class IncomingText:
 
 @dataclass(frozen=True, slots=True)
 class PartText:
-    """More text of the thinking or the content."""
+    """Further text of the thinking or the content."""
 
     part: Literal["content", "reasoning"]
     text: str
@@ -240,7 +241,7 @@ class PartText:
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """The name of a called function; `index` is the number of the call in its answer, from 0."""
+    """The name of a called function; `index` counts the calls of the answer from 0."""
 
     index: int
     name: str
@@ -248,7 +249,7 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class CallText:
-    """More of the arguments of a call; concatenated, they are a JSON object."""
+    """A piece of a call's arguments; concatenated, the pieces are a JSON object."""
 
     index: int
     text: str
@@ -256,8 +257,7 @@ class CallText:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """The end of the arguments of a call, before any other part; incomplete calls must not be
-    run."""
+    """The end of a call's arguments, before any other part; incomplete calls must not be run."""
 
     index: int
     is_whole: bool

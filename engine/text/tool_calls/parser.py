@@ -31,15 +31,15 @@ class AnswerParser:
 
     Whitespace next to a mark belongs to the mark. Text that only looks like a call is content; an
     incomplete call is emitted as far as it goes, and its end event says that it is incomplete. If
-    an answer is cut off, the possible beginning of a call or of a mark around calls is dropped:
-    clients take content for the model's answer, a call without a name cannot be emitted, and the
-    finish reason says that the answer was cut.
+    an answer is cut off, the possible beginning of a call or of a mark around calls is dropped,
+    because clients take content for the model's answer, a call without a name cannot be emitted,
+    and the finish reason says that the answer was cut off.
 
-    An answer ends at a call that repeats an earlier one, which is not emitted: small models repeat
-    it until their limit.
+    An answer ends at a repetition of an earlier call, which is not emitted, because small models
+    would repeat it up to their limit.
 
     Args:
-        types: types of the arguments of each available function; None without functions, so that
+        types: argument types of each available function; None if there are no functions, so that
             calls are content.
         prompt: end of the prompt, which may have opened thinking.
         hidden: spellings of control tokens, which are never content.
@@ -192,8 +192,8 @@ class AnswerParser:
     def _may_be_cut(self, region: AnswerRegion | None) -> bool:
         """Return whether an incomplete mark at the end is dropped.
 
-        Marks of thinking are not, because it may be continued; nor are bare calls, which look like
-        text.
+        Marks of thinking are not, because thinking may be continued; nor are bare calls, which look
+        like text.
         """
         is_thought = region is not None and region.part == "reasoning"
         return self._is_cut and not is_thought and not self._form.is_bare
@@ -213,7 +213,7 @@ class AnswerParser:
         return self._content.has_emitted or bool(before.strip())
 
     def _calls(self, region: AnswerRegion, match: re.Match[str]) -> Reading[None]:
-        """Read the calls after an opening mark; without any, the mark is content."""
+        """Read the calls after an opening mark; if there are none, the mark is content."""
         source, calls = self._source, self._form.layout.calls
         name = match.groupdict().get("name", "")
         if self._form.is_bare and name not in self._types:
@@ -253,7 +253,7 @@ class AnswerParser:
         yield from source.starts("]")
 
     def _call(self, name: str, keeping: ExitStack) -> Reading[bool]:
-        """Read a call; return whether it was one. If not, the position is undefined."""
+        """Read a call; return whether there was one. If not, the position is undefined."""
         assert self._reader is not None, "formats with call marks define calls"
         emitter = CallEmitter(self._calls_before, self._events, keeping, is_single=self._is_single)
         self._source.has_run_out = False
@@ -277,7 +277,7 @@ class AnswerParser:
 
 
 class _PartEmitter:
-    """Emitter of the text of one part, joined and without whitespace next to marks."""
+    """Emitter of one part's text, joined and without whitespace next to marks."""
 
     def __init__(self, emit: Callable[[str], None], join: str) -> None:
         self._emit, self._join = emit, join

@@ -1,4 +1,4 @@
-"""Detects how a chat template handles calls by rendering probes, and prepares its messages.
+"""Renders probes to detect how a chat template handles calls, and prepares its messages.
 
 The rendered call also determines the format of a model's answers.
 """
@@ -67,12 +67,12 @@ class TemplateUse:
         writes_calls: whether the template renders calls and their results.
         shows_tools: whether it describes the functions to the model.
         has_text_arguments: whether it takes arguments as text, not as an object.
-        empty: content of a turn that only calls.
+        empty: content of a turn that consists only of calls.
         takes_system: whether it takes a system prompt.
         has_short_ids: whether call ids must have nine letters and digits.
         takes_one_call: whether it takes at most one call per turn.
         thought_key: key under which it expects thinking.
-        has_responses: whether it expects results in the turn of the calls.
+        has_responses: whether it expects results in the same turn as the calls.
     """
 
     form: AnswerFormat = HERMES
@@ -109,7 +109,7 @@ class TemplateUse:
         return turns
 
     def continuation(self, message: ChatMessage, prompt: str) -> str:
-        """Return the text of an answer that is continued, as it follows its prompt."""
+        """Return the text of an answer to be continued, as it follows `prompt`."""
         if not message.reasoning:
             return message.content
         opening, closing = self.form.thought
@@ -142,7 +142,7 @@ class TemplateUse:
     def _call(self, call: ToolCall, number: int) -> Turn:
         try:
             parsed = read_object(call.arguments, "")
-        except PromptError:  # clients send incomplete calls back; the result explains the error
+        except PromptError:  # clients send incomplete calls back; their results explain the error
             parsed = {}
         arguments = json.dumps(parsed, ensure_ascii=False) if self.has_text_arguments else parsed
         function = {"name": call.name, "arguments": arguments}
@@ -165,7 +165,7 @@ class TemplateUse:
 
 
 def has_more_than_text(message: ChatMessage) -> bool:
-    """Return whether a message has thinking or calls, or is the result of one."""
+    """Return whether a message has thinking or calls, or is the result of a call."""
     return bool(message.reasoning or message.tool_calls or message.role == "tool")
 
 
@@ -192,7 +192,7 @@ def as_functions(tools: Sequence[Tool]) -> list[Turn]:
 
 
 def description(form: AnswerFormat, tools: Sequence[Tool]) -> str:
-    """Return a text that describes the functions and the format of a call to the model."""
+    """Return a text that tells the model about the functions and the format of a call."""
     example = written_call(form, "FUNCTION", '{"ARGUMENT": "VALUE"}')
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in as_functions(tools))
     return (
@@ -213,7 +213,7 @@ def read_object(text: str, what: str) -> Turn:
     """Parse a JSON object; `what` names it in errors.
 
     Raises:
-        PromptError: it is not one.
+        PromptError: the text is not a JSON object.
     """
     try:
         parsed = json.loads(text or "{}")
@@ -270,7 +270,7 @@ def _one_by_one(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def _numbered(messages: Sequence[ChatMessage], call_id: str) -> list[ChatMessage]:
-    """Return messages with call ids made of function name and number, also in results."""
+    """Return messages with call ids made of the function name and a number, also in results."""
     names: dict[str, str] = {}
     numbered: list[ChatMessage] = []
     n_calls = 0
@@ -309,7 +309,7 @@ ANSWER_FORMATS = (
     GRANITE, COHERE, GIGACHAT, MISTRAL_ARGS, HARMONY, DEEPSEEK, DEEPSEEK_V31, KIMI, GEMMA,
     FUNCTION_GEMMA, FUNCTIONARY, LLAMA,
 )  # fmt: skip
-"""All formats, in the order in which a template's rendered call is parsed with them."""
+"""All formats, in the order in which they are tried on a template's rendered call."""
 
 
 QUESTION = "What is the weather like?"
@@ -321,13 +321,13 @@ PROBE = Tool(
 )  # fmt: skip
 ARGUMENTS: dict[str, Any] = {"city": "Paris 7", "days": 3}
 _WRITTEN_BLOCK = re.compile(r"""['"]type['"]: ?['"]thinking""")
-"""Content blocks, as rendered by a template that takes them for text."""
+"""Content blocks, as rendered by a template that mistakes them for text."""
 
 _TYPES = {PROBE.name: {"city": ("string",), "days": ("integer",)}}
 
 
 def detect(template: ChatTemplate) -> TemplateUse:
-    """Return how a template handles functions and calls, by rendering probes."""
+    """Render probes to find out how a template handles functions and calls."""
     use = _use_of_calls(template) or TemplateUse(_named_form(template.source))
     return replace(
         use, form=_with_thinking(use.form, template.source), takes_system=_takes_system(template)
@@ -335,9 +335,9 @@ def detect(template: ChatTemplate) -> TemplateUse:
 
 
 def _named_form(source: str) -> AnswerFormat:
-    """Return the format with a mark in the template, such as in its instructions, or Hermes's.
+    """Return the format whose mark is in the template (e.g. in its instructions), or else Hermes's.
 
-    Granite 3.3's template renders no calls, and some do it in ways that the sandbox refuses.
+    Granite 3.3's template renders no calls, and some render them in ways that the sandbox refuses.
     """
     written = (form for form in ANSWER_FORMATS if form.has_json_arguments)
     named = (form for form in written if form.trigger and form.trigger in source)
@@ -410,8 +410,8 @@ def _takes_system(template: ChatTemplate) -> bool:
 def _form_of(*answers: str) -> AnswerFormat | None:
     """Return the format in which a call is found in an answer, or None.
 
-    The answers are given from their first character on, possibly without the beginning of a mark,
-    and with the preceding text.
+    The answers include one from its first character on, which may lack the beginning of a mark, and
+    one with the preceding text.
     """
     pairs = ((form, answer) for answer in answers for form in ANSWER_FORMATS)
     return next((form for form, answer in pairs if _has_the_call(form, answer)), None)

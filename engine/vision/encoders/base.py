@@ -104,7 +104,7 @@ class VisionHParams:
 
     @property
     def head_dim(self) -> int:
-        """Elements of an attention head."""
+        """Elements per attention head."""
         return self.n_embd // self.n_head
 
     def check_rotation(self, keys: Keys) -> None:
@@ -123,10 +123,10 @@ def _channels(keys: Keys, name: str) -> Channels:
 
 
 class VisionEncoder(Module, ABC):
-    """A vision encoder: turns the pixels of an image into embeddings of its text model.
+    """A vision encoder, which turns an image's pixels into embeddings for its text model.
 
-    `architectures` lists supported text models; `rule` has the preprocessing of images and their
-    representation in prompts.
+    `architectures` lists supported text models; `rule` describes the preprocessing of images and
+    their representation in prompts.
     """
 
     architectures: ClassVar[tuple[str, ...]]
@@ -135,7 +135,7 @@ class VisionEncoder(Module, ABC):
 
     @abstractmethod
     def __init__(self, keys: Keys, text: TextModel) -> None:
-        """Declare the encoder of a file for a text model."""
+        """Declare a file's encoder for a text model."""
 
     @abstractmethod
     def encode(self, pixels: Tensor, ops: VisionOps) -> Tensor:
@@ -184,7 +184,7 @@ class PatchEmbedding(Linear):
 
 
 class TwoFramePatches(PatchEmbedding):
-    """Convolution over patches in two frames, which are both the image."""
+    """Convolution over patches in two frames, both of which are the image."""
 
     second: Linear
 
@@ -299,7 +299,7 @@ class GatedBlock(VisionBlock):
 
 
 class MLP(Module):
-    """Two linear maps with GELU between them; subclasses set their names in files."""
+    """Two linear maps with GELU between them; subclasses set the names of the maps in files."""
 
     def __init__(self, n_in: int, n_between: int, n_out: int) -> None:
         self.fc1 = Linear(n_in, n_between, WHOLE)

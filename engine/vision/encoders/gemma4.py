@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 THETA = 100.0  # base of the encoder's RoPE
 POOL = 3  # default number of patches along each side of a token's square
-MAX_TOKENS = 280  # default maximum number of an image's tokens
+MAX_TOKENS = 280  # default maximum number of tokens per image
 EPS = 1e-5  # epsilon of the patch norms; not in files
 
 BOUNDS = ("input_min", "input_max", "output_min", "output_max")
-"""Names of the bounds of a matrix's inputs and outputs."""
+"""Names of the bounds on a matrix's inputs and outputs."""
 
 
 class ClampedLinear(Linear):
-    """Linear map with clamped inputs and outputs, if a file has bounds."""
+    """Linear map with clamped inputs and outputs, if the file has bounds."""
 
     input_min: Tensor | None = None
     input_max: Tensor | None = None
@@ -90,8 +90,8 @@ class Gemma4VisionBlock(GatedBlock):
         """Return queries, keys and values of the normed stream x, each (T, n_embd).
 
         Scores are unscaled, so queries undo the scaling of attention. The first half of a head
-        rotates by column and the other by row, each with its own pairs: queries and keys are
-        reordered so that a single rotation covers both.
+        rotates by column and the other by row, each with its own pairs, so queries and keys are
+        reordered to let a single rotation cover both.
         """
         q, k, v = (part.reshape(len(x), self.n_head, -1) for part in super().projected(x, ops))
         q = self.attn_q_norm.apply(q, ops) * q.shape[-1] ** 0.5
@@ -103,7 +103,7 @@ class Gemma4VisionBlock(GatedBlock):
 
 
 def _with_pairs_apart(x: Tensor) -> Tensor:
-    """Return x (T, n_head, head_dim) with the first elements of the pairs of both halves first."""
+    """Return x (T, n_head, head_dim) with the first elements of both halves' pairs first."""
     return x.reshape(*x.shape[:2], 2, 2, -1).transpose(-3, -2).flatten(-3)
 
 
@@ -142,7 +142,7 @@ class Gemma4Transformer(Module):
 
 
 class Gemma4Projector(Module):
-    """Weightless norm and projection."""
+    """A norm without weights, and a projection."""
 
     def __init__(self, sizes: VisionHParams) -> None:
         self._norm = RMSNorm(sizes.n_embd, sizes.eps, WHOLE, affine=False)

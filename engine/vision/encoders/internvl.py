@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from engine.model.layers.keys import Keys
     from engine.vision.encoders.ops import VisionOps
 
-MAX_TILES = 12  # default maximum number of tiles of an image
+MAX_TILES = 12  # default maximum number of tiles per image
 EPS = 1e-5  # epsilon of the projector's norm
 
 
@@ -97,7 +97,7 @@ class InternViT(Module):
 
 
 class InternVLProjector(MLP):
-    """MLP after a norm of adjacent patches."""
+    """MLP after a norm over adjacent patches."""
 
     tensor_names: ClassVar = {
         "norm": "model.mlp.0", "fc1": "model.mlp.1", "fc2": "model.mlp.3",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 FEWEST_PATCHES = 256
 """Minimum number of patches for which attention is computed head by head with oneDNN."""
 
-QUERIES = 512  # number of queries per head and step there; it bounds the memory of the scores
+QUERIES = 512  # number of queries per head and step there; bounds the memory for the scores
 
 
 def has_onednn(x: Tensor) -> bool:
@@ -31,8 +31,8 @@ def has_onednn(x: Tensor) -> bool:
 def product(x: Tensor, w: Tensor) -> Tensor:
     """Return `x Wᵀ`, (T, n_out), for x (T, n_in) and W (n_out, n_in), both F32.
 
-    On CPUs oneDNN computes it: torch's `linear` uses MKL, which reaches less than half of that
-    speed in F32 on AMD processors.
+    On CPUs oneDNN computes it, because torch's `linear` uses MKL, which reaches less than half of
+    oneDNN's speed in F32 on AMD processors.
     """
     if not has_onednn(x):
         return linear(x, w)
@@ -45,10 +45,10 @@ def product(x: Tensor, w: Tensor) -> Tensor:
 class VisionOps(Ops):
     """Operations on all patches of one image, with attention without a cache.
 
-    Scores are computed for some queries at a time, to limit their memory.
+    Scores are computed for some queries at a time to save memory.
 
     Attributes:
-        is_cancelled: checked before each of these steps; True cancels the work.
+        is_cancelled: checked before each such step; True cancels the work.
 
     Raises:
         Cancelled: (attention) the work was cancelled.

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 THETA = 10000.0  # base of the encoder's RoPE
 
 MIN_TOKENS, MAX_TOKENS = 64, 4096
-"""Default bounds of the number of an image's tokens. The minimum is that of the model's processor;
-more than the maximum takes minutes and gigabytes."""
+"""Default bounds on the number of tokens per image. The minimum comes from the model's processor;
+more than the maximum would take minutes and gigabytes."""
 
 
 def rotation_in_blocks(
@@ -51,7 +51,7 @@ def qwen_rule(keys: Keys, sizes: VisionHParams, merge: int, least_tokens: int) -
     """Return the image processor for images of any size, with merge² patches per token.
 
     Raises:
-        InvalidGGUF: the file's bounds of image sizes contradict each other.
+        InvalidGGUF: the file's bounds on image sizes contradict each other.
     """
     cell = merge * sizes.patch
     least = keys.integer("vision.image_min_pixels", least_tokens * cell * cell)
@@ -87,7 +87,7 @@ class DeepMerger(Merger):
 
 
 class Deepstack(Module):
-    """Mergers by the number of the block after which they read."""
+    """Mergers by the index of the block after which they read."""
 
     def __init__(self, mergers: dict[int, DeepMerger]) -> None:
         self.mergers = mergers
@@ -150,7 +150,7 @@ class Qwen3VLEncoder(VisionEncoder):
 
 
 WINDOW = 112  # default side of a window, in pixels
-MIN_TOKENS_25 = 4  # default minimum number of an image's tokens
+MIN_TOKENS_25 = 4  # default minimum number of tokens per image
 
 
 class WindowTransformer(Module):
@@ -200,10 +200,10 @@ class Qwen25VLEncoder(VisionEncoder):
 
 
 def windows_of(rows: int, columns: int, side: int) -> tuple[list[int], list[int]]:
-    """Return the tokens of a grid in the order of its windows, and the size of each window.
+    """Return a grid's tokens in the order of its windows, and the size of each window.
 
-    Windows and the tokens within them are in row-major order; windows at the right and bottom edges
-    may be smaller. `side` is the number of tokens along a window's side.
+    Windows, and the tokens within each, are in row-major order; windows at the right and bottom
+    edges may be smaller. `side` is the number of tokens along a window's side.
     """
     order, sizes = list[int](), list[int]()
     for top in range(0, rows, side):

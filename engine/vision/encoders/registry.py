@@ -1,5 +1,5 @@
-"""Registry of vision encoders, and mmproj files: found next to a model, checked against it,
-declared."""
+"""Registry of vision encoders; finds mmproj files next to models, checks that they fit, and
+declares them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def vision_encoder_class(meta: Metadata) -> type[VisionEncoder]:
             "Choose the file with mmproj in its name.",
             file=meta.path.name,
         )
-    # files with an audio encoder have a type for each
+    # files that also have an audio encoder state a type for each
     name = meta.str("clip.projector_type", "") or meta.str("clip.vision.projector_type", "")
     if name not in ENCODERS:
         raise ModelFileError(
@@ -64,7 +64,7 @@ def vision_encoder_class(meta: Metadata) -> type[VisionEncoder]:
 
 
 MARK = "mmproj"  # part of the names of mmproj files
-AUDIO = ("a.", "mm.a.")  # prefixes of the tensors of audio encoders, which are not used
+AUDIO = ("a.", "mm.a.")  # prefixes of audio encoders' tensors, which are not used
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +112,9 @@ def declare_vision_encoder(file: GGUFFile, text: TextModel) -> VisionDeclaration
 
 
 def find_vision_encoder(model: Path, text: TextModel) -> Path | None:
-    """Return an encoder file next to a model that fits it, or None.
+    """Return an encoder file next to a model that fits the model, or None.
 
-    Files with the longest common prefix with the model's name come first.
+    Files whose names share the longest prefix with the model's name come first.
     """
     for path in files_beside(model, MARK):
         try:
@@ -127,8 +127,8 @@ def find_vision_encoder(model: Path, text: TextModel) -> Path | None:
 
 
 STORAGE = "packed"
-"""Storage of an encoder's matrices, see `DevicePlan.storage`: as in the file, dequantised on each
-use, which is cheap compared with a product over the thousands of patches of an image."""
+"""Storage of an encoder's matrices (see `DevicePlan.storage`): as in the file, dequantised on each
+use, which is cheap compared with a product over an image's thousands of patches."""
 
 UNPACK_BYTES = 2 * F32_BYTES * (1 << 22)  # bytes for dequantising a packed matrix in chunks
 

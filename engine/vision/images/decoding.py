@@ -1,4 +1,4 @@
-"""Decodes and resizes an image with Pillow; a program that runs in a child process."""
+"""Decodes and resizes an image with Pillow; runs as a program in a child process."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from engine.vision.images.resizing import Resizing, TooNarrow, Views
 
 MAX_FILE_BYTES = 32 << 20  # maximum size of an image file
 MAX_IMAGES = 64  # maximum number of images in a conversation
-MAX_PIXELS = 1 << 26  # maximum number of pixels of an image: 67 megapixels
+MAX_PIXELS = 1 << 26  # maximum number of pixels in an image: 67 megapixels
 
 MAX_MEMORY = 1280 << 20
 """Maximum memory for decoding: an image of `MAX_PIXELS` with alpha or rotated, the result, and the
 buffers of a progressive JPEG."""
 
 MAX_SECONDS = 20.0  # maximum time to decode and resize an image
-MORE_SECONDS = 1.0  # additional seconds per further image of a conversation
+MORE_SECONDS = 1.0  # additional seconds per further image in a conversation
 MAX_AT_ONCE = 2  # maximum number of images that are decoded in parallel
 GRACE_S = 1.0  # seconds after the time limit until the child is killed
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-"""Supported file formats, by Pillow's names; of animations, the first frame is used."""
+"""Supported file formats, by Pillow's names; only the first frame of animations is used."""
 
 
 FILTERS = {
@@ -48,12 +48,12 @@ DAMAGED = Sentence("it is damaged")
 
 
 class UnusableImage(Exception):
-    """Error of a file that is not an image, damaged or too large.
+    """Error for a file that is not an image, or is damaged or too large.
 
     Attributes:
         problem: reason, as the end of a sentence.
         kind: "none", "damaged" or "large".
-        n_pixels: number of pixels of an image that is too large; else 0.
+        n_pixels: number of pixels in an image that is too large; else 0.
     """
 
     def __init__(self, problem: Sentence, kind: str, n_pixels: int = 0) -> None:
@@ -62,13 +62,13 @@ class UnusableImage(Exception):
 
 
 def decode_image(data: bytes) -> Image.Image:
-    """Return the image of a file's bytes in RGB, upright.
+    """Decode a file's bytes to an upright image in RGB.
 
     Raises:
         UnusableImage: it cannot be used.
         MemoryError: there is too little memory.
     """
-    Image.MAX_IMAGE_PIXELS = None  # the limit below counts
+    Image.MAX_IMAGE_PIXELS = None  # the limit below applies
     warnings.simplefilter("ignore")  # e.g. about metadata
     try:
         with Image.open(BytesIO(data), formats=FORMATS) as image:
@@ -95,12 +95,12 @@ def prepared(data: str, resizing: Resizing) -> Answer:
     """Return a resized image, or a problem.
 
     Args:
-        data: bytes of its file, as base64.
+        data: bytes of the image file, as base64.
 
     Returns:
         "width" and "height" of the image, "grid" with the rows and columns of its tiles, and
         "views" with the "size" of each and its "pixels", RGB bytes row by row as base64; or
-        "problem" and "values", the template of the end of a sentence and its values.
+        "problem" and "values", a template for the end of a sentence and its values.
     """
     try:
         upright = decode_image(b64decode(data, validate=True))

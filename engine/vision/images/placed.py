@@ -1,7 +1,7 @@
 """Images among the tokens of a sequence.
 
-An image's tokens have ids above any vocabulary, derived from its pixels and its encoder. So the KV
-cache, stored states and state files distinguish images just as they distinguish texts.
+An image's tokens have ids above any vocabulary, derived from its pixels and its encoder. The KV
+cache, stored states and state files therefore distinguish images just like texts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FIRST_ID = 1 << 62  # smallest id of an image token; smaller ids are text tokens
 INDEX_BITS = 14  # bits of an id that number the tokens of an image; the 48 bits above are a hash
-MAX_TOKENS = 1 << INDEX_BITS  # maximum number of tokens of an image
+MAX_TOKENS = 1 << INDEX_BITS  # maximum number of tokens per image
 MAX_SCORES = 1 << 25  # maximum number of attention scores in memory at a time
 
 
@@ -46,7 +46,7 @@ class PromptImage:
     def of(
         cls, pixels: NDArray[np.uint8], size: tuple[int, int], rule: ImageProcessor, encoder: str
     ) -> PromptImage:
-        """Return the image of resized pixels; `encoder` is a hash of the encoder's file."""
+        """Return the image for resized pixels; `encoder` is a hash of the encoder's file."""
         height, width, _ = pixels.shape
         head = f"{encoder} {width} {height} ".encode()
         number = int.from_bytes(blake2b(head + pixels.tobytes(), digest_size=6).digest(), "big")
@@ -93,7 +93,7 @@ class PlacedImage(NamedTuple):
 
 
 class PlacedImages:
-    """The images of a sequence of ids, in order; `known` has them by number."""
+    """The images in a sequence of ids, in order; `known` maps numbers to images."""
 
     def __init__(
         self, ids: Sequence[int] = (), known: Mapping[int, PromptImage] | None = None
@@ -123,7 +123,7 @@ class PlacedImages:
         return [placed for placed in self._all if placed.start < stop and placed.stop > start]
 
     def whole(self, n: int) -> int:
-        """Return the largest number of the first n tokens that can be cached on their own.
+        """Return how many of the first n tokens can be cached on their own.
 
         This is n, unless it would split an image with bidirectional attention.
         """
@@ -134,7 +134,7 @@ class PlacedImages:
         """Return the number of tokens after `start` to compute in one pass, if n are requested.
 
         It is smaller if the pass would split an image with bidirectional attention, and larger if
-        it starts with that image.
+        it starts with such an image.
         """
         cut = self._cut_by(start + n)
         if cut is None:
@@ -183,7 +183,7 @@ NO_IMAGES = PlacedImages()
 
 
 MAX_PIXELS: Final = 1 << 28
-"""Maximum of pixels, and of all other numbers, in sizes from another program."""
+"""Maximum number of pixels, and maximum of all other numbers, in sizes from another program."""
 
 MAX_TILES: Final = 64  # maximum number of tiles in such sizes
 
@@ -230,7 +230,7 @@ class VisionInfo:
         return cls("", rule)
 
     def n_tokens(self, width: int, height: int) -> int:
-        """Return the number of tokens of an image, without the surrounding text.
+        """Return the number of tokens for an image, without the surrounding text.
 
         Raises:
             TooNarrow: its aspect ratio is too extreme.
@@ -244,5 +244,5 @@ class VisionInfo:
 
 
 def max_queries(n: int, n_head: int) -> int:
-    """Return the number of patches, of n, for which attention computes scores at a time."""
+    """Return the number of patches (at most n) for which attention computes scores at a time."""
     return max(1, min(n, MAX_SCORES // (n * n_head)))

@@ -1,4 +1,4 @@
-"""Reads images of messages in a child process with limits."""
+"""Reads the images in messages, in a child process with limits."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 COMMAND = program_command("engine.vision.images.decoding")  # command of the child
 
 _turns = FairSemaphore(MAX_AT_ONCE)
-"""Limits the conversations that decode images in parallel; they take turns by image."""
+"""Limit on conversations that decode images in parallel; they take turns image by image."""
 
 
 def image_base64(file: str | Path | bytes) -> str:
-    """Return an image as base64, as in `ChatMessage.images`.
+    """Return an image as base64, as in `ChatMessage.pictures`.
 
     Args:
         file: path of a PNG, JPEG, WebP, GIF or BMP file, or its bytes.
@@ -74,8 +74,8 @@ class DecodedImage(NamedTuple):
 
     Attributes:
         size: width and height of the image.
-        grid: rows and columns of its tiles; (1, 1) without tiles.
-        views: RGB pixels of the tiles row by row and then of the whole, each (height, width, 3).
+        grid: rows and columns of its tiles; (1, 1) if there are no tiles.
+        views: RGB pixels of the tiles, row by row, then of the whole; each (height, width, 3).
     """
 
     size: Size
@@ -86,7 +86,7 @@ class DecodedImage(NamedTuple):
 class ImageDecoder:
     """Decoder of the n images of one conversation: a child process with one time limit.
 
-    `is_cancelled` is polled on any thread; True ends the child.
+    `is_cancelled` is polled on any thread; True stops the child.
     """
 
     def __init__(self, n: int = 1, is_cancelled: IsCancelled = never) -> None:
@@ -108,7 +108,7 @@ class ImageDecoder:
             image: see `image_base64`.
 
         Raises:
-            ImageError: it is not an image, damaged or too large, or takes too long.
+            ImageError: it is not an image, is damaged or too large, or takes too long.
             Cancelled: `is_cancelled` has returned True.
         """
         if len(image) > 4 * (MAX_FILE_BYTES // 3 + 1):

@@ -12,12 +12,12 @@ Size = tuple[int, int]
 def best_grid(width: int, height: int, side: int, least: int, most: int) -> tuple[int, int]:
     """Return the rows and columns of the tile grid with the closest aspect ratio.
 
-    Among grids with the same ratio, a larger one wins if the image has more than half of its pixels
-    (InternVL 1.5, arXiv 2404.16821).
+    Among grids with the same ratio, a larger one wins if the image has more than half the pixels of
+    that grid (InternVL 1.5, arXiv 2404.16821).
 
     Args:
         side: side of a tile, in pixels.
-        least, most: bounds of the number of tiles.
+        least, most: bounds on the number of tiles.
     """
     grids = [
         (rows, columns)
@@ -70,7 +70,7 @@ MAX_NARROW = 200  # maximum aspect ratio of images that keep theirs (Qwen's own 
 
 
 class TooNarrow(ValueError):
-    """Error of an image with an extreme aspect ratio."""
+    """Error for an image with an extreme aspect ratio."""
 
 
 class Views(NamedTuple):
@@ -78,8 +78,8 @@ class Views(NamedTuple):
 
     Attributes:
         sizes: widths and heights of consecutive resizes; the last result is cut into tiles.
-        grid: rows and columns of tiles; (1, 1) without tiles.
-        is_whole_last: whether the whole view is made from the last resize instead of the original.
+        grid: rows and columns of tiles; (1, 1) if there are no tiles.
+        is_whole_last: whether the whole view is made from the last resize, not from the original.
     """
 
     sizes: tuple[Size, ...]
@@ -95,11 +95,11 @@ class Resizing:
         resample: filter.
         side: side of square images or tiles; 0 to keep the aspect ratio.
         factor: granularity of the sides, if the aspect ratio is kept.
-        least, most: bounds of the number of pixels in that case.
+        least, most: bounds on the number of pixels in that case.
         fills: whether images are scaled as close to `most` as their aspect ratio allows.
         longest: maximum side in that case, without enlarging smaller images; with `side`, the
             longest side before tiling.
-        least_tiles, most_tiles: bounds of the number of tiles, if it depends on the aspect ratio;
+        least_tiles, most_tiles: bounds on the number of tiles, if it depends on the aspect ratio;
             else 0.
     """
 
@@ -162,7 +162,7 @@ class Resizing:
         return wide, high
 
     def _filling(self, width: int, height: int) -> Size:
-        """Return the largest size of this aspect ratio, rounded down to multiples of the factor.
+        """Return the largest size with this aspect ratio, rounded down to multiples of the factor.
 
         Images that would be less than one cell high get one row with the maximum width (Gemma 4).
         """
@@ -180,7 +180,7 @@ class Resizing:
 
     @property
     def most_pixels(self) -> int:
-        """Maximum number of pixels of a resized image or tile."""
+        """Maximum number of pixels in a resized image or tile."""
         if self.side:
             return self.side * self.side
         if self.longest:
@@ -213,12 +213,12 @@ class ImageProcessor:
     """Preprocessing of images for a family of models, and their representation in prompts.
 
     Attributes:
-        cell: side of the square of a resized image that corresponds to one token, in pixels.
+        cell: side, in pixels, of the square in a resized image that corresponds to one token.
         mean, std: normalisation of each channel, for values from 0 to 1.
-        before, behind: texts around the tokens of an image.
+        before, behind: texts around an image's tokens.
         has_places: whether image tokens have rows and columns instead of positions, so that an
             image takes as many positions as its longer side has tokens (M-RoPE).
-        is_two_way: whether the tokens of an image attend to each other.
+        is_two_way: whether an image's tokens attend to each other.
         only_in_windows: whether they do so in sliding-window layers only.
         has_breaks: whether there is a token between two rows of tokens.
         tiles: texts around tiles, if large images are tiled.
@@ -237,22 +237,22 @@ class ImageProcessor:
     tiles: TileTexts | None = None
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
-        """Return the rows and columns of tokens of a resized image, without breaks."""
+        """Return the rows and columns of tokens for a resized image, excluding breaks."""
         return height // self.cell, width // self.cell
 
     def n_tokens(self, width: int, height: int) -> int:
-        """Return the number of tokens of a resized image."""
+        """Return the number of tokens for a resized image."""
         rows, columns = self.grid(width, height)
         return rows * columns + (rows - 1 if self.has_breaks else 0)
 
     @property
     def most_tokens(self) -> int:
-        """Upper bound of the number of tokens of an image or tile."""
+        """Upper bound on the number of tokens per image or tile."""
         most = self.resizing.most_pixels // (self.cell * self.cell)
         return 2 * most if self.has_breaks else most
 
     def texts(self, rows: int, columns: int) -> list[str]:
-        """Return the texts before the tokens of each view of an image, and after the last one.
+        """Return the texts before the tokens of an image's views, and the text after the last view.
 
         `rows` and `columns` are the numbers of tiles, 1 and 1 for an image without tiles.
         """

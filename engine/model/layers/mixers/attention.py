@@ -113,7 +113,7 @@ def split_heads(x: Tensor, head_dim: int) -> Tensor:
 
 
 class QKNormAttention(Attention):
-    """Attention with query and key norms before RoPE (Qwen 3, arXiv 2505.09388), where files have
+    """Attention with query and key norms before RoPE (Qwen 3, arXiv 2505.09388), if the file has
     them."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
@@ -149,7 +149,7 @@ class HeadNormAttention(Attention):
 
 
 class RowNormAttention(Attention):
-    """Attention with one norm over all query heads of a token, and one over all key heads (OLMo 2).
+    """Attention with one norm over a token's query heads and one over its key heads (OLMo 2).
 
     The heads are split over ranks, so every rank of the group takes part in the norms.
     """
@@ -187,7 +187,7 @@ class SinkAttention(Attention):
 
 
 class ClampedAttention(Attention):
-    """Attention with q, k and v clamped to ±`clamp_kqv`, if the file has it (OLMo, MPT)."""
+    """Attention with q, k and v clamped to ±`clamp_kqv`, if the file sets it (OLMo, MPT)."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
@@ -221,7 +221,7 @@ def alibi_slopes(n_head: int, max_bias: float) -> list[float]:
     """Return the slope of each head: 2^(-max_bias × i / n) for i = 1 … n.
 
     If n_head is not a power of two, n is the next lower one, and the remaining heads get the slopes
-    of i = 0.5, 1.5, … (as in the paper's code).
+    for i = 0.5, 1.5, … (as in the paper's code).
     """
     n = 1 << (n_head.bit_length() - 1)
     exponents = [*range(1, n + 1), *(i + 0.5 for i in range(n_head - n))]
@@ -237,7 +237,7 @@ class HeadGroups:
 
     @property
     def size(self) -> int:
-        """Number of heads of a group."""
+        """Number of heads in a group."""
         return self.heads.total // self.groups.total
 
     @property
@@ -250,12 +250,12 @@ class HeadGroups:
         return x.repeat_interleave(self.size, dim=1)[:, self.own_heads(rank)]
 
     def group_of_each_head(self, rank: int) -> tuple[int, ...]:
-        """Return the group of each of a rank's heads, numbered within the rank."""
+        """Return the group of each head on a rank, numbered within the rank."""
         own = self.own_heads(rank)
         return tuple(i // self.size for i in range(own.start, own.stop))
 
     def sums(self, x: Tensor, rank: int) -> Tensor:
-        """Sum x (T, heads of the rank) over the heads of each group of the layer: (T, n_group)."""
+        """Sum x (T, the rank's heads) over the heads in each group; (T, n_group in the layer)."""
         start, stop = self.groups.spans[rank]
         padded = x.new_zeros(x.shape[0], (stop - start) * self.size)
         padded[:, self.own_heads(rank)] = x
@@ -264,7 +264,7 @@ class HeadGroups:
         return sums
 
     def own_heads(self, rank: int) -> slice:
-        """Return the interval of the rank's heads among all heads of its groups."""
+        """Return the interval of the rank's heads among all heads in its groups."""
         start, stop = self.heads.spans[rank]
         begin = self.groups.spans[rank][0] * self.size
         return slice(start - begin, stop - begin)
@@ -274,10 +274,10 @@ class GroupedRMSNorm(Module):
     """RMS norm over each group of heads, split by heads.
 
     If a group is split between ranks, its sum of squares is all-reduced: one number per token and
-    group. Files store the weight as (n_group, elements of a group) or flat.
+    group. Files store the weight as (n_group, elements per group) or flat.
 
     Args:
-        n: number of elements of all groups.
+        n: number of elements in all groups.
         optional: whether a file may omit it; vectors are then unchanged.
 
     Attributes:
@@ -360,13 +360,13 @@ class Temperature:
     def apply(self, q: Tensor, ctx: Context) -> Tensor:
         """Scale queries (T, n_head, head_dim)."""
         periods = (ctx.positions + self.offset).div(self.n_ctx, rounding_mode="floor")
-        # in F64: torch's F32 logarithm of a number depends on the size of the tensor
+        # in F64, because torch's F32 logarithm of a number depends on the tensor's size
         factors = 1 + self.scale * periods.double().log1p()
         return q * factors.to(q.dtype)[:, None, None]
 
 
 class HeadGate(Linear):
-    """Projection to one gate per head or one per element of each head, as in the file."""
+    """Projection to one gate per head or one per element of each head, depending on the file."""
 
     def __init__(self, n_embd: int, n_head: int, head_dim: int, placement: Shard) -> None:
         super().__init__(n_embd, n_head * head_dim, placement)
@@ -380,7 +380,7 @@ class HeadGate(Linear):
 
 
 class GatedAttention(QKNormAttention):
-    """Attention with sigmoid gates on the outputs of heads, before the output projection (arXiv
+    """Attention with sigmoid gates on the heads' outputs, before the output projection (arXiv
     2505.06708).
 
     Some layers have no gates.

@@ -30,7 +30,7 @@ class DeltaSizes:
     Attributes:
         n_head: number of value heads, each with its own state.
         n_group: number of query and key heads; each serves n_head / n_group value heads.
-        head_dim: number of elements of a head of any kind.
+        head_dim: number of elements per head of any kind.
     """
 
     n_head: int
@@ -59,12 +59,11 @@ class DeltaSizes:
 class DeltaNet(Mixer):
     """Base of layers with the gated delta rule between short convolutions and a gated norm.
 
-    They are split by value heads. Heads are independent, so the only all-reduce is that of the
-    output.
+    They are split by value heads. Heads are independent, so the only all-reduce is the output's.
 
     Attributes:
         gate_act: activation of the output gate.
-        state: declaration of the convolutions' inputs and a matrix per value head.
+        state: declaration of the convolutions' stored inputs and a matrix per value head.
     """
 
     gate_act: ClassVar[Activation] = SILU
@@ -142,7 +141,7 @@ class GatedDeltaNet(DeltaNet):
 
     @abstractmethod
     def key_heads(self, rank: int) -> tuple[int, ...]:
-        """Return the key head of each of a rank's value heads, numbered within the rank."""
+        """Return the key head of each value head on a rank, numbered within the rank."""
 
     @abstractmethod
     def beta_and_step(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
@@ -172,11 +171,11 @@ class GatedDeltaNet(DeltaNet):
 
 
 class GroupedDeltaNet(GatedDeltaNet):
-    """Gated DeltaNet with the value heads of a key head together in files (Qwen3-Next).
+    """Gated DeltaNet whose files store the value heads of each key head together (Qwen3-Next).
 
     The rows of beta and step are interleaved by key head. Files from before 2026 store all
-    projections like that, as rows q, k, v and gate of each key head. A rank holds these rows for
-    whole groups, even if another rank has some of their value heads.
+    projections like that, as rows q, k, v and gate per key head. A rank holds these rows for whole
+    groups, even if another rank has some of the groups' value heads.
     """
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
@@ -214,8 +213,7 @@ class GroupedDeltaNet(GatedDeltaNet):
 
 
 class TiledDeltaNet(GatedDeltaNet):
-    """Gated DeltaNet with tiled value heads in files: one of each key head, then the next (Qwen
-    3.5)."""
+    """Gated DeltaNet whose files tile value heads: one per key head, then the next (Qwen 3.5)."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 class Mamba(Mixer):
     """Mamba 1 layer, a selective state-space model (arXiv 2312.00752), split by channels.
 
-    Step sizes, B and C depend on all channels, which takes a small all-reduce in addition to the
-    output's. A file may have norms for them (Falcon Mamba, arXiv 2410.05355).
+    Step sizes, B and C depend on all channels, which requires a small all-reduce in addition to the
+    output's. A file may have norms for step sizes, B and C (Falcon Mamba, arXiv 2410.05355).
 
     Attributes:
         has_norms: whether step sizes, B and C always have norms, with weights.
-        widths: sizes of the step sizes' input, of B and of C.
-        state: declaration of the convolution's inputs and each channel's state.
+        widths: widths of the step sizes' input, B and C.
+        state: declaration of the convolution's stored inputs and each channel's state.
     """
 
     has_norms: ClassVar[bool] = False
@@ -66,7 +66,7 @@ class Mamba(Mixer):
         return self.ssm_out.bias
 
     def small_norm(self, n: int) -> RMSNorm:
-        """Return a new norm of step sizes, B or C, on all ranks with channels."""
+        """Return a new norm for step sizes, B or C, on all ranks with channels."""
         owners = Replicate(self.split.state_heads.owners())
         return RMSNorm(n, self.hp.norm_eps, owners, affine=self.has_norms)
 
@@ -83,8 +83,8 @@ class Mamba(Mixer):
         )
 
     def step_b_c(self, values: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-        """Project values (T, channels of this rank) to step sizes before the softplus (T, channels
-        of this rank), B and C (T, n_state)."""
+        """Project values (T, this rank's channels) to step sizes before the softplus (T, this
+        rank's channels), B and C (T, n_state)."""
         projected = ctx.all_reduce(self.ssm_x(values), self.ssm_x.bias, sum(self.widths))
         dt, b, c = split_last(projected, *self.widths)
         if self.is_normed:
@@ -93,7 +93,7 @@ class Mamba(Mixer):
 
 
 class NormedMamba(Mamba):
-    """Mamba 1 layer with weighted norms of step sizes, B and C (Jamba, arXiv 2403.19887)."""
+    """Mamba 1 layer with weighted norms for step sizes, B and C (Jamba, arXiv 2403.19887)."""
 
     has_norms = True
 
@@ -101,7 +101,7 @@ class NormedMamba(Mamba):
 @dataclass(frozen=True, slots=True)
 class Mamba2Sizes:
     """Sizes of a Mamba 2 layer: heads, groups of heads that share B and C, channels per head, and
-    elements of a channel's state."""
+    elements per channel's state."""
 
     n_head: int
     n_group: int
@@ -113,7 +113,8 @@ class Mamba2Sizes:
         """Read the `ssm.*` keys of a file.
 
         Raises:
-            InvalidGGUF: the heads do not divide the channels, or the groups the heads.
+            InvalidGGUF: the heads do not divide the channels, or the groups do not divide the
+                heads.
         """
         keys = hp.keys
         n_inner, n_head = keys.integer("ssm.inner_size"), keys.integer("ssm.time_step_rank")
@@ -130,8 +131,8 @@ class Mamba2Sizes:
 class Mamba2(Mixer):
     """Mamba 2 layer, a state-space dual model (arXiv 2405.21060), split by heads.
 
-    B and C belong to groups of heads; ranks that share a group both compute them. If a file may
-    omit `ssm_norm`, `norm_is_optional` is set.
+    B and C belong to groups of heads; ranks that share a group both compute them.
+    `norm_is_optional` says whether a file may omit `ssm_norm`.
     """
 
     norm_is_optional: ClassVar[bool] = False

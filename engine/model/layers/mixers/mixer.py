@@ -26,10 +26,10 @@ class Mixer(Module, ABC):
     """Base of attention, linear attention, state-space models and short convolutions.
 
     Args:
-        rope: RoPE of this layer; None for layers without.
+        rope: RoPE of this layer; None if it has none.
 
     Attributes:
-        n_reduce: number of all-reduces inside it, before that of its output.
+        n_reduce: number of all-reduces inside it, before its output's.
     """
 
     is_nameless = True
@@ -39,11 +39,11 @@ class Mixer(Module, ABC):
         self.hp = hp
         self.split = split
         self.layer = layer
-        self._rope = (rope,)  # a tuple: it is the model's child
+        self._rope = (rope,)  # in a tuple, because it is the model's child
 
     @property
     def rope(self) -> Rope | None:
-        """RoPE of this layer; None for layers without."""
+        """RoPE of this layer; None if it has none."""
         return self._rope[0]
 
     @classmethod
@@ -53,7 +53,7 @@ class Mixer(Module, ABC):
 
     @abstractmethod
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
-        """Map x (T, n_embd) to this rank's partial sum (T, n_embd); None without a slice."""
+        """Map x (T, n_embd) to this rank's partial sum (T, n_embd); None if it has no slice."""
 
     @property
     def bias(self) -> Tensor | None:
@@ -71,13 +71,13 @@ class CausalConv(Module):
     """Depthwise causal convolution over the latest `n_taps` tokens, split by channels.
 
     Args:
-        n_taps: number of tokens of a filter, the current one included.
-        segments: channels of each rank, in one or several segments.
+        n_taps: number of tokens per filter, the current one included.
+        segments: each rank's channels, in one or several segments.
 
     Attributes:
         memory: argument of `RecurrentState` that declares the previous inputs.
-        weight: filters, (channels of this rank, n_taps), or None.
-        bias: bias of each channel, (channels of this rank,), or None.
+        weight: filters, (this rank's channels, n_taps), or None.
+        bias: bias of each channel, (this rank's channels,), or None.
     """
 
     weight: Tensor | None = None
@@ -102,11 +102,11 @@ class CausalConv(Module):
         self, x: Tensor, ctx: Context, state: RecurrentState, name: str,
         act: Activation | None = None, gates: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
-        """Convolve x (T, channels of this rank), continuing from each sequence's previous inputs.
+        """Convolve x (T, this rank's channels), continuing from each sequence's previous inputs.
 
         Args:
             state: declaration of the layer's state.
-            name: name of the previous inputs in it, which are updated.
+            name: name of the previous inputs in `state`, which are updated.
             act: activation of the result; None for none.
             gates: factors on x and on the activated result, both shaped like x.
         """
@@ -118,8 +118,8 @@ class CausalConv(Module):
 class ShortConv(Mixer):
     """Gated convolution `out(c * conv(b * x))`, split by channels (arXiv 2511.23404).
 
-    b, c and x come from one projection. Channels are independent, so the only all-reduce is that of
-    the output.
+    b, c and x come from one projection. Channels are independent, so the only all-reduce is the
+    output's.
     """
 
     tensor_names: ClassVar = {

@@ -28,10 +28,10 @@ class LatentSizes:
 
     Attributes:
         latent: size of the latent from which keys and values are computed.
-        plain: elements of a query or key head without RoPE.
-        rotated: elements of a query or key head with RoPE, after the plain ones; all key heads
-            share them.
-        value: elements of a value head.
+        plain: elements without RoPE per query or key head.
+        rotated: elements with RoPE per query or key head, after the plain ones; all key heads share
+            these.
+        value: elements per value head.
     """
 
     latent: int
@@ -44,7 +44,7 @@ class LatentSizes:
         """Read the sizes of a layer; files from before 2025 store them under the usual keys.
 
         Raises:
-            InvalidGGUF: a size is missing, or more elements are rotated than a head has.
+            InvalidGGUF: a size is missing, or more elements are to be rotated than a head has.
         """
         keys, rotated = hp.keys, hp.rope.n_rot
         latent = keys.integer("attention.kv_lora_rank")
@@ -60,15 +60,15 @@ class LatentSizes:
 
     @property
     def head(self) -> int:
-        """Elements of a query or key head."""
+        """Elements per query or key head."""
         return self.plain + self.rotated
 
 
 class LatentAttention(Mixer):
     """DeepSeek V2's attention (arXiv 2405.04434), computed on the latents themselves.
 
-    Keys are a linear map of the latents, so the map is applied to the queries instead, and that of
-    the values to the weighted latents. The cache is one key-value head per layer, the latent and
+    Keys are a linear map of the latents, so the map is applied to the queries instead, and the
+    values' map to the weighted latents. The cache is one key-value head per layer, the latent and
     the rotated elements; every rank with query heads holds it whole.
 
     A variant overrides `make_scores` or `adjust`. Queries have their own latent if the file has
@@ -116,12 +116,12 @@ class LatentAttention(Mixer):
 
     @classmethod
     def dims(cls, hp: HParams, layer: int) -> BlockDims:
-        """Return the query heads and one key-value head, the latent, regardless of the file's
-        keys."""
+        """Return the query heads and one key-value head (the latent), whatever the file's keys
+        say."""
         return BlockDims(n_head=hp.n_head[layer], n_head_kv=1)
 
     def make_scores(self) -> Scores:
-        """Return scores scaled by the size of query heads, although the compared latents are
+        """Return scores scaled for the size of query heads, although the compared latents are
         longer."""
         return Scores(float(self.sizes.head**-0.5))
 
@@ -134,8 +134,7 @@ class LatentAttention(Mixer):
         return self.cache
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
-        """Locate the tensors; some files also have the joint matrix in addition to its two
-        parts."""
+        """Locate the tensors; some files have the joint matrix in addition to its two parts."""
         joint, sizes = f"{name}.attn_kv_b.weight", self.sizes
         if not self.is_joint and joint in source:
             n_head, n_out = self.split.heads.total, sizes.plain + sizes.value
@@ -174,7 +173,7 @@ class LatentAttention(Mixer):
         return q
 
     def absorb(self, q: Tensor) -> Tensor:
-        """Map plain queries (T, heads, plain) to queries of latents, (T, heads, latent)."""
+        """Map plain queries (T, heads, plain) to queries for latents, (T, heads, latent)."""
         if self.is_joint:
             return self.attn_kv_b(q, slice(0, self.sizes.plain), transposed=True)
         return self.attn_k_b(q)

@@ -25,8 +25,8 @@ def kv_source(hp: HParams, layer: int) -> int:
     """Return the layer that provides the keys and values of `layer`.
 
     The last layers of a model read from the last earlier layer with keys and values of the same
-    kind, with or without a window; other layers read their own. Without a source the result is -1,
-    and `check_kv_sources` refuses the file.
+    kind, with or without a window; other layers read their own. If there is no source, the result
+    is -1, and `check_kv_sources` refuses the file.
     """
     n_own = hp.n_layer - hp.keys.integer("attention.shared_kv_layers", 0)
     if layer < n_own:
@@ -58,7 +58,7 @@ class NormedQueries(Attention):
         self.attn_q_norm = self.head_norm()
 
     def head_norm(self, *, affine: bool = True) -> RMSNorm:
-        """Return a new norm of heads, on all ranks with heads."""
+        """Return a new norm for heads, on all ranks with heads."""
         owners = Replicate(self.split.heads.owners())
         return RMSNorm(self.head_dim_k, self.hp.norm_eps, owners, affine=affine)
 
@@ -71,10 +71,10 @@ class NormedQueries(Attention):
 
 
 class NormedAttention(NormedQueries):
-    """Attention with norms of queries, keys and values; the value norm has no weight.
+    """Attention with norms on queries, keys and values; the value norm has no weight.
 
-    A layer without a value projection uses the projected keys as values. This is the same in all
-    layers with a window, and in all layers without.
+    A layer without a value projection uses the projected keys as values. All layers with a window
+    are alike in this, and so are all layers without one.
     """
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
@@ -106,14 +106,14 @@ class SharedKVAttention(NormedQueries):
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
         del self.attn_k, self.attn_v, self.cache
-        self.source: tuple[KVState, ...] = ()  # a tuple, so that it is not allocated here
+        self.source: tuple[KVState, ...] = ()  # in a tuple, so that it is not allocated here
 
     @classmethod
     def dims(cls, hp: HParams, layer: int) -> BlockDims:
         return replace(super().dims(hp, layer), kv_of=kv_source(hp, layer))
 
     def attended(self) -> KVState:
-        """Return a declaration equal to the other layer's: sizes, split and window are the same."""
+        """Return a declaration equal to the other layer's, with its sizes, split and window."""
         return self.declared_cache()
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
