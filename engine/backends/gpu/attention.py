@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from engine.model.forward.operands import Scores
 
 BLOCKS = {"q8_0": 34, "q4_0": 18}
-"""Bytes of a block of 32 elements, by block-quantised type of keys or values."""
+"""Bytes per block of 32 elements, by block-quantised type of keys or values."""
 
 DTYPES = {
     "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "q8_0": torch.uint8,
@@ -153,7 +153,7 @@ class TileSizes:
 
 
 New = tuple[Tensor, Tensor | None]
-"""New keys and values, see `write`."""
+"""New keys and values; see `write`."""
 
 
 class AttentionShape(NamedTuple):

@@ -33,8 +33,8 @@ from engine.planning.memory import GATHER_BYTES, LINK_SETS, shown_bytes
 from engine.planning.memory import LINK_ROUND_BYTES as ROUND_BYTES
 
 MIN_CHUNK, MAX_CHUNK = 512 << 10, 2 << 20
-"""Bytes of a chunk: long enough for a link's full speed, short enough that copies to and from the
-host overlap."""
+"""Bytes per chunk: enough for a link's full speed, but so few that copies to and from the host
+overlap."""
 
 SMALL_BYTES = 4 * MAX_COPIED_WHOLE  # largest value, in F32 bytes, that is sent whole and unrounded
 
@@ -80,7 +80,7 @@ class Offer:
 
 
 Meet = Callable[[Offer], Sequence[Offer]]
-"""A function that exchanges offers with all members and returns all in rank order."""
+"""Function that exchanges offers with all members and returns all offers in rank order."""
 
 
 @dataclass(frozen=True, slots=True)

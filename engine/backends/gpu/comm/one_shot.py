@@ -66,7 +66,7 @@ MAX_HELD = 4 << 10
 """Max. words per member if several members are in registers; larger ones come one by one."""
 
 SMALLEST = 4 * RENEWED
-"""Least elements of a program, so that it has as many pairs of packets as it rewrites per round."""
+"""Minimum elements per program, so that it has as many packet pairs as it rewrites per round."""
 
 THREADS = 32  # per warp; several threads reading one pair would not all see it arrive together
 NOT_WAITING = 1  # index of the flag that keeps kernels from waiting

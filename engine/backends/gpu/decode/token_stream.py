@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 AHEAD = 3
 """Steps enqueued beyond the token that the host waits for, if states can be rewound: while a window
-is painted, the host may not read for some tokens."""
+is painted, the host may fall behind by a few tokens."""
 
 CALM = 32
-"""Tokens sampled by the device before steps run ahead again, after the host had to sample."""
+"""Tokens the device must sample before steps run ahead again after the host had to sample."""
 
 OTHER_SETTINGS = Sentence("Other settings of sampling are faster.")
-"""Help where an answer's settings keep the device from sampling."""
+"""Help shown if an answer's settings keep the device from sampling."""
 
 POLL_S = 50e-6  # seconds between polls of the ring; each pause lets the UI threads run
 

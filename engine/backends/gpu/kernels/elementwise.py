@@ -167,11 +167,11 @@ def opened(x, door, y, other, out, n_in, n, x_stride, y_stride, other_stride,
 
 
 TINY = tl.constexpr(2.0**-100)
-"""Least magnitude of 16 columns that is not rounded to zeros; 127 over less might be infinite."""
+"""16 columns whose largest magnitude is below this become zeros; 127 / less might be infinite."""
 
 ROUNDER, ROUNDER_BITS = tl.constexpr(1.5 * 2.0**23), tl.constexpr(0x4B400000)
-"""Number that, if added, rounds to the nearest integer, ties to even, and leaves it in the low
-bits; and its bits."""
+"""A number whose addition rounds to the nearest integer, ties to even, and leaves that integer in
+the low bits; and the number's bits."""
 
 
 @triton.jit

@@ -25,14 +25,14 @@ from engine.backends.gpu.kernels.kv_cells import (
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)
-"""Running maximum before the first key; -inf would give NaN where a row sees no key of a tile."""
+"""Running maximum before the first key; -inf would give NaN if a row sees no key in a tile."""
 
 HEADROOM = tl.constexpr(15.0)
-"""Exponent of a row's largest weight: 2^15 fits F16, which then also holds weights that are a
-billion times smaller."""
+"""Exponent of a row's largest weight: 2^15 fits into F16, and so do weights that are a billion
+times smaller."""
 
 HEADROOM_OF_BLOCKS = tl.constexpr(7.0)
-"""The same if weights are multiplied by scales: their product fits F16 wherever values do."""
+"""The same if weights are multiplied by scales: the product fits into F16 if values do."""
 
 
 @triton.jit

@@ -45,7 +45,7 @@ UNREAD = tl.constexpr(1 << 16)
 """Added to the state of a pair that was read but is missing; more than any unread pair's state."""
 
 GIVEN_UP, ABORTED, LATE = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-"""Reasons to stop waiting: an earlier kernel gave up, the host aborted, or the time is over."""
+"""Reasons to stop waiting: an earlier kernel gave up, the host aborted, or time ran out."""
 
 
 @triton.jit

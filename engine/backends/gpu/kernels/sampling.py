@@ -54,7 +54,7 @@ numbers differ, and a bit for each seat to blame replaces the id."""
 
 ENDING_BITS, ENDING_MASK = tl.constexpr(4), tl.constexpr((1 << 4) - 1)  # the outcome's bits in HALT
 WORD_BITS, ENTRY_BITS = tl.constexpr(32), tl.constexpr(36)
-"""Shifts in a ring entry: `(step number << ENTRY_BITS) | (ending << WORD_BITS) | id`."""
+"""Shifts in a ring entry: `(step number << ENTRY_BITS) | (outcome << WORD_BITS) | id`."""
 
 LARGEST = tl.constexpr((1 << 31) - 1)  # int32
 LOWEST = tl.constexpr(-(1 << 63))  # int64

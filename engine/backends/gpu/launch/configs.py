@@ -192,7 +192,7 @@ RULES: dict[str, Rule] = {
     "expert_rows": gemv_config,
     "expert_blocks": expert_gemm_config,
 }
-"""Rules by the name of their kernel in configuration files."""
+"""Rules, by their kernel's name in configuration files."""
 
 _found: dict[Key, Config] = {}
 
@@ -271,7 +271,7 @@ def _made(entry: Any) -> tuple[Key, Config] | None:
 
 
 KernelKey = tuple[str | int, ...]
-"""Name of a kernel, and properties of its variants: type of the weights, number of rows."""
+"""A kernel's name, and properties of its variants: weight type, number of rows."""
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -99,7 +99,7 @@ class FixedConstants:
 NO_CONSTANTS = FixedConstants({})
 
 LaunchHook = Callable[[KernelLaunch], bool]
-"""Callback before each launch of a thread; returns whether to launch."""
+"""Callback before each of a thread's launches; returns whether to launch."""
 
 
 class _Thread(threading.local):

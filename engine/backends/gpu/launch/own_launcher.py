@@ -44,7 +44,7 @@ Start = Callable[[Sequence[int], int, Sequence[float]], None]
 """Function that launches one compiled kernel; parameters as in `OwnLauncher.start`."""
 
 Launcher = Literal["triton", "own"]
-"""Launcher of kernels: Triton's, which needs a C compiler once, or Tandem's own."""
+"""Launcher for kernels: Triton's, which needs a C compiler once, or Tandem's own."""
 
 log = logging.getLogger(__name__)
 

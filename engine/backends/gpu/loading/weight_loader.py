@@ -230,7 +230,7 @@ BLOCK_FIELDS: Mapping[int, BlockFields] = {
     Kind.IQ4_XS: BlockFields(dequantise.iq4_xs_codes, dequantise.iq4_xs_scales, (0,)),
     Kind.MXFP4: BlockFields(_nibbles(1), _bytes(0, 1)),
 }
-"""Fields of all types that are packed as in the file; offsets as in `ggml-common.h`."""
+"""Fields for all types that are packed as in the file; offsets as in `ggml-common.h`."""
 
 
 STORAGE = "kernels"  # storage of the matrices; see `engine.planning.plan.DevicePlan`
@@ -272,7 +272,7 @@ Zeros = Callable[[Sequence[int], torch.dtype], Tensor]
 """Function that returns zeroed device memory with a given shape and type."""
 
 Put = Callable[[slice, int, Tensor], None]
-"""Callback: a slice of matrices, their first row, and their bytes (n, n_row, …) on the device."""
+"""Callback with a slice of matrices, the first row, and their bytes (n, n_row, …) on the device."""
 
 
 def staging_for(

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from engine.util.progress import IsCancelled
 
 TuningProgress = Callable[[int, int, str], None]
-"""Callback: number of searches done, number of all searches, description of the next one."""
+"""Callback: number of searches done, total number, description of the next search."""
 
 
 @dataclass(frozen=True, slots=True)
