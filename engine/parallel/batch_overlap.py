@@ -51,10 +51,10 @@ class BatchOverlap:
     def both(self, first: Callable[[], T], second: Callable[[], U]) -> tuple[T, U]:
         """Call both functions and return both results.
 
-        `second` starts when `first` yields for the first time, or when it has finished.
+        `second` starts when `first` yields for the first time or finishes.
 
         Raises:
-            BaseException: the error of one of them; the other stops where it yields next.
+            BaseException: one function's error; the other function stops where it yields next.
         """
         self._turn, self._has_failed = 0, False
         self._is_over = [False, False]

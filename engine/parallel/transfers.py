@@ -20,7 +20,7 @@ MIN_BYTES = 1 << 20
 
 
 class DeviceCopier:
-    """Copies tensors to one rank's device; used only by that rank's thread.
+    """Copier of tensors to one rank's device; used only by that rank's thread.
 
     It has a pinned buffer, because the driver would copy pageable memory twice, piece by piece.
 

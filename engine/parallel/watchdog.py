@@ -33,7 +33,7 @@ TASKS = Path("/proc/self/task")
 """Linux's list of all threads in this process, including torch's."""
 
 BUSY = 0.3
-"""Number of cores in use from which a process counts as a sign of life for all its ranks.
+"""Number of cores in use above which a process shows a sign of life for all its ranks.
 
 Used on systems that cannot tell the ranks' threads apart. An idle window uses less.
 """

@@ -205,7 +205,7 @@ def attention(
         new: these tokens' keys and values, if they are not in the cache yet.
 
         Returns:
-        None if no kernel supports the arguments; nothing has been written then.
+        None if no kernel supports the arguments; in that case, nothing was written.
     """
     if scores.first >= FEW_KEYS:  # `combine` needs a visible key in each piece
         return None

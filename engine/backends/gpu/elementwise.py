@@ -242,7 +242,7 @@ def _norm(
     kind: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float,
     act: str = "none", gate: Tensor | None = None,
 ) -> Tensor | None:  # fmt: skip
-    """Normalise rows, of any length if there is no gate, otherwise of up to `MAX_ROW` elements."""
+    """Normalise rows of any length, or of up to `MAX_ROW` elements if there is a gate."""
     rows = rows_of(x)
     if rows is None:
         return None

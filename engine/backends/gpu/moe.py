@@ -344,7 +344,7 @@ def _plain_gemv(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Tenso
 def _quantised_inner(
     act: Activation, found: Sequence[Tensor], weight: QuantisedMatrix
 ) -> QuantisedRows:
-    """Return the activation of gate and up, or only of gate, quantised for the last matrix."""
+    """Return `act(gate) * up`, or `act(gate)` if there is no up, quantised for the last matrix."""
     first, second, extent = found[0], found[-1], weight.extent
     x_bytes = 0 if target_of(first.device).gemv_operands == "f32" else weight.x_bytes
     counters = _numbers(0, first, torch.int32)  # empty, since no tile is shared

@@ -171,7 +171,7 @@ def run(requests: TextIO, replies: TextIO) -> None:
         torch.zeros(1, device=device)
         if device.type == "cuda":
             prepare()
-    except Exception as error:  # noqa: BLE001 drivers fail in all ways
+    except Exception as error:  # noqa: BLE001 drivers fail in many ways
         reply(refused=described(error))
         return
     try:
@@ -179,7 +179,7 @@ def run(requests: TextIO, replies: TextIO) -> None:
             for what, check in CHECKS.items():
                 reply(begin=what)
                 check(device)
-    except Exception as error:  # noqa: BLE001 drivers and compilers fail in all ways
+    except Exception as error:  # noqa: BLE001 drivers and compilers fail in many ways
         if is_out_of_memory(error):
             reply(refused=described(error))
         else:

@@ -248,8 +248,8 @@ class StandIns:
 
         Args:
             ops: operations that group rows by expert.
-            whole: whether numbers are 64ths, which rounding to bytes or BF16 does not change, or
-                normally distributed.
+            whole: whether to use 64ths, which rounding to bytes or BF16 does not change, instead
+                of normally distributed numbers.
         """
         memory = dict(self._memory)
 

@@ -71,7 +71,7 @@ class _Place(NamedTuple):
 
 
 class FileRows:
-    """Reads some rows of a rank's matrices: the first tile, one in the middle, and the last."""
+    """Reader for some rows of a rank's matrices: the first, a middle, and the last tile."""
 
     def __init__(
         self, file: GGUFFile, slots: Iterable[Slot], rank: int, device: torch.device
@@ -133,7 +133,7 @@ def _in_file(
     return found
 
 
-AS_BYTES = Bar(0.005, 0.003)  # of activations, relative to the largest of 16: half a step is 1/254
+AS_BYTES = Bar(0.005, 0.003)  # for activations, relative to the largest of 16: half a step is 1/254
 N_MATRICES = 3  # max. experts or heads to compare
 
 

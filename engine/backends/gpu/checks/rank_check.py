@@ -45,7 +45,7 @@ Compare = Callable[[], Sequence[Pair]]
 """Function that computes an operation, with kernels and with torch."""
 
 Prepare = Callable[[], Compare]
-"""Function that computes an operation's arguments, with kernels that have already been checked."""
+"""Function that prepares an operation's arguments, with kernels that have already been checked."""
 
 BY_ROUNDING = ("linears", "matmul", "gated_linears", "per_head")
 """Products that are checked twice: with numbers that rounding does not change, and with others."""
@@ -73,7 +73,7 @@ WORDS = {
 
 
 class Verdicts(NamedTuple):
-    """Records of verdicts, None to save nothing, and the card's key (`card_key`)."""
+    """Records of verdicts (None to save nothing), and the card's key (`card_key`)."""
 
     records: CardRecords | None
     key: str

@@ -51,7 +51,7 @@ class HostChunk(NamedTuple):
 
 
 class Freed(NamedTuple):
-    """A set of a stage's buffers that a member no longer reads after the last of `events`."""
+    """A set of a stage's buffers, which a member no longer reads after all `events`."""
 
     stage: int
     number: int
@@ -152,7 +152,7 @@ class CopyCollectives:
         Args:
             x: this member's contiguous value, or None; at least one member has a value.
             out: memory for the sum, with the values' shape.
-            is_exact: whether to send large values in F32 too.
+            is_exact: whether even large values are sent in F32.
 
         Returns:
             The event after which the sum is complete. The caller keeps both tensors until the
@@ -250,7 +250,7 @@ class CopyCollectives:
     ) -> Offer:
         sums, up, seat = self._queues.sums, self._queues.up, self._seat
         held = buffers.wire.view(wire)[: len(given)]
-        for event in buffers.read:  # of all readers, including readers of the host's copy
+        for event in buffers.read:  # from all readers, including those of the host's copy
             sums.wait(event)
         buffers.read.clear()
         sums.run(lambda: held.copy_(given))

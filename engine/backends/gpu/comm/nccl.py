@@ -2,10 +2,10 @@
 
 NCCL's own all-reduce adds in an order that depends on the machine, so only its all-gather is used,
 and each rank adds the values itself. An all-gather sends n - 1 values to each of n ranks, while
-copies of slices send 2 (n - 1) / n; so it is used only for two ranks, where both are the same.
+copies of slices send 2 (n - 1) / n; so NCCL is used only for two ranks, where both send the same.
 
-One call enqueues it in both ranks' streams. The last rank to arrive makes the call, when both
-values are in their streams.
+One call enqueues the all-gather in both ranks' streams. The last rank to arrive makes that call,
+when both values are in their streams.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class NcclSums:
 
 
 def prove(devices: Sequence[torch.device], fallbacks: Fallbacks) -> Nccl | None:
-    """Set up and test NCCL for two ranks, which takes seconds; on failure, report it, return None.
+    """Set up and test NCCL for two ranks, which takes seconds; report a failure and return None.
 
     The test is an all-gather of random values.
     """

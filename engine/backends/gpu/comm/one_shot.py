@@ -76,7 +76,7 @@ class OneShotGroups:
     """One model's one-shot all-reduces: one for each group of ranks that asks for it.
 
     Args:
-        routes: routes between the devices, by names, for example "cuda:0".
+        routes: routes between the devices, by device name, for example "cuda:0".
         meet: given a rank and a group, returns once the whole group has called it; needed for
             interpreted kernels.
         timeout_s: how many seconds a kernel waits for a peer.
@@ -276,7 +276,7 @@ class OneShot:
 
     @property
     def status(self) -> Tensor:
-        """Status word for kernels: 0, or the round that failed << 32 | the silent seat + 1."""
+        """The kernels' status word: 0, or the round that failed << 32 | the silent seat + 1."""
         return self._end.statuses.value[self.seat]
 
     @property

@@ -70,7 +70,7 @@ def new_slot(place: Place, n_packet: int, source: torch.device, goal: torch.devi
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Memory and limits of one rank's end of a one-shot all-reduce.
+    """Memory and limits for one rank's end in a one-shot all-reduce.
 
     Attributes:
         table, flags, patience: see `engine.backends.gpu.kernels.one_shot`.
@@ -162,7 +162,7 @@ def host_words(n: int, device: torch.device) -> HostTensor:
 
 
 def patience_of(device: torch.device, timeout_s: float) -> int:
-    """Return the timeout for `gpu.kernels.one_shot` in clock ticks, or in polls if no clock."""
+    """Return `gpu.kernels.one_shot`'s timeout in clock ticks, or in polls if there is no clock."""
     target = target_of(device)
     if target.maker == "interpreter":
         return INTERPRETED_POLLS

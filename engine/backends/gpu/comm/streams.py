@@ -70,7 +70,7 @@ class HostQueues:
         self.compute = self.sums = self.up = self.down = HostQueue()
 
     def all(self) -> Sequence[Queue]:
-        """Return all queues; `compute` is the current stream of the thread that created them."""
+        """Return all queues, with the creating thread's current stream as `compute`."""
         return (self.compute,)
 
     def empty(self, n_bytes: int) -> Tensor:

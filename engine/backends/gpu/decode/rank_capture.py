@@ -77,7 +77,7 @@ class Replays:
         return all(part.is_whole for part in self.parts)
 
     def replay(self) -> None:
-        """Launch the replay on all ranks; it must not block in the ways listed at `call_inline`."""
+        """Launch the replay on all ranks; for what it must not do, see `call_inline`."""
         each = self._executor.call_inline if self.is_whole else self._executor.run
         each(lambda rank: self.parts[rank].replay())
 
@@ -97,7 +97,6 @@ def capture_on_all(
 
     Returns:
         The captures, and each rank's result for the token.
-        The captures, and each rank's result of the token.
 
     Raises:
         NotRepeatable: the work cannot be captured; states are restored. `Unproven` if it can, but
@@ -158,7 +157,7 @@ class _Capturing:
     def rehearse(self) -> None:
         """Compute the token while no kernel waits for another rank; restore the states.
 
-        A device's first pass allocates memory and loads libraries, which waits for its kernels.
+        A device's first pass allocates memory and loads libraries; both wait for its kernels.
         """
         with self._without_waiting():
             self._executor.run(self.computed, is_watched=True)

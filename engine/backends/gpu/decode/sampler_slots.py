@@ -52,7 +52,7 @@ RING = 16  # steps that a slot's ring keeps for the host
 NEVER = -(1 << 30)  # count of a banned token: negative even if the token occurs
 
 MAX_GROUPS = 8192
-"""Max. groups of logits, whose maxima one program holds; large vocabularies have half or more."""
+"""Max. groups of logits; one program holds their maxima. Large vocabularies have at least half."""
 
 FOR_HOST = kernels.FOR_HOST.value
 

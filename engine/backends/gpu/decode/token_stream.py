@@ -103,7 +103,7 @@ class _RankDecoder:
             raise EngineError("The system allows no pinned memory that a GPU can write.")
 
     def capture_task(self, token: int, piece: Piece, n_step: int) -> CaptureTask:
-        """Return a task that captures a step which samples nothing."""
+        """Return a task that captures a step that samples nothing."""
 
         def begin() -> None:
             self.sampler.pause(n_step)
@@ -219,10 +219,10 @@ class TokenStream:
     def _steps_ahead(self, params: SamplingParams) -> int:
         """Return how many steps to run ahead.
 
-        If states cannot be rewound, it is at most one, and only if the device is sure to sample:
-        then the states include at most one token too many, the last one read. Usually that is the
-        token that ended the answer, and the chat template continues with it; otherwise states are
-        restored from a checkpoint.
+        If states cannot be rewound, this is at most one, and only if the device is sure to sample:
+        the states then include at most one token too many, the last one read. Usually that token
+        ended the answer, and the chat template continues with it; otherwise states are restored
+        from a checkpoint.
         """
         if self._step.can_rewind:
             return self._wanted
@@ -280,7 +280,7 @@ class TokenStream:
         return True
 
     def stop(self) -> Sequence[int]:
-        """Wait for all enqueued steps and discard them; call before the cache is used otherwise.
+        """Wait for all enqueued steps and discard them; call before any other use of the cache.
 
         Returns:
             The last token read, if the states already include it and cannot be rewound.

@@ -24,7 +24,7 @@ from engine.backends.gpu.kernels.planes import (
     table_bias,
 )
 
-BASE = tl.constexpr(255)  # weight of the first of two bytes, see `cpu.kernels.products.panels`
+BASE = tl.constexpr(255)  # weight of the first of two bytes; see `cpu.kernels.products.panels`
 FULL = tl.constexpr(8)  # max. rows per program: registers hold their sums
 
 
@@ -296,7 +296,7 @@ def place_of(n_row, M: tl.constexpr):
 
 @triton.jit
 def part_of(part, n_parts, n_blocks, ITEMS: tl.constexpr):
-    """Return one part's range of blocks, given the number of parts; only the last is uneven."""
+    """Return one part's range of blocks, given the part count; only the last may be shorter."""
     size = tl.cdiv(tl.cdiv(n_blocks, ITEMS // 4), n_parts) * (ITEMS // 4)
     return tl.minimum(part * size, n_blocks), tl.minimum((part + 1) * size, n_blocks)
 

@@ -66,7 +66,7 @@ def planes_rows(planes0, planes1, scale0, scale1, bias0, bias1, out, expert_of, 
         x, facts: rows written by `quantise`.
         per_row: output rows per row of x.
         n_rows: rows in each matrix.
-        ITEMS: this and the other constants: see `tile_sums`.
+        ITEMS: for this and the other constants, see `tile_sums`.
     """
     tile, row, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     expert = tl.load(expert_of + row).to(tl.int64)

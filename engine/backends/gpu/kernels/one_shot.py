@@ -8,8 +8,8 @@ Why no packet is overwritten before it has been read: rounds alternate between t
 each slot. Suppose A writes round r into B's slot. A's kernel for round r - 1 has finished by then,
 so it had received a packet for that round from B. B's kernel for round r - 1 only starts after its
 kernel for round r - 2 has finished, so B has read all that A wrote in round r - 2, the previous
-content of this half. This only requires that every member writes something for every other one in
-each round, and that a rank's kernels run in sequence. A member without values writes its header.
+content of this half. This only requires that in each round every member writes something for every
+other one (just a header if it has no values), and that a rank's kernels run in sequence.
 
 Why no old packet is mistaken for a new one after the 32-bit round number wraps around: in each
 round, a member also rewrites some unused packets in its slots, which only it writes and nobody
@@ -158,7 +158,7 @@ def half_of(table, member, epoch, SLOT: tl.constexpr):
 @triton.jit
 def push(table, seat, epoch, at, first, second, inside, n_pairs, N: tl.constexpr,
          HAS_OWN: tl.constexpr, SLOT: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """Write this program's packet pairs `at` for all other members; the first also the header.
+    """Write this program's packet pairs `at` for all other members; program 0 adds the header.
 
     `n_pairs` counts all programs' pairs.
     """

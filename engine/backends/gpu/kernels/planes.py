@@ -144,7 +144,7 @@ def quads(tile, high, block, row, mask, LOW: tl.constexpr, HIGH: tl.constexpr,
 
 @triton.jit
 def looked_up(code, TABLE: tl.constexpr, BITS: tl.constexpr):
-    """Return the table's numbers for codes of BITS bits, four to a word; the codes if no table.
+    """Return table entries for BITS-bit codes, four to a word; the codes if there is no table.
 
     Each bit chooses between two halves of the table, for four bytes simultaneously, in plain
     arithmetic that works on all targets.
@@ -177,7 +177,7 @@ def scale_numbers(tile, scales, block, row, mask, SCALE: tl.constexpr, SUB: tl.c
                   SIGNED: tl.constexpr):  # fmt: skip
     """Load the plane `scales`: a tuple of the sub-blocks' scales, and one of their minima.
 
-    They are F32; for types with factors per 256 columns, 32-bit integers to multiply by these.
+    They are F32, or 32-bit integers to multiply by the factors if 256 columns share factors.
     """
     at = tile + (scales + block * scale_bytes(SCALE, SUB))
     numbers, minima = (), ()

@@ -140,7 +140,7 @@ def selective_scan(x, step, a, b, c, d, gate, state, chains, y, n_token, slot_si
         x: F32 (n_token, n_channel).
         step: F32 (n_token, n_channel), before the softplus.
         gate: F32 (n_token, n_channel); its SiLU is a factor on the output.
-        a, state: F32 (n_channel, N_STATE); the state is updated; there is one per slot if PLACED.
+        a, state: F32 (n_channel, N_STATE); state is updated, with one per slot if PLACED.
         chains: int64 (n_token, CHAIN_WORDS) if PLACED.
         b, c: F32 (n_token, N_STATE).
         d: F32 (n_channel,).

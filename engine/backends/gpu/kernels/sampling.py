@@ -33,7 +33,7 @@ N_STEP, N_UNIFORM, N_HISTORY, HALT = (
     tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3),
 )  # fmt: skip
 """Indices in `state`: steps so far; random numbers used; tokens added to the history; how sampling
-ended, or DRAWN while it goes on."""
+ended, or DRAWN if it has not."""
 N_STATE = tl.constexpr(4)
 
 BEST, BOUND = tl.constexpr(0), tl.constexpr(1)
@@ -63,7 +63,7 @@ RANK_OF_NONE = tl.constexpr(0x007FFFFF)  # `rank_of(-inf)`, below that of all nu
 
 @triton.jit
 def rank_of(x):
-    """Return uint32 values in the order of x (F32); equal x, including 0 and -0, are equal."""
+    """Return uint32 values in the order of x (F32), equal for equal x, including 0 and -0."""
     bits = tl.where(x == 0, 0.0, x).to(tl.uint32, bitcast=True)
     return tl.where((bits >> 31) != 0, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
 
@@ -280,9 +280,9 @@ def bound(maxima, stream, rows, settings, limits, found, n_group, n_maxima, n_em
           SIZE: tl.constexpr, HAS_STREAM: tl.constexpr, STREAM_BLOCK: tl.constexpr):  # fmt: skip
     """Find a threshold that the wanted tokens reach, and few others; one program per row.
 
-    As many maxima reach it as tokens are wanted, and each is a different token. It is found bit by
-    bit, starting with the highest, until the count is right. If top-k is off, min-p may raise it,
-    since min-p excludes all lower tokens anyway.
+    As many maxima reach it as tokens are wanted, and each is a different token. The threshold is
+    found bit by bit, starting with the highest, until the count is right. If top-k is off, min-p
+    may raise it, since min-p excludes all lower tokens anyway.
 
     Args:
         maxima: F32 (n_maxima,), of which the first n_group count.
@@ -365,7 +365,7 @@ def total_of(sums, n_sum, settings, SUMS: tl.constexpr):
 @triton.jit(do_not_specialize=["n_vocab"])
 def gather(penalised, rows, settings, limits, found, candidates, sums, n_vocab,
            FACTOR: tl.constexpr, BLOCK: tl.constexpr, ROOM: tl.constexpr):  # fmt: skip
-    """Gather the tokens that reach the bound, packed so that `choose` sees them in falling order.
+    """Gather the tokens that reach the bound, packed for `choose` to take in descending order.
 
     Args:
         candidates: output, int64 (ROOM,): the logit's rank in the upper half, which decides the

@@ -155,13 +155,13 @@ def _merged(msgs, n_rank, settings, limit, best, total, n_each, uniform, SIZE: t
     Args:
         limit: packed candidate; below it, there may be tokens that no rank has sent.
         n_each: a power of two, at least any rank's number of candidates.
-        SIZE: at least n_each for each rank.
+        SIZE: at least n_each per rank.
     """
     lane = tl.arange(0, SIZE)
     rank, place = lane // n_each, lane % n_each
     is_rank = rank < n_rank
     info = tl.load(msgs + rank * STRIDE + INFO, mask=is_rank, other=0)
-    # alternately descending and ascending: the runs of a bitonic sort have this length
+    # alternately descending and ascending, like the runs in a bitonic sort
     place = tl.where(rank % 2 != 0, n_each - 1 - place, place)
     there = is_rank & (place < _n_sent(info, STRIDE))
     packed = tl.load(msgs + rank * STRIDE + N_HEAD + place, mask=there, other=LOWEST)

@@ -1,6 +1,6 @@
 """Gemv kernels for matrices in F16, BF16 or F32, and for one matrix per head (`x Wᵀ`, `x W`).
 
-The grid of the latter is (heads, parts of a matrix, rows of x): each row is multiplied separately,
+The latter's grid is (heads, parts of a matrix, rows of x): each row is multiplied separately,
 in F32, so that it has the same bits in any batch. The matrices are small and stay in the cache.
 """
 
@@ -64,7 +64,7 @@ def dequantise(planes, tile_bytes, n_blocks, skip, lead, n_columns, n_rows, firs
                BLOCKS: tl.constexpr, IS_EXACT: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
                ZERO: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
                SIGNED: tl.constexpr):  # fmt: skip
-    """Dequantise BLOCKS blocks in each of 16 rows of a matrix per program.
+    """Dequantise BLOCKS blocks in 16 rows of a matrix per program.
 
     Args:
         planes: bytes (n_tile, tile_bytes).

@@ -73,8 +73,8 @@ def host_step(step: Step) -> None:
 def host_step_value(step: Callable[[], Tensor | None]) -> Tensor | None:
     """Return a host step's tensor, for example the result of an all-reduce on the host.
 
-    While this thread captures, the tensor is in memory that each replay overwrites. A step returns
-    tensors always, with a fixed shape, or never.
+    While this thread captures, the tensor is in memory that each replay overwrites. A step must
+    either always return a tensor, with a fixed shape, or never.
     """
     if getattr(_thread, "record_step", None) is None:
         return step()

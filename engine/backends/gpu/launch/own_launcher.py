@@ -96,8 +96,8 @@ def parameter_bytes(signature: Mapping[str, str]) -> list[int]:
 class _Arguments(threading.local):
     """A thread's memory for the current launch's arguments, and the address of each slot.
 
-    The driver copies the arguments before it returns. Threads have separate memory because other
-    threads may launch in parallel, since a ctypes call releases the GIL.
+    The driver copies the arguments before it returns. Each thread needs its own memory: ctypes
+    calls release the GIL, so other threads may launch in parallel.
     """
 
     def __init__(self) -> None:
@@ -360,7 +360,7 @@ def _build_launcher() -> str:
     """Make Triton build its launcher or load it from its cache; return why that fails, or ""."""
     try:
         _ = _triton_driver().active.utils
-    except Exception as error:  # noqa: BLE001 compilers fail in all ways
+    except Exception as error:  # noqa: BLE001 compilers fail in many ways
         return Sentence("Triton's own launcher fails ({problem})", problem=_first_line(error))
     return ""
 

@@ -180,7 +180,7 @@ def _is_shared(args: Sequence[Any]) -> bool:
 
 
 def _facts(value: Any) -> list[str]:
-    """Return the types and cuts of an argument's weights; (un)packing code depends on both."""
+    """Return the types and cuts of an argument's weights; packing and unpacking depend on both."""
     weight = getattr(value, "weight", value)
     parts = weight.parts if isinstance(weight, JoinedColumns) else [weight]
     return [fact for part in parts if (fact := _fact(part))]

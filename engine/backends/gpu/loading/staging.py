@@ -55,7 +55,7 @@ class Buffer:
 
 
 class CpuCopier:
-    """Copies buffers to a device, in call order; here the CPU, which needs no copy."""
+    """Copier for buffers, in call order; here to the CPU, which needs no copy."""
 
     def buffer(self, n_bytes: int) -> Buffer:
         host = HostTensor((n_bytes,), torch.uint8, torch.device("cpu"))
@@ -76,7 +76,7 @@ class CpuCopier:
 
 
 class CudaCopier:
-    """Copies buffers to a GPU, in a separate stream."""
+    """Copier to a GPU, with a separate stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,4 +1,4 @@
-"""Loads weights into a GPU: parts of the file are copied there, and packed into planes there.
+"""Loads weights into a GPU: parts of the file are copied to it and packed into planes there.
 
 The host keeps only a few of a model's buffers in memory; see `engine.backends.gpu.loading.staging`.
 Packing reorders the same bits as the CPU's packer (`cpu.kernels.packing.pack`), but with torch, so
@@ -278,7 +278,7 @@ Put = Callable[[slice, int, Tensor], None]
 def staging_for(
     slots: Sequence[Slot], rank: int, device: torch.device, report: Callable[[int], None]
 ) -> Staging:
-    """Return staging buffers of a suitable size for a rank's parts of some tensors.
+    """Return staging buffers of a suitable size for a rank's parts of the tensors.
 
     `report` is called with the number of bytes read from the file; it may raise to stop.
     """

@@ -136,7 +136,7 @@ PLAIN_ROWS, PLAIN_COLUMNS = 16, 64  # the same for `x W`
 
 @dataclass(frozen=True, slots=True)
 class HeadMatrices:
-    """A range of rows in the matrices of all heads.
+    """A range of rows in each head's matrix.
 
     Attributes:
         data: planes (n_head, n_tile, tile_bytes), or elements (n_head, n_rows, n_columns).
