@@ -89,8 +89,8 @@ class Seat:
 
     Attributes:
         number: the member's index in the group.
-        goals: for each member, where it reads this member's values.
-        sources: for each member, where this member reads its values.
+        goals: for each member, where that member reads this member's values.
+        sources: for each member, where this member reads that member's values.
         until: waits for events on the host; needed only if memory could not be pinned.
     """
 

@@ -44,7 +44,7 @@ AHEAD = 3
 is painted, the host may fall behind by a few tokens."""
 
 CALM = 32
-"""Tokens the device must sample before steps run ahead again after the host had to sample."""
+"""Tokens that the device samples, after the host had to, before steps run ahead again."""
 
 OTHER_SETTINGS = Sentence("Other settings of sampling are faster.")
 """Help shown if an answer's settings keep the device from sampling."""
@@ -175,7 +175,7 @@ class TokenStream:
 
         Args:
             token: the token to compute.
-            piece: its place, where its keys and values stay cached; states are restored.
+            piece: its place; its keys and values stay cached there, but states are restored.
 
         Raises:
             NotRepeatable: the step cannot be captured.

@@ -20,7 +20,7 @@ from engine.backends.gpu.kernels.asm import atomic_add
 # indices in `settings`
 REPEAT, FREQUENCY, PRESENCE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 IS_PENALISED = tl.constexpr(3)
-N_LAST = tl.constexpr(4)  # number of tokens the penalties consider; -1 for all, 0 for none
+N_LAST = tl.constexpr(4)  # number of tokens that the penalties consider; -1 for all, 0 for none
 N_WANTED = tl.constexpr(5)  # number of most likely tokens to consider
 IS_TOP_K = tl.constexpr(6)  # whether only those have a probability; otherwise all count for top-p
 TOP_P = tl.constexpr(7)

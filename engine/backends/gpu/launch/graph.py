@@ -74,7 +74,7 @@ def host_step_value(step: Callable[[], Tensor | None]) -> Tensor | None:
     """Return a host step's tensor, for example the result of an all-reduce on the host.
 
     While this thread captures, the tensor is in memory that each replay overwrites. A step must
-    either always return a tensor, with a fixed shape, or never.
+    either always return a tensor, of the same shape, or always return None.
     """
     if getattr(_thread, "record_step", None) is None:
         return step()
