@@ -1,4 +1,4 @@
-"""Ranks of a model as threads of this process: executor, collectives and their watchdog.
+"""A model's ranks as threads in this process: jobs, watchdog, transfers and batch overlap.
 
-Imports no layer, no model and no GPU kernels.
+Imports no layers, models or GPU kernels.
 """

@@ -1,8 +1,8 @@
-"""Two computations of one rank in turns: one computes while the other waits for other ranks.
+"""Two computations on one rank, taking turns: one computes while the other waits for other ranks.
 
 Each is plain code that yields to the other at certain points (`BatchOverlap.switch`). Only one of
 them runs at any time, so they may share objects that are not thread-safe. They alternate strictly,
-so all ranks with the same computations make their collectives in the same order.
+so all ranks with the same computations run their collectives in the same order.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 Inbox = queue.SimpleQueue[Callable[[], None] | None]
-"""Queue of work for the second thread; None ends it."""
+"""Queue of work for the second thread; None stops the thread."""
 
 
 class _Dropped(BaseException):
-    """Ends a computation after the other one has failed."""
+    """Stops a computation after the other one has failed."""
 
 
 class BatchOverlap:
     """A second thread, and the order in which the two computations take turns.
 
-    The first computation has seat 0, on the calling thread, the second one seat 1. Activity of the
-    second thread counts as a sign of life of the same rank.
+    The first computation has seat 0, on the calling thread; the second has seat 1. Activity on the
+    second thread counts as a sign of life from the same rank.
     """
 
     def __init__(self) -> None:
@@ -51,10 +51,10 @@ class BatchOverlap:
     def both(self, first: Callable[[], T], second: Callable[[], U]) -> tuple[T, U]:
         """Call both functions and return both results.
 
-        `second` begins when `first` yields for the first time, or has ended.
+        `second` starts when `first` yields for the first time or finishes.
 
         Raises:
-            BaseException: the error of one of them; the other ends where it yields next.
+            BaseException: one function's error; the other function stops where it yields next.
         """
         self._turn, self._has_failed = 0, False
         self._is_over = [False, False]
@@ -85,7 +85,7 @@ class BatchOverlap:
         return result[0], found[0]
 
     def _first(self, first: Callable[[], T]) -> list[T]:
-        # a list with the result, empty if the other has failed
+        # a list with the result; empty if the other computation has failed
         has_failed = True
         try:
             self._enter(0)
@@ -98,7 +98,7 @@ class BatchOverlap:
         return result
 
     def switch(self) -> None:
-        """Let the other computation continue until it yields or ends."""
+        """Let the other computation continue until it yields or finishes."""
         seat: int = self._seat.number
         with self._condition:
             if self._is_over[1 - seat] and not self._has_failed:
@@ -126,7 +126,7 @@ class BatchOverlap:
 
 
 def _work(inbox: Inbox, activity: RankActivity | None) -> None:
-    # without a reference to `BatchOverlap`, as collecting that ends the thread
+    # has no reference to `BatchOverlap`, because collecting that object stops the thread
     if activity is not None:
         activity.include_this_thread()
     while (work := inbox.get()) is not None:

@@ -1,4 +1,4 @@
-"""Threads of the ranks, one each, kept for the life of a model."""
+"""The ranks' threads, one each, kept for the life of a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.parallel.watchdog import LOOK_S, RankActivity, RankGroup, Watchdog
 T = TypeVar("T")
 
 GRACE_S = 0.5
-"""Seconds that ranks get to end after a failure has woken them."""
+"""Seconds that ranks have to finish after a failure has woken them."""
 
 
 class _Job(Generic[T]):
@@ -61,7 +61,7 @@ class _Job(Generic[T]):
 
 
 def _distance(error: BaseException) -> int:
-    # 0 (own failure) to 2: how unlikely an error is the cause of the others
+    # from 0 (own failure) to 2: how unlikely an error is to be the cause of the others
     return 2 if isinstance(error, LeftAlone | Cancelled) else int(isinstance(error, CommError))
 
 
@@ -75,8 +75,8 @@ class RankThreads:
         on_start: called once on each rank's thread.
 
     Attributes:
-        lost: ranks with a hanging thread. The others are useless without them, and memory that a
-            lost rank uses must not be freed: its thread may continue at any time.
+        lost: ranks with a hung thread. The others are useless without them, and memory that a lost
+            rank uses must not be freed, because its thread may continue at any time.
     """
 
     def __init__(
@@ -104,12 +104,12 @@ class RankThreads:
         """Call `fn(rank)` on all threads simultaneously; return the results in rank order.
 
         Args:
-            is_watched: whether ranks without a sign of life for seconds count as lost, see
+            is_watched: whether ranks without a sign of life for seconds count as lost; see
                 `engine.parallel.watchdog`.
 
-        Raises:
-            CommError: a rank is lost, see `lost`.
-            BaseException: the first failure of any rank, after all have ended.
+            Raises:
+            CommError: a rank is lost; see `lost`.
+            BaseException: the first failure on any rank, after all ranks have finished.
         """
         assert not self.lost, "lost ranks cannot be called"
         assert self._threads, "it is closed"
@@ -126,23 +126,23 @@ class RankThreads:
             del cause, job
 
     def _wait(self, job: _Job[T], group: RankGroup | None) -> None:
-        # until all have ended or are lost, even if a signal interrupts
+        # until all have finished or are lost, even if a signal interrupts
         guard = None if group is None else _Guard(job, group, self._activities)
         while True:
             try:
-                # without a timeout Windows delivers no Ctrl+C; a SimpleQueue forgets its timeout if
-                # a signal's handler outlasts it
+                # without a timeout, Windows delivers no Ctrl+C; a SimpleQueue forgets its timeout
+                # if a signal's handler outlasts it
                 if job.is_done.wait(LOOK_S):
                     return
                 dead = [rank for rank in sorted(job.busy) if not self._threads[rank].is_alive()]
                 if guard is not None and (lost := guard.look(dead)):
                     self.lost = frozenset(lost)
                     return
-            except BaseException as error:  # noqa: BLE001 raised again once all have ended
+            except BaseException as error:  # noqa: BLE001 raised again once all have finished
                 job.fail(error)
 
     def close(self) -> None:
-        """End the threads, except lost ones; safe to call twice."""
+        """Stop the threads, except lost ones; safe to call twice."""
         for inbox in self._inboxes:
             inbox.put(None)
         for rank, thread in enumerate(self._threads):
@@ -156,11 +156,11 @@ class RankThreads:
         self._on_start()
         while (job := inbox.get()) is not None:
             job.compute(rank)
-            del job  # it holds the model and the last results
+            del job  # it keeps the model and the last results in memory
 
 
 class _Guard(Generic[T]):
-    """Watchdog of one job: ends the wait for it even if ranks hang."""
+    """Watchdog for one job; it stops the wait for the job even if ranks hang."""
 
     def __init__(self, job: _Job[T], group: RankGroup, activities: dict[int, RankActivity]) -> None:
         self._job = job
@@ -172,10 +172,10 @@ class _Guard(Generic[T]):
         """Look for signs of life; wake all ranks if one has failed or is lost.
 
         Args:
-            dead: ranks with a thread that has ended in the middle of the job.
+            dead: ranks with a thread that died in the middle of the job.
 
-        Returns:
-            The lost ranks, once all others have ended; empty before, and if none is lost.
+            Returns:
+            The lost ranks, once all others have finished; empty before that, and if none is lost.
         """
         job, watch = self._job, self._watch
         busy = sorted(job.busy)

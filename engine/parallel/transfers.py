@@ -1,6 +1,6 @@
 """Copies of tensors between devices, through pinned host memory.
 
-PyTorch would copy directly between GPUs where the driver claims that this works, which is no proof
+PyTorch would copy directly between GPUs if the driver claims that this works, which does not prove
 that it does (`engine.runtime.interconnect.proof`); nothing here copies directly.
 """
 
@@ -16,17 +16,17 @@ from engine.errors import CommError, Sentence
 from engine.hardware.host_memory import HostTensor
 
 MIN_BYTES = 1 << 20
-"""Smallest size of the pinned buffer."""
+"""Minimum size of the pinned buffer."""
 
 
 class DeviceCopier:
-    """Copier of tensors to the device of one rank, for the rank's thread only.
+    """Copier of tensors to one rank's device; used only by that rank's thread.
 
     It has a pinned buffer, because the driver would copy pageable memory twice, piece by piece.
 
     Args:
-        copied: starts to copy the second tensor into the first, one of which is in pinned memory,
-            and returns an event that occurs when the copy is complete. Replaced by tests.
+        copied: starts copying the second tensor into the first, one of which is in pinned memory,
+            and returns an event that occurs when the copy is complete. Tests replace it.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class DeviceCopier:
         return target
 
     def _room(self, value: Tensor, gpu: torch.device) -> Tensor:
-        # free once the last copy from it has ended
+        # reusable once the last copy from it has finished
         if self._last is not None:
             self._last.synchronize()
             self._last = None
@@ -87,19 +87,19 @@ def _begin_copy(target: Tensor, source: Tensor) -> torch.cuda.Event:
 
 
 DeviceName = Callable[[int], str]
-"""Function that returns the device name of a rank; "" if unknown."""
+"""Function that returns the name of a rank's device; "" if unknown."""
 
 
 def check_fit(
     values: Mapping[int, Tensor], name: DeviceName, *, all_but_last: bool = False
 ) -> None:
-    """Check that all values have one shape and type.
+    """Check that all values have the same shape and type.
 
     Args:
         all_but_last: whether the last dimension may differ.
 
     Raises:
-        CommError: a value differs from the majority; names its rank.
+        CommError: a value differs from the majority; the error names its rank.
     """
     stop = -1 if all_but_last else None
     first, *others = values.values()
@@ -119,10 +119,10 @@ def check_alike(values: Mapping[int, Tensor], name: DeviceName) -> None:
     """Check that all values have the same bits.
 
     Args:
-        values: value by rank; 4-byte numbers in host memory.
+        values: each rank's value; 4-byte numbers in host memory.
 
-    Raises:
-        CommError: the bits differ from the majority; names the rank.
+        Raises:
+        CommError: a rank's bits differ from the majority's; the error names that rank.
     """
     first, *others = values.items()
     bits = first[1].view(torch.int32)
@@ -135,10 +135,10 @@ def check_same(held: Mapping[int, Hashable], name: DeviceName) -> None:
     """Check that all ranks hold equal values.
 
     Args:
-        held: value or checksum by rank.
+        held: each rank's value or checksum.
 
-    Raises:
-        CommError: a value differs from the majority; names the rank.
+        Raises:
+        CommError: a value differs from the majority; the error names its rank.
     """
     if len(set(held.values())) <= 1:
         return
@@ -153,11 +153,11 @@ def check_same(held: Mapping[int, Hashable], name: DeviceName) -> None:
 
 
 def _odd_one(kinds: Mapping[int, Hashable], name: DeviceName) -> tuple[int, int, str]:
-    # the first rank outside the majority, the majority's first rank, and its name; of two ranks
-    # either may be wrong, and the second counts as odd
+    # the first rank outside the majority, the majority's first rank, and the latter's name; if
+    # there are two ranks, either may be wrong, and the second counts as odd
     ranks_of: dict[Hashable, list[int]] = defaultdict(list)
     for rank, kind in kinds.items():
         ranks_of[kind].append(rank)
-    most = max(ranks_of.values(), key=len)  # of equally large sets the first
+    most = max(ranks_of.values(), key=len)  # of equally large sets, the first
     odd = next(rank for rank in kinds if rank not in most)
     return odd, most[0], f"{name(most[0])} (rank {most[0]})".lstrip()

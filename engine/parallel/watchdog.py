@@ -1,7 +1,7 @@
-"""Watchdog of a model's ranks: finds hung ranks within seconds, and never one that computes.
+"""Watchdog for a model's ranks: it finds hung ranks within seconds, and spares those that compute.
 
 A rank may compute for minutes while others wait for it, so time alone is no criterion. A rank
-counts as hung when it has shown no sign of life for a few seconds (`RankActivity`), and neither has
+counts as hung if it has shown no sign of life for a few seconds (`RankActivity`), and neither has
 any other rank with work left, which may be holding it up.
 """
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     import torch
 
 HELD_UP = ("R", "D")
-"""Linux states of a thread that counts as alive: running or waiting for a core; on a disk."""
+"""Linux states in which a thread counts as alive: running or ready to run; waiting for a disk."""
 
 TASKS = Path("/proc/self/task")
-"""Linux's list of all threads of this process, torch's included."""
+"""Linux's list of all threads in this process, including torch's."""
 
 BUSY = 0.3
-"""Cores in use from which a process shows life of all its ranks.
+"""Number of cores in use above which a process shows a sign of life for all its ranks.
 
-For systems that cannot tell the threads of ranks apart. An idle window uses less.
+Used on systems that cannot tell the ranks' threads apart. An idle window uses less.
 """
 
 THREAD_QUERY_LIMITED_INFORMATION = 0x0800  # winnt.h
@@ -45,7 +45,7 @@ _serial = count()
 
 
 class _ThisThread(threading.local):
-    # of the rank for which the thread works; None if it is not monitored
+    # the rank for which the thread works; None if it is not monitored
 
     activity: RankActivity | None = None
 
@@ -54,9 +54,9 @@ _this_thread = _ThisThread()
 
 
 class RankActivity:
-    """Activity of one rank's threads, initially the creating one.
+    """Activity of one rank's threads, initially only the thread that creates this object.
 
-    On Linux a thread inherits the name of its parent, which identifies threads that a library has
+    On Linux, a thread inherits its parent's name, which identifies threads that a library has
     started for the rank.
     """
 
@@ -74,7 +74,7 @@ class RankActivity:
         return _this_thread.activity
 
     def include_this_thread(self) -> None:
-        """Count the calling thread as one of this rank's, from now on."""
+        """Count the calling thread as one of this rank's from now on."""
         _this_thread.activity = self
         with suppress(OSError):
             (TASKS / str(threading.get_native_id()) / "comm").write_text(self._name)
@@ -82,7 +82,7 @@ class RankActivity:
         self._clocks = [*running, _clock_of_this_thread()]
 
     def has_moved(self) -> bool:
-        """Return whether any thread has used CPU time since the last call, or waits to run."""
+        """Return whether any thread has used CPU time since the last call, or is waiting to run."""
         seen = [_read(clock) for clock in self._clocks]
         before, self._seen = self._seen, seen
         is_busy = self._is_process_busy()
@@ -93,11 +93,11 @@ class RankActivity:
         return is_busy or bool(psutil.Process().children())
 
     def _have_named_threads_moved(self) -> bool:
-        # CPU times have steps of 10 ms; threads that wait to run or have a child process, such as a
-        # compiler, count too
+        # CPU times have steps of 10 ms; threads that wait to run or that have a child process, for
+        # example a compiler, count too
         before, self._started, is_held_up = self._started, {}, False
         for task in TASKS.iterdir():
-            with suppress(OSError, IndexError):  # it may have ended
+            with suppress(OSError, IndexError):  # it may have finished
                 if (task / "comm").read_text().strip() == self._name:
                     state, *numbers = (task / "stat").read_text().rpartition(")")[2].split()
                     self._started[task.name] = " ".join(numbers[10:12])  # utime and stime
@@ -112,7 +112,7 @@ class RankActivity:
 
 
 def _read(clock: Callable[[], int]) -> int:
-    # 0 for a thread that has ended
+    # 0 if the thread has finished
     try:
         return clock()
     except OSError:
@@ -120,7 +120,7 @@ def _read(clock: Callable[[], int]) -> int:
 
 
 def _clock_of_this_thread() -> Callable[[], int]:
-    # its CPU time in the system's unit, for any thread to read
+    # its CPU time in the system's unit; any thread can read it
     if sys.platform == "win32":
         return _windows_clock()
     if sys.platform == "darwin":
@@ -132,7 +132,7 @@ def _clock_of_this_thread() -> Callable[[], int]:
 
 
 def _windows_clock() -> Callable[[], int]:
-    # CPU cycles; Windows' times have steps of 16 ms
+    # CPU cycles, since Windows' times have steps of 16 ms
     if sys.platform == "win32":
         kernel = ctypes.WinDLL("kernel32")
     else:  # for type checkers on other systems
@@ -152,7 +152,7 @@ def _windows_clock() -> Callable[[], int]:
 
 
 def _mac_clock() -> Callable[[], int]:
-    # user and system time
+    # user plus system time
     system = ctypes.CDLL(None)
     port = system.mach_thread_self()
 
@@ -170,28 +170,28 @@ SILENT_S = 3.5
 """Seconds without a sign of life after which a rank that others wait for counts as hung."""
 
 LOOK_S = 0.2
-"""Seconds between two looks. A longer gap counts as two looks: the process itself was stopped."""
+"""Seconds between looks. A longer gap counts as two looks, since the process itself was stopped."""
 
 MAX_S = 300.0
-"""Seconds without any collective after which a rank counts as hung in spite of signs of life.
+"""Seconds without any collective after which a rank counts as hung despite signs of life.
 
-Every block of a model has collectives and takes far less; only an endless loop takes longer.
+Every block in a model has collectives and takes far less; only an endless loop takes longer.
 """
 
 
 class CollectiveCounter:
-    """Counter of the collectives of all ranks, without a lock: lost increments are harmless."""
+    """Counter of all ranks' collectives, without a lock: lost increments are harmless."""
 
     def __init__(self) -> None:
         self.count = 0
 
 
 class RankGroup(ABC):
-    """Ranks of one model, as seen by the watchdog; `ThreadGroup` adds the collectives.
+    """One model's ranks, as seen by the watchdog; `ThreadGroup` adds the collectives.
 
     Attributes:
-        collectives: counter of the collectives of all ranks; misses some replayed ones.
-        abroad: ranks that wait for another machine now, which has its own watchdog.
+        collectives: counter of all ranks' collectives; misses some replayed ones.
+        abroad: ranks that are waiting for another machine, which has its own watchdog.
     """
 
     def __init__(self) -> None:
@@ -200,7 +200,7 @@ class RankGroup(ABC):
         self.abroad: set[int] = set()
 
     def join(self, rank: int, device: torch.device) -> None:
-        """Set the device of a rank."""
+        """Set a rank's device."""
         self._devices[rank] = device
 
     def device(self, rank: int) -> str:
@@ -219,15 +219,15 @@ class RankGroup(ABC):
 
     @abstractmethod
     def waiting(self) -> Mapping[int, Collection[int]]:
-        """Return the ranks that wait now, each with the ranks it waits for."""
+        """Return the ranks that are waiting, each with the ranks it waits for."""
 
     @abstractmethod
     def abort_for_good(self) -> None:
-        """Wake all ranks with an error, now and whenever one returns later."""
+        """Wake all ranks with an error, now and whenever one comes back later."""
 
 
 class Watchdog:
-    """Watchdog of one job of the ranks, called every `LOOK_S`."""
+    """Watchdog for one job of the ranks, called every `LOOK_S`."""
 
     def __init__(self, group: RankGroup, activities: Mapping[int, RankActivity]) -> None:
         self._group = group
@@ -238,7 +238,7 @@ class Watchdog:
         self._stuck_s = 0.0
 
     def look(self, busy: Collection[int]) -> CommError | None:
-        """Return an error if ranks hang, else None, given the ranks that still work on the job."""
+        """Return an error if ranks hang, else None; `busy` are those still working on the job."""
         waiting = self._group.waiting()
         working = [rank for rank in busy if rank not in waiting]
         step = self._step(working)
@@ -255,11 +255,11 @@ class Watchdog:
         return None
 
     def is_silent(self, rank: int) -> bool:
-        """Return whether a rank had shown no sign of life for `SILENT_S` at the last look."""
+        """Return whether, at the last look, a rank had shown no sign of life for `SILENT_S`."""
         return self._silent_s.get(rank, 0.0) >= SILENT_S
 
     def error(self, ranks: Collection[int], what: str) -> CommError:
-        """Return an error of the first of some ranks; `what` follows "has" or "have"."""
+        """Return an error that blames the first of the ranks; `what` follows "has" or "have"."""
         first, *others = ranks
         named = [f"{self._group.device(rank)} (rank {rank})".lstrip() for rank in others]
         problem = Sentence(
@@ -270,7 +270,7 @@ class Watchdog:
         return CommError(first, problem, self._group.device(first))
 
     def look_at(self, ranks: Collection[int]) -> None:
-        """Look for signs of life of ranks without judging them."""
+        """Look for the ranks' signs of life without judging them."""
         self._step(ranks)
 
     def _step(self, ranks: Collection[int]) -> float:
@@ -297,7 +297,7 @@ class Watchdog:
     def _unreached(
         self, busy: Collection[int], waiting: Mapping[int, Collection[int]]
     ) -> CommError:
-        # all ranks wait: for one that has ended, or for each other
+        # all ranks wait: for one that has finished, or for each other
         awaited = sorted({rank for missing in waiting.values() for rank in missing})
         gone = [rank for rank in awaited if rank not in busy] or awaited or sorted(busy)
         return self.error(gone, Sentence("not come to where other ranks wait"))

@@ -1,7 +1,7 @@
 """GPU backend: operations, matrix products and collectives as Triton kernels.
 
-A few rows are multiplied by a gemv kernel on planes, some on tensor cores; for many, weights are
-dequantised and multiplied by the vendor's library (`matmul`). Passes over 2, 4, 8 and 16 single
+A few rows are multiplied by a gemv kernel on planes, more on tensor cores; for many rows, weights
+are dequantised and multiplied by the vendor's library (`matmul`). Passes over 2, 4, 8 and 16 single
 tokens are captured when the first of their size runs; page tables in device memory let a captured
 pass serve any sequences.
 

@@ -1,4 +1,4 @@
-"""Attention over the cache, to which the kernels write new keys and values first.
+"""Attention over the cache; kernels first write new keys and values to it.
 
 Kernels read positions and pages from device memory. For few tokens, the keys are therefore split
 into pieces that do not depend on them (as in flash-decoding): a fixed number of programs attends to
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from engine.model.forward.operands import Scores
 
 BLOCKS = {"q8_0": 34, "q4_0": 18}
-"""Bytes of a block of 32 elements, by block-quantised type of keys or values."""
+"""Bytes per block of 32 elements, by block-quantised type of keys or values."""
 
 DTYPES = {
     "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "q8_0": torch.uint8,
     "q4_0": torch.uint8,
 }  # fmt: skip
-"""Torch type that holds keys or values, by their type."""
+"""Torch type in which keys or values are stored, by their type."""
 
-WRITTEN = 1 << 10  # elements that one program writes to the cache
-MAX_HEAD = 1 << 12  # most elements of a head that one program can write
+WRITTEN = 1 << 10  # elements that each program writes to the cache
+MAX_HEAD = 1 << 12  # max. elements per head that one program can write
 
 
 def write(cache: LayerCache, k: Tensor, v: Tensor | None, rows: PagedRows) -> bool:
     """Store k and v in the cache at the rows' positions; see `LayerCache.write`.
 
-    Positions outside the cache are skipped: the host does not know them, so it cannot check.
+    Positions outside the cache are skipped, because the host does not know them and cannot check.
 
     Args:
         k, v: (T, heads, head_dim), F32; only the elements of a head need to be contiguous.
@@ -70,7 +70,7 @@ def write(cache: LayerCache, k: Tensor, v: Tensor | None, rows: PagedRows) -> bo
 
 
 def _writing_programs(n_rows: int, dim: int, kind: str, size: int) -> tuple[int, int]:
-    """Return the heads, or blocks of them, that one program writes, and the number of programs."""
+    """Return how many heads, or blocks, each program writes, and the number of programs."""
     per_row, rows = (dim // 32, WRITTEN // 32) if kind in BLOCKS else (1, max(1, WRITTEN // size))
     return rows, -(-n_rows * per_row // rows)
 
@@ -106,18 +106,18 @@ def holds(held: Tensor, kind: str, cache: LayerCache) -> bool:
 
 
 def n_elements(width: int, kind: str) -> int:
-    """Return the elements in a row of the cache that is `width` bytes of blocks or numbers wide."""
+    """Return the number of elements in a cache row of `width` bytes (if blocks) or numbers."""
     return width // BLOCKS[kind] * 32 if kind in BLOCKS else width
 
 
-PIECES = 32  # partial results that the second kernel combines at a time
+PIECES = 32  # partial results that the second kernel combines per iteration
 NO_SLOT = 0  # partial results to store if all keys are one piece
 FEW_KEYS = 64  # keys in a short piece, for few tokens
 FEW_PIECES = 64  # short pieces before longer ones, for few tokens
 MANY_KEYS = 512  # keys in a short piece, for more than `SMALL_BATCH` tokens
-MAX_PIECES = 16  # short pieces, and most longer ones, for more than `SMALL_BATCH` tokens
-PROGRAMS = 4  # per multiprocessor: as many as fit at once, which hides the memory's latency
-MIN_PART, MAX_PART = 16, 128  # elements of a head to multiply at once
+MAX_PIECES = 16  # short pieces, and max. longer ones, for more than `SMALL_BATCH` tokens
+PROGRAMS = 4  # per multiprocessor; as many as fit, to hide memory latency
+MIN_PART, MAX_PART = 16, 128  # elements of a head per product
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class KeyPieces:
     large: int
 
     def n_pieces(self, n_keys: int) -> int:
-        """Return the number of pieces that n_keys keys make."""
+        """Return the number of pieces for n_keys keys."""
         rest = n_keys - self.small * self.n_small
         return -(-n_keys // self.small) if rest <= 0 else self.n_small - (-rest // self.large)
 
@@ -139,10 +139,10 @@ class TileSizes:
     """Tile sizes of the attention kernel.
 
     Attributes:
-        rows: query rows of one program.
+        rows: query rows per program.
         keys: keys per step.
-        part: elements of queries that are loaded again for each tile of keys; 0 if registers hold
-            the whole queries.
+        part: query elements that are loaded again for each tile of keys; 0 if registers hold the
+            whole queries.
     """
 
     rows: int
@@ -153,17 +153,17 @@ class TileSizes:
 
 
 New = tuple[Tensor, Tensor | None]
-"""New keys and values, see `write`."""
+"""New keys and values; see `write`."""
 
 
 class AttentionShape(NamedTuple):
-    """Sizes of a layer's attention on one rank.
+    """One rank's sizes in a layer's attention.
 
     Attributes:
-        n_kv: number of KV heads, or of query heads where a map gives the KV head of each.
-        dim_k, dim_v: elements of a key and of a value.
-        n_ctx: most positions of a sequence.
-        span: most positions that a token can attend to.
+        n_kv: number of KV heads, or of query heads if a map gives each one's KV head.
+        dim_k, dim_v: elements per key and per value.
+        n_ctx: maximum number of positions in a sequence.
+        span: maximum number of positions that a token can attend to.
     """
 
     n_head: int
@@ -181,11 +181,11 @@ class AttentionShape(NamedTuple):
 
 
 class AttentionLaunch(NamedTuple):
-    """Launch shape of attention for a number of tokens.
+    """Launch shape for attention with a given number of tokens.
 
     Attributes:
-        n_slot: partial results of a row to combine; 0 if its keys are one piece.
-        n_split: number of programs that share the pieces of the same rows.
+        n_slot: partial results per row to combine; 0 if its keys are one piece.
+        n_split: number of programs that share the pieces for the same rows.
     """
 
     tiles: TileSizes
@@ -202,10 +202,10 @@ def attention(
 
     Args:
         q: (T, n_head, head_dim), F32; only the elements of a head need to be contiguous.
-        new: keys and values of these tokens, if they are not in the cache yet.
+        new: these tokens' keys and values, if they are not in the cache yet.
 
-    Returns:
-        None where no kernel supports the arguments; then nothing was written.
+        Returns:
+        None if no kernel supports the arguments; in that case, nothing was written.
     """
     if scores.first >= FEW_KEYS:  # `combine` needs a visible key in each piece
         return None
@@ -281,18 +281,18 @@ def _combine(
 def work_bytes(
     shape: AttentionShape, n_tokens: int, target: KernelTarget, n_sequence: int = 1
 ) -> int:
-    """Return the most scratch bytes that attention takes.
+    """Return the maximum number of scratch bytes that attention takes.
 
     Args:
-        n_tokens: most tokens of one sequence in a pass.
-        n_sequence: most sequences with one token each in a pass.
+        n_tokens: maximum number of one sequence's tokens in a pass.
+        n_sequence: maximum number of sequences with one token each in a pass.
     """
     n_slot = launch_of(shape, 1, target, n_sequence).n_slot
     most = 4 * n_sequence * shape.n_head * n_slot * (shape.dim_v + 2)
     for n in {min(n_tokens, SMALL_BATCH), *range(SMALL_BATCH + 1, n_tokens + 1)}:
         n_slot = launch_of(shape, n, target).n_slot
         if not n_slot and n > SMALL_BATCH:
-            break  # larger n need none either
+            break  # larger n need no scratch either
         most = max(most, 4 * n * shape.n_head * n_slot * (shape.dim_v + 2))
     return most
 
@@ -300,7 +300,7 @@ def work_bytes(
 def launch_of(
     shape: AttentionShape, n_tokens: int, target: KernelTarget, n_sequence: int = 1
 ) -> AttentionLaunch:
-    """Return how attention is launched for n_tokens tokens of each of n_sequence sequences."""
+    """Return how attention is launched for n_sequence sequences with n_tokens tokens each."""
     is_few = n_tokens <= SMALL_BATCH
     tiles = tiles_of(shape, target, is_few=is_few)
     n_blocks = -(-n_tokens * shape.group // tiles.rows) * shape.n_kv * n_sequence
@@ -316,10 +316,10 @@ def launch_of(
 
 
 def key_pieces_of(shape: AttentionShape, *, is_few: bool) -> KeyPieces:
-    """Return the pieces of keys: short ones first, so that many programs share a short context.
+    """Return how keys are split: short pieces first, so that many programs share a short context.
 
-    Later ones are longer, so that partial results stay small relative to the keys. With a sliding
-    window all are short.
+    Later pieces are longer, so that partial results stay small relative to the keys. With a sliding
+    window, all are short.
     """
     if not is_few:
         large = max(MANY_KEYS, -(-shape.n_ctx // (MANY_KEYS * MAX_PIECES)) * MANY_KEYS)
@@ -328,11 +328,11 @@ def key_pieces_of(shape: AttentionShape, *, is_few: bool) -> KeyPieces:
 
 
 def tiles_of(shape: AttentionShape, target: KernelTarget, *, is_few: bool) -> TileSizes:
-    """Return the tile sizes for up to `SMALL_BATCH` tokens or for more.
+    """Return the tile sizes for up to `SMALL_BATCH` tokens (`is_few`) or for more.
 
-    The largest that leave registers free, as the compilers for sm_75, sm_86, sm_90 and gfx1100
-    report. Operands that are not split into two short numbers, and latent attention, load queries
-    again for each tile.
+    They are the largest that leave registers free, as reported by the compilers for sm_75, sm_86,
+    sm_90 and gfx1100. Operands that are not split into two short numbers, and latent attention,
+    load queries again for each tile.
     """
     size, has_blocks = max(shape.dim_k, shape.dim_v), not BLOCKS.keys().isdisjoint(shape.types)
     is_f32 = "f32" in (operand(kind, target) for kind in shape.types)
@@ -355,7 +355,7 @@ def tiles_of(shape: AttentionShape, target: KernelTarget, *, is_few: bool) -> Ti
 
 
 def operand(kind: str, target: KernelTarget) -> str:
-    """Return the type of `tl.dot`'s operands for keys or values: as short as the GPU supports."""
+    """Return the operand type of `tl.dot` for keys or values: as short as the GPU supports."""
     if kind == "f32" or not has_matrices(target):
         return "f32"
     return "bf16" if kind == "bf16" else "f16"
@@ -367,7 +367,7 @@ def has_matrices(target: KernelTarget) -> bool:
 
 
 def shape_of(q: Tensor, cache: LayerCache, rows: PagedRows, scores: Scores) -> AttentionShape:
-    """Return the sizes of attention of q (T, n_head, head_dim) over a cache."""
+    """Return the sizes of attention for q (T, n_head, head_dim) over a cache."""
     n_head, n_ctx = q.shape[1], rows.n_ctx
     span = min(n_ctx, scores.window or n_ctx, scores.chunk or n_ctx)
     n_kv = cache.k.shape[0] if cache.head_map is None else n_head
@@ -389,9 +389,9 @@ def _serves(q: Tensor, cache: LayerCache, run: PagedRun) -> bool:
 
 
 def _part(dim: int, kind: str, most: int = 0) -> int:
-    """Return how many of a head's `dim` elements are multiplied at once: 32 for types with blocks.
+    """Return how many of a head's `dim` elements each product covers: 32 for types with blocks.
 
-    Else the largest power of two that divides `dim`, between `MIN_PART` and `most` (0: `MAX_PART`).
+    Otherwise, the largest power of two that divides `dim`, from `MIN_PART` to `most` or `MAX_PART`.
     """
     most = most or MAX_PART
     return 32 if kind in BLOCKS else max(MIN_PART, min(most, dim & -dim))

@@ -52,11 +52,11 @@ class GpuLoader(WeightLoader):
         self._x_bytes = x_bytes
 
     def copy_bytes(self, raw: TensorBytes) -> Tensor:
-        """Copy bytes (…, row_bytes) of the file to the device unchanged."""
+        """Copy bytes (…, row_bytes) from the file to the device unchanged."""
         return weight_loader.send_bytes(raw, self._staging)
 
     def matrix(self, slot: Slot, pieces: Sequence[Slices]) -> Weight:
-        """Load the parts of a matrix that the rank holds, in planes or unquantised."""
+        """Load the rank's parts of a matrix, in planes or unquantised."""
         return weight_loader.load_for_gpu(
             self._file, slot, pieces, self._staging, self._arenas, self._x_bytes
         )
@@ -66,10 +66,10 @@ class GpuBackend(Backend):
     """Backend with kernels in Triton.
 
     Args:
-        x_bytes: bytes of a quantised activation, see `engine.planning.footprint.x_bytes`.
-        n_ctx: largest number of tokens of a sequence.
+        x_bytes: bytes per quantised activation; see `engine.planning.footprint.x_bytes`.
+        n_ctx: maximum number of tokens in a sequence.
 
-    Attributes:
+        Attributes:
         fallbacks: list of what makes the model's GPUs slower; loaders add to it.
         target: what kernels are compiled for.
     """
@@ -118,7 +118,7 @@ class GpuBackend(Backend):
         with use_target(self.target):
             starts += sampling_starts(hp.n_vocab, own, len(split.holders), n_embd)
             if len(split.holders) > 1 and rank == split.last_group[0]:
-                starts += sampling_starts(hp.n_vocab)  # of several sequences, see `RowSampler`
+                starts += sampling_starts(hp.n_vocab)  # for several sequences; see `RowSampler`
 
         def report(n_done: int, n_total: int) -> None:
             text = Sentence("Compiling kernels: {n_done} of {total}", n_done=n_done, total=n_total)
@@ -137,7 +137,7 @@ class GpuBackend(Backend):
             )
 
     def captured_collectives(self, comm: Communicator) -> Communicator:
-        """Return `comm`, with collectives on the host splitting the captured token into graphs."""
+        """Return `comm`, with host collectives splitting the captured token into several graphs."""
         return HostCollectives(comm) if isinstance(comm, ThreadCommunicator) else comm
 
     def capture(self, compute: Callable[[], Tensor | None]) -> Captured[Tensor | None]:

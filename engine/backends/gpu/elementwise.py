@@ -1,7 +1,7 @@
-"""Elementwise operations and norms between matrix products, by kernels.
+"""Elementwise operations and norms between matrix products, computed by kernels.
 
-Each function returns None where its kernel does not support the arguments: tensors that are not
-F32 or have gaps in their rows.
+Each function returns None if its kernel does not support the arguments: tensors that are not F32,
+or whose rows have gaps.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from engine.model.forward.ops import frequencies
 if TYPE_CHECKING:
     from engine.model.forward.operands import Activation, Addend, NormLayer, RopeParams
 
-MAX_ROW = 1 << 14  # most elements that one program holds: 16 in each of 1024 threads
-BLOCK = 1 << 10  # elements of one program of an operation without reductions
-UNIT = 4  # elements of one vector load, if sizes, strides and offsets are multiples of it
-MAX_HEAD = 1 << 12  # most elements of a head that one program holds
-TURNED = 1 << 9  # pairs of elements that one program rotates
+MAX_ROW = 1 << 14  # max. elements in one program: 16 for each of 1024 threads
+BLOCK = 1 << 10  # elements per program in operations without reductions
+UNIT = 4  # elements per vector load, if sizes, strides and offsets are multiples of it
+MAX_HEAD = 1 << 12  # max. elements of a head in one program
+TURNED = 1 << 9  # pairs of elements that each program rotates
 
 
 class RowLayout(NamedTuple):
@@ -48,7 +48,7 @@ class RowLayout(NamedTuple):
 
 @refusable
 def rms_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor | None:
-    """Compute `Ops.rms_norm` of x (..., n), with weights (n,) or (n_head, n)."""
+    """Compute `Ops.rms_norm` for x (..., n), with weights (n,) or (n_head, n)."""
     return _norm("rms", x, weight, bias, eps)
 
 
@@ -71,8 +71,8 @@ def add_norm(
     """Compute `Ops.add_norm` in one kernel.
 
     Args:
-        x_bytes: bytes of a quantised activation, if a few normed rows are quantised for the next
-            product as well.
+        x_bytes: bytes per number in a quantised activation, if a few normed rows are also quantised
+            for the next product.
     """
     if addend.partial is None:
         return None
@@ -103,11 +103,11 @@ def add_norm_launch(
     x: Tensor, delta: Tensor | None, addend: Addend, norm_of: NormLayer | None,
     x_bytes: int | None = None, smallest: int = 1,
 ) -> AddNormLaunch | None:  # fmt: skip
-    """Return the launch parameters of `add_norm`; None where its kernel does not apply.
+    """Return the launch parameters for `add_norm`, or None if its kernel does not apply.
 
     Args:
         delta: replaces the addend's partial sum; None if the kernel gets it elsewhere.
-        smallest: least number of elements that a program holds.
+        smallest: minimum number of elements per program.
     """
     n, factor = x.shape[-1], addend.sum_scale
     inner = None if addend.norm is None or addend.norm.is_absent else addend.norm
@@ -147,11 +147,11 @@ def _add_norm_constants(
     inner: str, outer: str, x_bytes: int, size: int, unit: int, has_scale: bool,
     has_sum_scale: bool, *has_vector: bool,
 ) -> FixedConstants:  # fmt: skip
-    """Return the constants of `kernels.add_norm`, the same object for the same arguments.
+    """Return the constants for `kernels.add_norm`; equal arguments give the same object.
 
     Args:
-        x_bytes: bytes of a quantised activation; -1 if nothing is quantised.
-        has_vector: presence of the addend's bias, and of both norms' weights and biases.
+        x_bytes: bytes per number in a quantised activation; -1 if nothing is quantised.
+        has_vector: whether the addend's bias and both norms' weights and biases are present.
     """
     names = ("DELTA_BIAS", "INNER_WEIGHT", "INNER_BIAS", "WEIGHT", "BIAS")
     return FixedConstants({
@@ -202,7 +202,7 @@ def activate(act: Activation, x: Tensor) -> Tensor | None:
 
 @refusable
 def gated(act: Activation, gate: Tensor, up: Tensor) -> Tensor | None:
-    """Compute `Ops.gated` for two tensors of one shape."""
+    """Compute `Ops.gated` for two tensors with the same shape."""
     return _gated(act.kind, act.limit, gate, up)
 
 
@@ -242,7 +242,7 @@ def _norm(
     kind: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float,
     act: str = "none", gate: Tensor | None = None,
 ) -> Tensor | None:  # fmt: skip
-    """Normalise rows: of any length without a gate, of up to `MAX_ROW` elements with one."""
+    """Normalise rows of any length, or of up to `MAX_ROW` elements if there is a gate."""
     rows = rows_of(x)
     if rows is None:
         return None
@@ -304,12 +304,12 @@ def _is_vector(x: Tensor | None, n: int) -> bool:
 
 
 def _is_matrix(x: Tensor) -> bool:
-    """Return whether x is an F32 matrix with contiguous rows, at any row stride."""
+    """Return whether x is an F32 matrix with contiguous rows and any row stride."""
     return x.dtype == torch.float32 and x.dim() == 2 and x.numel() > 0 and x.stride(1) == 1
 
 
 def rows_of(x: Tensor) -> RowLayout | None:
-    """Return the layout of the rows of x (..., n); None if kernels cannot read them."""
+    """Return the layout of x (..., n) as rows; None if kernels cannot read them."""
     shape, strides = x.shape, x.stride()
     if x.dtype != torch.float32 or not x.numel() or not shape:
         return None
@@ -325,7 +325,7 @@ def rows_of(x: Tensor) -> RowLayout | None:
 def flat_rows(x: Tensor) -> RowLayout | None:
     """Return the layout for an elementwise kernel: one long row if x is contiguous, else its rows.
 
-    None if kernels cannot read x, or its rows are heads.
+    Return None if kernels cannot read x, or if its rows are heads.
     """
     if is_plain(x):
         return RowLayout(1, 1, x.numel(), x.numel(), x.numel())
@@ -338,7 +338,7 @@ def grid_of(rows: RowLayout) -> tuple[int]:
 
 
 def unit_of(*tensors: Tensor | None, sizes: tuple[int, ...]) -> int:
-    """Return the elements of one vector load: `UNIT` if it divides all sizes and offsets, or 1."""
+    """Return the number of elements per vector load: `UNIT` if it divides all sizes, else 1."""
     bits = 0
     for size in sizes:
         bits |= size
@@ -349,7 +349,7 @@ def unit_of(*tensors: Tensor | None, sizes: tuple[int, ...]) -> int:
 
 
 def warps_of(size: int) -> int:
-    """Return the warps of a program that holds `size` elements, a power of two."""
+    """Return the number of warps for a program with `size` elements, a power of two."""
     return min(32 if size == MAX_ROW else 16, max(1, size // 256))
 
 
@@ -359,15 +359,15 @@ def power_of_two(n: int) -> int:
 
 
 def rows_at_once(n: int) -> int:
-    """Return how many of n rows x a program multiplies by a few weights: a power of two."""
+    """Return how many of x's n rows a program multiplies by a few weights: a power of two."""
     return min(power_of_two(n), SMALL_BATCH)
 
 
 class Angles:
-    """Cosines and sines of positions, computed in device memory.
+    """Cosines and sines for positions, computed in device memory.
 
-    One kernel computes them in each pass: a table of all positions would take 64 MiB for heads of
-    128 elements and a context of 131072.
+    One kernel computes them in each pass, because a table for all positions would take 64 MiB with
+    heads of 128 elements and a context of 131072.
     """
 
     def __init__(self) -> None:
@@ -376,7 +376,7 @@ class Angles:
     def __call__(
         self, params: RopeParams, factors: Tensor | None, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Compute `Ops.rope_angles`: two of (T, 1, n_rot / 2), for positions (T,)."""
+        """Compute `Ops.rope_angles`, two tensors (T, 1, n_rot / 2), for positions (T,)."""
         turns = self._turns_of(params, factors, positions.device)
         n_tokens, n_pairs = positions.shape[0], turns.shape[0]
         cos, sin = (torch.empty(n_tokens, 1, n_pairs, device=positions.device) for _ in range(2))
@@ -387,7 +387,7 @@ class Angles:
         return cos, sin
 
     def _turns_of(self, params: RopeParams, factors: Tensor | None, device: torch.device) -> Tensor:
-        """Return the turns by which each pair rotates per position: F64 (n_rot / 2,)."""
+        """Return each pair's rotation per position, in whole turns: F64 (n_rot / 2,)."""
         key = params, id(factors), device
         if key not in self._turns:
             self._turns[key] = factors, frequencies(params, factors, device) / tau
@@ -395,7 +395,7 @@ class Angles:
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor | None:
-    """Apply RoPE to one tensor, see `rope_all`."""
+    """Apply RoPE to one tensor; see `rope_all`."""
     turned = rope_all((x,), cos, sin, style)
     return None if turned is None else turned[0]
 
@@ -404,13 +404,13 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor | None:
 def rope_all(
     xs: Sequence[Tensor], cos: Tensor, sin: Tensor, style: str, norms: Sequence[NormLayer] = ()
 ) -> tuple[Tensor, ...] | None:
-    """Apply RoPE to one or two tensors (T, heads, head_dim), such as q and k, in one launch.
+    """Apply RoPE to one or two tensors (T, heads, head_dim), for example q and k, in one launch.
 
     Args:
         norms: norm to apply to each tensor first; or empty.
 
     Returns:
-        None where the kernel does not support the arguments.
+        None if the kernel does not support the arguments.
     """
     n_tokens, _, dim = xs[0].shape
     n_pairs = cos.shape[-1]
@@ -421,7 +421,7 @@ def rope_all(
         return None
     if dim > MAX_HEAD or 2 * n_pairs > dim:
         return None
-    weights = [(xs[0], 0.0)] * 2  # placeholders without norms
+    weights = [(xs[0], 0.0)] * 2  # placeholders if there are no norms
     if norms:
         found = [_weight(norm, dim) for norm in norms]
         weights = [
@@ -448,7 +448,7 @@ def rope_all(
 
 
 def _weight(norm: NormLayer, dim: int) -> Tensor | None:
-    """Return the weight of an RMS norm (head_dim,) without bias; None for other norms."""
+    """Return the weight (head_dim,) of an RMS norm without bias; None for other norms."""
     weight = None if norm.is_absent or norm.kind != "rms" or norm.bias is not None else norm.weight
     if weight is None or weight.shape != (dim,) or not has_dense_rows(weight):
         return None

@@ -1,8 +1,8 @@
 """Routed experts on the GPU; the host never learns which experts a token is routed to.
 
-The kernels look up each row's expert. Rows of few tokens are multiplied one by one (gemv), so that
-a row has the same bits in any batch; rows of many tokens in blocks of one expert each, on tensor
-cores (grouped GEMM).
+The kernels look up each row's expert. Few tokens' rows are multiplied one by one (gemv), so that a
+row has the same bits in any batch; many tokens' rows are multiplied in blocks with one expert each,
+on tensor cores (grouped GEMM).
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ from engine.model.forward.ops import MIN_SUM
 if TYPE_CHECKING:
     from engine.model.forward.operands import Activation, ExpertLayer, Routing
 
-MAX_EXPERTS = 2048  # most experts that one program compares
-MIN_BLOCK = 16  # smallest block of rows of one expert, for many tokens
-SORT_STEP = 1024  # pairs that a program of the sort reads at a time
-SUM_STEP = 256  # elements that one program of the sum over experts computes
-PLAIN_ROWS, PLAIN_STEP = 4, 512  # matrix rows and columns per step of an unquantised gemv program
-HALF_STEP = 1024  # columns that a program rounds to F16 or BF16
-UNIT = 16  # common divisor of sizes that lets threads load several columns at once
+MAX_EXPERTS = 2048  # max. experts that one program compares
+MIN_BLOCK = 16  # smallest block of one expert's rows, for many tokens
+SORT_STEP = 1024  # pairs that each program of the sort reads per iteration
+SUM_STEP = 256  # elements that each program of the sum over experts computes
+PLAIN_ROWS, PLAIN_STEP = 4, 512  # matrix rows and columns per step in an unquantised gemv program
+HALF_STEP = 1024  # columns that each program rounds to F16 or BF16
+UNIT = 16  # common divisor of sizes that lets a thread load several columns together
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceGroups(Groups):
-    """Groups of rows by expert in device memory, with shapes that the host knows beforehand.
+    """Groups of rows by expert, in device memory, with shapes that the host knows beforehand.
 
-    For few tokens, rows are the pairs of token and expert in token order, experts ascending. For
-    many, they are in the order of `Groups`.
+    For few tokens, rows are (token, expert) pairs in token order, with ascending experts. For many,
+    they are in the order of `Groups`.
 
     Attributes:
-        table: expert, first row and number of rows of each block, at most `block_rows`: int32
-            (n_block, 3). Its length is an upper bound; unused entries at the end have 0 rows. Empty
+        table: int32 (n_block, 3): each block's expert, first row and row count, which is at most
+            `block_rows`. Its length is an upper bound; unused entries at the end have 0 rows. Empty
             for few tokens.
-        block_rows: most rows of a block; 0 for few tokens.
+        block_rows: maximum number of rows per block; 0 for few tokens.
     """
 
     block_rows: int
@@ -95,9 +95,9 @@ class DeviceGroups(Groups):
 def assign(
     rule: Routing, logits: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, DeviceGroups] | None:
-    """Compute `Ops.assign`; None where the kernels do not support the arguments.
+    """Compute `Ops.assign`; return None if the kernels do not support the arguments.
 
-    Of experts with equal scores, the first are chosen.
+    If experts have equal scores, the first are chosen.
     """
     n_expert = rule.n_expert
     if not is_plain(logits) or n_expert > MAX_EXPERTS or not (bias is None or is_plain(bias)):
@@ -126,7 +126,7 @@ def assign(
 
 
 def sorted_groups(chosen: Tensor, n_expert: int) -> DeviceGroups:
-    """Sort the pairs of many tokens by expert; `chosen`, int32 (T, n_used), ascends per token."""
+    """Sort many tokens' pairs by expert; `chosen`, int32 (T, n_used), ascends within each token."""
     n_pair = chosen.numel()
     wanted = max(power_of_two(-(-n_pair // n_expert)), MIN_BLOCK)
     block_rows = min(wanted, most_block_rows(target_of(chosen.device)))
@@ -142,7 +142,7 @@ def sorted_groups(chosen: Tensor, n_expert: int) -> DeviceGroups:
 
 
 def most_block_rows(target: KernelTarget) -> int:
-    """Return the most rows of one expert per program; with more, weights are decoded less often."""
+    """Return the maximum number of an expert's rows per program; more means less decoding."""
     if target.maker == "nvidia" and target.capability < 80:
         return MIN_BLOCK
     return 128 if target.maker == "nvidia" and 90 <= target.capability < 120 else 64
@@ -150,7 +150,7 @@ def most_block_rows(target: KernelTarget) -> int:
 
 @refusable
 def sum_of_experts(y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor | None:
-    """Compute `Ops.sum_of_experts`; None where the kernel does not support it."""
+    """Compute `Ops.sum_of_experts`; return None if the kernel does not support the arguments."""
     if not is_plain(y) or not (weights is None or is_plain(weights)):
         return None
     (n_token, n_used), n = groups.row_of.shape, y.shape[1]
@@ -169,7 +169,7 @@ def _numbers(n: int, like: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
 
 
 class ExpertMatrices(NamedTuple):
-    """One matrix for each expert, with scale and bias of its products; see `ExpertLayer`.
+    """One matrix per expert, with a scale and a bias for its products; see `ExpertLayer`.
 
     Attributes:
         planes: uint8 (n_expert, n_tile, tile_bytes), or None.
@@ -187,7 +187,7 @@ class ExpertMatrices(NamedTuple):
     def of(
         cls, weight: object, scale: Tensor | None = None, bias: Tensor | None = None
     ) -> ExpertMatrices | None:
-        """Return the matrices of a weight; None if the kernels cannot read it."""
+        """Return a weight's matrices; None if the kernels cannot read them."""
         held = getattr(weight, "planes", getattr(weight, "data", None))
         if not isinstance(held, Tensor) or held.dim() != 3 or not held.is_contiguous():
             return None
@@ -209,12 +209,12 @@ class ExpertMatrices(NamedTuple):
 
     @property
     def type_name(self) -> str | int:
-        """GGML type number of planes, or the elements' torch type."""
+        """GGML type number of the planes, or the elements' torch type."""
         return str(self.held.dtype) if self.planes is None else self.planes.type_number
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Key of the matrices that one launch can multiply: type, layout and sizes."""
+        """Key that matrices must share to be multiplied in one launch: type, layout and sizes."""
         layout: tuple[object, ...] = (self.held.dtype,)
         if self.planes is not None:
             layout = (self.planes.type_number, self.planes.extent, self.planes.x_bytes)
@@ -226,8 +226,8 @@ class ExpertInput(NamedTuple):
 
     Attributes:
         x: contiguous F32.
-        per_row: number of group rows that share a row of x, such as a token's experts; 0 if x has
-            a row for each row of the groups.
+        per_row: number of group rows per row of x, for example one for each of a token's experts; 0
+            if x has a row for each row in the groups.
     """
 
     x: Tensor
@@ -236,7 +236,7 @@ class ExpertInput(NamedTuple):
 
 
 def grouped(weight: object, x: Tensor, groups: Groups) -> Tensor | None:
-    """Compute `engine.model.forward.ops.Weight.grouped`; return None where no kernel serves."""
+    """Compute `engine.model.forward.ops.Weight.grouped`; return None if no kernel supports it."""
     matrix = ExpertMatrices.of(weight)
     if matrix is None or not isinstance(groups, DeviceGroups) or x.dtype != torch.float32:
         return None
@@ -252,7 +252,7 @@ def ffn(
     act: Activation, x: Tensor, gate: ExpertLayer | None, up: ExpertLayer | None, down: ExpertLayer,
     groups: Groups, factors: Tensor | None = None,
 ) -> Tensor | None:  # fmt: skip
-    """Compute `Ops.experts`; return None where no kernel serves."""
+    """Compute `Ops.experts`; return None if no kernel supports it."""
     layers = [layer for layer in (gate, up, down) if layer is not None]
     found = [ExpertMatrices.of(layer.weight, layer.scale, layer.bias) for layer in layers]
     matrices = [matrix for matrix in found if matrix is not None]
@@ -275,9 +275,9 @@ def ffn(
 
 
 def by_expert(groups: Groups) -> Iterator[tuple[int, slice]]:
-    """Yield experts with their rows, for products of one expert after the other.
+    """Yield experts with their rows, for multiplying one expert after another.
 
-    Reads the groups back from the device, so such a token cannot be captured.
+    This reads the groups back from the device, so such a token cannot be captured.
     """
     if not isinstance(groups, DeviceGroups):
         yield from groups
@@ -344,10 +344,10 @@ def _plain_gemv(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Tenso
 def _quantised_inner(
     act: Activation, found: Sequence[Tensor], weight: QuantisedMatrix
 ) -> QuantisedRows:
-    """Return the activation of gate and up, or of gate alone, quantised for the last matrix."""
+    """Return `act(gate) * up`, or `act(gate)` if there is no up, quantised for the last matrix."""
     first, second, extent = found[0], found[-1], weight.extent
     x_bytes = 0 if target_of(first.device).gemv_operands == "f32" else weight.x_bytes
-    counters = _numbers(0, first, torch.int32)  # none: no tile is shared
+    counters = _numbers(0, first, torch.int32)  # empty, since no tile is shared
     rows = allocate_rows(first.shape[0], extent, x_bytes, counters)
     launch(
         kernels.quantise_inner, (rows.n_row, -(-extent.n_blocks // BLOCKS)),
@@ -398,7 +398,7 @@ def _grouped_gemm(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Ten
 
 
 def _to_half(x: Tensor, matrix: ExpertMatrices) -> tuple[Tensor, Tensor | None]:
-    """Return rows in the type that tensor cores multiply, and factors on the products."""
+    """Return rows in the type that tensor cores multiply, and factors to apply to the products."""
     half = half_dtype(x.device)
     if matrix.planes is not None:
         extent = matrix.planes.extent
@@ -422,7 +422,7 @@ def _to_half(x: Tensor, matrix: ExpertMatrices) -> tuple[Tensor, Tensor | None]:
 
 
 def _common_unit(*sizes: int) -> int:
-    """Return a common divisor of all sizes, which kernels are compiled for."""
+    """Return a common divisor of all sizes, for which kernels are compiled."""
     return UNIT if all(size % UNIT == 0 for size in sizes) else 1
 
 

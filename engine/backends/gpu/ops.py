@@ -1,4 +1,4 @@
-"""Model operations on a GPU: our kernels, with the reference as fallback."""
+"""Model operations on a GPU: Tandem's kernels, with the reference as fallback."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ MAX_TURNED = 2  # tensors that one kernel rotates
 
 
 class GpuOps(Ops):
-    """Operations of one rank on a GPU; those without a kernel fall back to the reference.
+    """One rank's operations on a GPU; those without a kernel fall back to the reference.
 
     Nothing here reads a number back from the device, so that a token can be captured in a graph;
-    what differs from token to token is in device memory.
+    values that change from token to token are in device memory.
 
     Args:
-        x_bytes: bytes of a quantised activation, see `planning.footprint.x_bytes`; None if
-            activations are not rounded before their product.
+        x_bytes: bytes per number in a quantised activation; see `planning.footprint.x_bytes`; None
+            if activations are not rounded before their product.
         fallbacks: list of what makes the model's GPUs slower.
-        n_ctx: largest number of tokens of a sequence.
+        n_ctx: maximum number of tokens in a sequence.
 
     Attributes:
-        tables: the page tables of the sequences.
+        tables: the sequences' page tables.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class GpuOps(Ops):
         self.tables.extend(tables)
 
     def _miss(self, what: Sentence) -> None:
-        """Report that PyTorch computes something large for lack of a kernel."""
+        """Report that PyTorch computes something large because no kernel does."""
         self._fallbacks.report("operations", [str(self._device)], what)
 
     # products
@@ -103,7 +103,7 @@ class GpuOps(Ops):
         return [layer.finish(y) for layer, y in zip(layers, products, strict=True)]
 
     def _many_rows(self, x: Tensor, layers: Sequence[LinearLayer]) -> Sequence[Tensor]:
-        """Multiply by the vendor's library, rounding x once for all layers where possible."""
+        """Multiply with the vendor's library, rounding x once for all layers if possible."""
         weights = [_library_operand(layer.weight) for layer in layers]
         known = [weight for weight in weights if weight is not None]
         if len(known) < len(layers) or not dequant_gemm.serves(x, known):
@@ -211,7 +211,7 @@ class GpuOps(Ops):
     def _held(self, state: States) -> tuple[Tensor | None, Tensor | None]:
         """Return states as a kernel reads them, and the chains of its rows.
 
-        The state of one sequence has no chains; both are None for states of longer pieces.
+        One sequence's state has no chains; for states of longer pieces, both are None.
         """
         if isinstance(state, Tensor):
             return state, None
@@ -219,7 +219,7 @@ class GpuOps(Ops):
         return (None, None) if chains is None else (state.held, chains)
 
     def of_each(self, states: PlacedStates, compute: Callable[[slice, Tensor], Tensor]) -> Tensor:
-        """Look up the states of single tokens in device memory, so that they can be captured."""
+        """Look up single tokens' states in device memory, so that the work can be captured."""
         chains = self._chains.find(states)
         if chains is None:
             return super().of_each(states, compute)

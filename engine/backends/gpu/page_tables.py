@@ -1,4 +1,4 @@
-"""Where the rows of a pass lie in the pages of a cache, in device memory for the kernels."""
+"""Where the rows in a pass lie in a cache's pages, in device memory for the kernels."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class PagedRows(NamedTuple):
-    """Rows of a pass: tokens of one sequence, then single tokens of others.
+    """Rows in a pass: tokens of one sequence, then single tokens of others.
 
-    Position p of a sequence lies in slot `table[p // PAGE] * PAGE + p % PAGE` of a layer's memory.
+    A sequence's position p lies in slot `table[p // PAGE] * PAGE + p % PAGE` of a layer's memory.
 
     Attributes:
-        positions: position of each row in its sequence, int64 (T,), dense.
-        tables: pages of each sequence, int32 (sequences, pages), dense; entries for pages that no
+        positions: each row's position in its sequence, int64 (T,), dense.
+        tables: each sequence's pages, int32 (sequences, pages), dense; entries for pages that no
             row attends to are not read.
     """
 
@@ -33,13 +33,13 @@ class PagedRows(NamedTuple):
 
     @classmethod
     def alone(cls, positions: Tensor, n_ctx: int) -> PagedRows:
-        """Return consecutive rows of the only sequence of a cache of n_ctx tokens."""
+        """Return consecutive rows of the only sequence in a cache for n_ctx tokens."""
         pages = torch.arange(-(-n_ctx // PAGE), dtype=torch.int32, device=positions.device)
         return cls(positions, pages[None])
 
     @property
     def n_first(self) -> int:
-        """Number of rows of the first sequence; the others have one each."""
+        """Number of rows in the first sequence; the others have one each."""
         return len(self.positions) - len(self.tables) + 1
 
     @property
@@ -48,7 +48,7 @@ class PagedRows(NamedTuple):
         return self.tables.shape[1] * PAGE
 
     def runs(self) -> Sequence[PagedRun]:
-        """Group the rows into runs of sequences with the same number of rows."""
+        """Group the rows into runs of sequences that have the same number of rows."""
         n_first, n_sequence = self.n_first, len(self.tables)
         if n_first == 1 or n_sequence == 1:
             return [PagedRun(0, 0, n_first, n_sequence)]
@@ -56,7 +56,7 @@ class PagedRows(NamedTuple):
 
 
 class PagedRun(NamedTuple):
-    """Neighbouring rows, from `row` on, of sequences with `n_tokens` rows each."""
+    """Adjacent rows, starting at `row`, of sequences with `n_tokens` rows each."""
 
     row: int
     sequence: int
@@ -69,13 +69,13 @@ class PagedRun(NamedTuple):
 
 
 class PageTables:
-    """Page tables of the sequences of a pass, at fixed addresses.
+    """Page tables for the sequences in a pass, at fixed addresses.
 
-    A captured pass therefore serves other and longer sequences. Only changes since the last pass
-    are written.
+    A captured pass can therefore serve other sequences and longer ones. Only changes since the last
+    pass are written.
 
     Args:
-        n_ctx: largest number of tokens of a sequence.
+        n_ctx: maximum number of tokens in a sequence.
     """
 
     def __init__(self, device: torch.device, n_ctx: int) -> None:
@@ -87,20 +87,20 @@ class PageTables:
         self._written: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def begin(self, batch: Batch, positions: Tensor) -> None:
-        """Write the tables of a batch; `positions` are as in `Ops.begin`."""
+        """Write a batch's tables; `positions` are as in `Ops.begin`."""
         self._pieces, self._positions = batch.pieces, positions
         for group in self._tables:
             self._write(group)
 
     def extend(self, tables: Tables) -> None:
-        """Write the tables of the only sequence, which has got more pages."""
+        """Write the tables of the only sequence, which has been given more pages."""
         (piece,) = self._pieces
         self._pieces = (piece._replace(tables=tables),)
         for group in self._tables:
             self._write(group)
 
     def rows(self, group: int) -> PagedRows | None:
-        """Return where the rows lie in layers of a group; None if there are too many sequences."""
+        """Return where the rows lie in a group's layers; None if there are too many sequences."""
         if len(self._pieces) > MAX_AT_ONCE:
             return None
         if group not in self._tables:
@@ -114,18 +114,18 @@ class PageTables:
             pages = tuple(piece.tables[group] if piece.tables else range(self._n_pages))
             if self._written.get((group, row)) != pages:
                 self._written[group, row] = pages
-                # source not pinned: it is read before the call returns
+                # the source is not pinned, so it is read before the call returns
                 source = torch.tensor(pages, dtype=torch.int32)
                 self._tables[group][row, : len(pages)].copy_(source, non_blocking=True)
 
 
 WORDS = 4
-"""Words of a row: length of the chain that starts there (0 if none does, -1 if the row is a
-repetition), state slot to read, state slot to write, and number of rows that repeat it."""
+"""Words per row: length of the chain that starts there (0 if none does, -1 if the row is a
+repetition), state slot to read, state slot to write, and number of rows that repeat the row."""
 
 
 class StateChains:
-    """Chains of a pass; only changes since the last pass are written."""
+    """A pass's chains; only changes since the last pass are written."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -134,15 +134,15 @@ class StateChains:
         self._written: list[list[int]] = []
 
     def begin(self, batch: Batch) -> None:
-        """Write the chains of a batch, if they are used and it holds a few single tokens."""
+        """Write a batch's chains if they are used and the batch has a few single tokens."""
         self._pieces = batch.pieces if batch.is_of_few_singles else None
         if self._words is not None:
             self._write()
 
     def find(self, states: States) -> Tensor | None:
-        """Return the words of the rows that states belong to, int64 (T, WORDS).
+        """Return the words for the rows to which states belong, int64 (T, WORDS).
 
-        None for the state of one sequence, and for rows other than a few single tokens.
+        Return None for one sequence's state, and for rows other than a few single tokens.
         """
         if self._pieces is None or not isinstance(states, PlacedStates):
             return None
@@ -156,12 +156,12 @@ class StateChains:
         words = chain_words(self._pieces or ())
         if self._words is not None and words and words != self._written[: len(words)]:
             self._written = words
-            # source not pinned: it is read before the call returns
+            # the source is not pinned, so it is read before the call returns
             self._words[: len(words)].copy_(torch.tensor(words), non_blocking=True)
 
 
 def chain_words(pieces: Sequence[Piece]) -> list[list[int]]:
-    """Return the `WORDS` words of each piece; all are single tokens."""
+    """Return the `WORDS` words for each piece; all pieces are single tokens."""
     words, first, own, last = list[list[int]](), 0, 0, None
     for row, piece in enumerate(pieces):
         if piece == last:

@@ -1,8 +1,8 @@
 """Operands of products with quantised matrices: matrices in planes, and rows rounded for gemv.
 
 A kernel that reads planes takes the names in `constants_of` as `tl.constexpr` parameters and passes
-them to the functions in `engine.backends.gpu.kernels.planes`; so one kernel serves all types. Rows
-are rounded once for all matrices that multiply them.
+them to the functions in `engine.backends.gpu.kernels.planes`, so one kernel serves all types. Rows
+are rounded once for all the matrices that they are multiplied by.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from engine.model.forward.attention import most_few_rows
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-N_COUNTERS = 2048  # most tiles in a launch with several programs per tile; each has a counter
-BLOCKS = 16  # blocks of 32 columns that a program quantises
+N_COUNTERS = 2048  # max. tiles in a launch with several programs per tile; each has a counter
+BLOCKS = 16  # blocks of 32 columns that each program quantises
 
 
 @dataclass(frozen=True, slots=True)
 class QuantisedRows:
-    """Activations in the blocks of an extent, see `engine.backends.gpu.kernels.elementwise`.
+    """Activations in the blocks of an extent; see `engine.backends.gpu.kernels.elementwise`.
 
     Attributes:
-        numbers: rounded numbers as bytes, uint8 (n_row, n_blocks, 32 * bytes of a number).
-        facts: scales and sums of blocks as bytes, uint8 (n_row, n_blocks, 16); for F32 only sums,
+        numbers: rounded numbers as bytes, uint8 (n_row, n_blocks, 32 * bytes per number).
+        facts: the blocks' scales and sums as bytes, uint8 (n_row, n_blocks, 16); for F32 only sums,
             (n_row, n_blocks, 8).
-        counters: counters of programs that share a tile, int32 (N_COUNTERS,), zeros before and
+        counters: counters for programs that share a tile, int32 (N_COUNTERS,), zero before and
             after each product.
-        x_bytes: bytes of a number, 1 or 2; 0 for F32.
-        extent: extent of the matrices that the rows can be multiplied with.
+        x_bytes: bytes per number, 1 or 2; 0 for F32.
+        extent: extent of the matrices by which the rows can be multiplied.
     """
 
     numbers: Tensor
@@ -53,7 +53,7 @@ class QuantisedRows:
 
     @property
     def typed(self) -> tuple[Tensor, Tensor]:
-        """Numbers and facts as tensors of the types that the kernels write."""
+        """Numbers and facts as tensors with the types that the kernels write."""
         if self.x_bytes:
             return self.numbers.view(torch.int8), self.facts.view(torch.int32)
         return self.numbers.view(torch.float32), self.facts.view(torch.float32)
@@ -63,7 +63,7 @@ def quantise(x: Tensor, extent: Extent, x_bytes: int) -> QuantisedRows:
     """Quantise rows x (n, extent.n_columns), contiguous F32, or return those attached to x.
 
     Args:
-        x_bytes: bytes of a number, 1 or 2, where the device multiplies bytes.
+        x_bytes: bytes per number, 1 or 2, if the device multiplies bytes.
     """
     if target_of(x.device).gemv_operands == "f32":
         x_bytes = 0
@@ -93,10 +93,10 @@ def allocate_rows(n_row: int, extent: Extent, x_bytes: int, counters: Tensor) ->
 
 
 def allocate_rows_like(x: Tensor, x_bytes: int | None) -> QuantisedRows | None:
-    """Allocate quantised rows for x (n, n_columns); None if gemv does not serve its shape.
+    """Allocate quantised rows for x (n, n_columns); return None if gemv does not support the shape.
 
     Args:
-        x_bytes: bytes of a number where the device multiplies bytes; None if no product follows.
+        x_bytes: bytes per number if the device multiplies bytes; None if no product follows.
     """
     if x_bytes is None or x.dim() != 2 or x.shape[0] > most_few_rows():
         return None
@@ -109,7 +109,7 @@ def allocate_rows_like(x: Tensor, x_bytes: int | None) -> QuantisedRows | None:
     return allocate_rows(x.shape[0], extent, x_bytes, counters)
 
 
-_ATTRIBUTE = "_quantised_rows"  # attribute of a tensor for its quantised rows
+_ATTRIBUTE = "_quantised_rows"  # name of the attribute in which a tensor keeps its quantised rows
 
 
 def attach_rows(x: Tensor, rows: QuantisedRows) -> None:
@@ -128,12 +128,12 @@ def _blocks(extent: Extent) -> tuple[int, int, int]:
 
 @dataclass(eq=False)
 class QuantisedMatrix:
-    """A matrix (n_rows, extent.n_columns) in planes, see `engine.formats.quants.layout`.
+    """A matrix (n_rows, extent.n_columns) in planes; see `engine.formats.quants.layout`.
 
     Attributes:
         planes: uint8 (n_tile, tile_bytes).
-        extent: columns of the file's matrix that are held.
-        x_bytes: bytes of a quantised activation that is multiplied with it, 1 or 2.
+        extent: the columns of the file's matrix that are stored.
+        x_bytes: bytes per number in the quantised activations multiplied by it, 1 or 2.
     """
 
     planes: Tensor
@@ -145,10 +145,10 @@ class QuantisedMatrix:
 
 @cache
 def constants_of(type_number: int) -> Mapping[str, Any]:
-    """Return the constants of a GGML type, a key of `LAYOUTS`, as keywords for `launch`.
+    """Return the constants for a GGML type, a key of `LAYOUTS`, as keywords for `launch`.
 
-    For their meaning see `Layout`. A type always gives the same dictionary object, the fastest way
-    to pass keywords.
+    `Layout` explains them. A type always gives the same dictionary object, which is the fastest
+    way to pass keywords.
     """
     layout = LAYOUTS[type_number]
     return {

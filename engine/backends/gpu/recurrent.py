@@ -1,9 +1,9 @@
 """Recurrent layers by kernels: causal convolution, delta net, selective scan, state-space scan.
 
-Each function returns None where its kernel does not support the arguments, and updates the state in
-place: that of one sequence or, given `chains` (see `page_tables.StateChains`), those in all slots,
-(slots, ...), for the rows of several sequences. A kernel walks token by token, which for many
-tokens takes longer than the chunked matrix products of `engine.model.forward.recurrent`.
+Each function returns None if its kernel does not support the arguments; otherwise it updates the
+state in place: one sequence's state or, given `chains` (see `page_tables.StateChains`), those in
+all slots, (slots, ...), for rows of several sequences. A kernel walks token by token, which for
+many tokens takes longer than the chunked matrix products in `engine.model.forward.recurrent`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from engine.model.forward.recurrent import Chunks
 
 FEW_TOKENS = 64  # up to which token-by-token kernels are as fast as a chunk of matrix products
-CONV_TOKENS = 8  # tokens of one program of the convolution; more with more taps
-CONV_CHANNELS = 128  # channels of one program of the convolution
-HELD = 1 << 10  # elements of a state that one warp holds: 32 registers of each thread
+CONV_TOKENS = 8  # tokens per program in the convolution; more if there are more taps
+CONV_CHANNELS = 128  # channels per program in the convolution
+HELD = 1 << 10  # elements of a state in each warp: 32 registers per thread
 MIN_TILE = 16  # smallest number of rows or columns that tensor cores multiply
-STATE_ROWS = 32  # rows of a state to multiply by MIN_TILE columns at a time: as registers allow
+STATE_ROWS = 32  # rows of a state per product with MIN_TILE columns; limited by registers
 
 
 @refusable
@@ -35,7 +35,7 @@ def causal_conv(
     x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, act: Activation | None = None,
     gates: tuple[Tensor, Tensor] | None = None, chains: Tensor | None = None,
 ) -> Tensor | None:  # fmt: skip
-    """Compute `Ops.causal_conv`, for any number of tokens; gates have x's strides."""
+    """Compute `Ops.causal_conv` for any number of tokens; gates have x's strides."""
     n_token, n_channel = x.shape
     n_tap = weight.shape[1]
     if not _has_rows(x) or not all(is_plain(t) for t in (weight, state) if t.numel()):
@@ -95,7 +95,7 @@ def selective_scan(
     x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor,
     state: Tensor, chains: Tensor | None = None,
 ) -> Tensor | None:  # fmt: skip
-    """Compute `Ops.selective_scan`, for any number of tokens: torch has nothing faster."""
+    """Compute `Ops.selective_scan` for any number of tokens, since torch has nothing faster."""
     rows = (x, step, b, c, gate)
     if not all(map(_has_rows, rows)) or not all(map(is_plain, (a, d, state))):
         return None
@@ -137,7 +137,7 @@ def state_space_scan(x: ScanInputs, state: Tensor, chains: Tensor | None = None)
 
 @refusable
 def scan_chunks(chunks: Chunks, state: Tensor) -> Tensor | None:
-    """Compute `Ops.scan_chunks` where tensor cores reach F32's precision."""
+    """Compute `Ops.scan_chunks` if tensor cores reach F32's precision."""
     q, k, v, products, (from_start, to_end), inverse = chunks
     (n_chunk, n_head, size, n_key), n_value = q.shape, v.shape[3]
     target = target_of(q.device)
@@ -171,5 +171,5 @@ def _slot_size(state: Tensor, chains: Tensor | None) -> int:
 
 
 def _has_rows(x: Tensor) -> bool:
-    """Return whether x is F32 and each token's elements have no gaps, at any token stride."""
+    """Return whether x is F32 and each token's elements are contiguous, with any token stride."""
     return x.dtype == torch.float32 and x.numel() > 0 and x[0].is_contiguous()

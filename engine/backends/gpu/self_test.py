@@ -1,4 +1,4 @@
-"""Self-test of the kernels on a GPU: run once, before a model is planned for it.
+"""Self-test of the kernels on a GPU, run once, before a model is planned for that GPU.
 
 Compilers, drivers and cards vary. If a kernel's results differ from torch's, the reference backend
 is used instead.
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 KINDS = (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0)  # tested types
 N_ROW, N_COLUMN, N_HEAD, HEAD_DIM, N_PAST = 48, 256, 2, 64, 70
-TOLERANCE = 0.03  # of the relative RMS error: activations are rounded to bytes or to BF16
+TOLERANCE = 0.03  # for the relative RMS error: activations are rounded to bytes or to BF16
 
 
 @cache
@@ -64,7 +64,7 @@ def problem_of(device: torch.device) -> str:
         with torch.inference_mode():
             for check in CHECKS.values():
                 check(device)
-    except Exception as error:  # drivers and compilers fail in all ways
+    except Exception as error:  # drivers and compilers fail in many ways
         if fault_of(error) or is_out_of_memory(error):
             raise
         log.warning("kernels do not work on %s", device, exc_info=True)
@@ -73,7 +73,7 @@ def problem_of(device: torch.device) -> str:
 
 
 def described(error: Exception) -> str:
-    """Return an error of a check as the end of a sentence."""
+    """Return a check's error as the end of a sentence."""
     if isinstance(error, EngineError):
         return error.message.rstrip(".")
     return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
@@ -157,8 +157,8 @@ def run(requests: TextIO, replies: TextIO) -> None:
     """Test kernels on the device that the first line of `requests` names.
 
     The replies are `{"begin": step}` before each step, then the result: `{"problem": sentence,
-    "has_fault": whether the GPU is lost to this process}`, or `{"refused": sentence}` if it says
-    nothing about the kernels.
+    "has_fault": whether the GPU is lost to this process}`, or `{"refused": sentence}` if the error
+    says nothing about the kernels.
     """
     device = torch.device(json.loads(requests.readline())["device"])
 
@@ -171,7 +171,7 @@ def run(requests: TextIO, replies: TextIO) -> None:
         torch.zeros(1, device=device)
         if device.type == "cuda":
             prepare()
-    except Exception as error:  # noqa: BLE001 drivers fail in all ways
+    except Exception as error:  # noqa: BLE001 drivers fail in many ways
         reply(refused=described(error))
         return
     try:
@@ -179,7 +179,7 @@ def run(requests: TextIO, replies: TextIO) -> None:
             for what, check in CHECKS.items():
                 reply(begin=what)
                 check(device)
-    except Exception as error:  # noqa: BLE001 drivers and compilers fail in all ways
+    except Exception as error:  # noqa: BLE001 drivers and compilers fail in many ways
         if is_out_of_memory(error):
             reply(refused=described(error))
         else:

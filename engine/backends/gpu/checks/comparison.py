@@ -1,13 +1,13 @@
 """Comparison of kernels' results with torch's, with tolerances for rounding.
 
 A product `y = w · x` of one row is compared relative to its size s = |w| rms(x): relative to y
-itself, the error of a y near zero would say nothing. Errors come from
+itself, the error would say nothing if y is near zero. Errors come from
 
 - activations as bytes: at most 1/254 of the largest of 16; for normal numbers 0.4 % of s (rms);
 - activations and weights in BF16: at most 2^-9 of each number; 0.2 % of s (rms) for both.
 
-Checks first multiply numbers that neither rounding changes, then normal ones. The first leave no
-error for gemv and 0.1 % for weights in BF16. In a row of 4096, one wrong weight changes y by about
+Checks first multiply numbers that neither rounding changes, then normal ones. The former leave no
+error in gemv, and 0.1 % with weights in BF16. In a row of 4096, one wrong weight changes y by about
 1 % of s, a wrong block of 32 by 12 %, a wrong row or scale by all of it. Each number has its own
 tolerance, so that one wrong row cannot hide.
 """
@@ -41,42 +41,42 @@ if TYPE_CHECKING:
 
 
 class Bar(NamedTuple):
-    """Largest errors that pass, relative to the size of the results: of any number, and RMS."""
+    """Largest errors that pass, relative to the size of the results: for each number, and RMS."""
 
     each: float
     rms: float
 
 
 EXACT = Bar(1e-6, 1e-6)
-"""Bar of numbers that are only copied or converted."""
+"""Bar for numbers that are only copied or converted."""
 
 IN_F32 = Bar(2e-3, 5e-4)
-"""Bar of results computed in F32 from the same numbers, summed in another order."""
+"""Bar for results computed in F32 from the same numbers, summed in a different order."""
 
 OF_WHOLE = Bar(0.02, 0.005)
-"""Bar of products of activations that rounding does not change; weights may be rounded to BF16."""
+"""Bar for products with activations that rounding does not change; BF16 may round weights."""
 
 OF_ROUNDED = Bar(0.06, 0.015)
-"""Bar of products of rounded activations: 8 and 3 standard deviations of the errors above."""
+"""Bar for products with rounded activations: 8 and 3 standard deviations of the errors above."""
 
 OF_SEVERAL = Bar(0.12, 0.03)
-"""Bar of results that are rounded several times, such as the outputs of experts and attention."""
+"""Bar for results that are rounded several times: the outputs of experts and attention."""
 
 KV_BARS = {
     "f32": EXACT, "f16": Bar(2e-3, 1e-3), "bf16": Bar(2e-2, 5e-3), "q8_0": Bar(0.03, 0.01),
     "q4_0": Bar(0.5, 0.15),
 }  # fmt: skip
-"""Bar of values read back from a KV cache, by its type: half a step of it, for normal numbers."""
+"""Bar for values read back from a KV cache, by type: half a step of it, for normal numbers."""
 
-SMALLEST = 1e-20  # least size of a result, so that rows of zeros can be compared
+SMALLEST = 1e-20  # minimum size of a result, so that rows of zeros can be compared
 
 
 class Pair(NamedTuple):
-    """A result and what torch computes.
+    """A result, and what torch computes.
 
     Attributes:
-        size: size of the result, broadcast to its shape; None for the absolute value of each
-            number plus the root mean square of all.
+        size: size of the result, broadcast to its shape; None for each number's absolute value
+            plus the root mean square of all numbers.
     """
 
     found: Tensor
@@ -86,7 +86,7 @@ class Pair(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        """Whether the two differ only by rounding; never with NaN."""
+        """Whether the two differ only by rounding; False if there is a NaN."""
         if self.found.shape != self.expected.shape:
             return False
         if not self.found.numel():
@@ -106,7 +106,7 @@ def all_agree(pairs: Sequence[Pair]) -> bool:
 
 
 SAMPLING = "sampling"
-"""Name by which the sampling kernels may be refused."""
+"""Name under which the sampling kernels may be refused."""
 
 SETTINGS = (
     SamplingParams(temperature=0, repeat_penalty=1),
@@ -117,7 +117,7 @@ SETTINGS = (
         repeat_penalty=1.3, frequency_penalty=0.15, presence_penalty=0.4,
     ),
 )  # fmt: skip
-"""Sampling settings, each with other steps: greedy; all filters; no top-k; penalties."""
+"""Sampling settings with different steps each: greedy; all filters; no top-k; penalties."""
 
 HISTORY = 16  # tokens before the first sampled one; they are among the most likely
 SPREAD = 3.0  # standard deviation of the logits
@@ -125,7 +125,7 @@ SPREAD = 3.0  # standard deviation of the logits
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Logits that ranks sample from: `slices` are the token ids of each rank's part."""
+    """Logits from which ranks sample; `slices` has the token ids of each rank's part."""
 
     n_vocab: int
     slices: tuple[range, ...]
@@ -133,7 +133,7 @@ class Drawing:
 
     @property
     def name(self) -> str:
-        """Text that distinguishes the kernels' variants and numbers of programs."""
+        """Text that distinguishes the kernels' variants and program counts."""
         widths = "+".join(str(len(own)) for own in self.slices)
         return f"{SAMPLING} {widths} of {self.n_vocab}, {self.n_embd}"
 
@@ -162,7 +162,7 @@ def _drawn(
     drawing: Drawing, make: Callable[[], Sampler], logits: NDArray[np.float32],
     device: torch.device,
 ) -> int:  # fmt: skip
-    """Return the token that all ranks sample; -1 if one does not, or they differ."""
+    """Return the token that all ranks sample; -1 if one samples none, or if they differ."""
     n_rank = len(drawing.slices)
     group = tuple(range(n_rank))
     messages: list[Tensor | None] = [None] * n_rank
@@ -195,21 +195,21 @@ class _Collected(OneShot):
         return torch.stack([own if m is None else m for m in self._messages])
 
 
-UNIT = 64  # divisor of integer random numbers, for a mean square near one
+UNIT = 64  # divisor of random integers, for a mean square near one
 LEAST, LARGEST = (32, 127)  # their magnitudes: large enough for any wrong weight to matter
 EACH = 8  # every eighth number is LARGEST, so that each block of activations has one
-NEGATIVE = ("rate",)  # fields of operands that are negative in every model: decay exponents
+NEGATIVE = ("rate",)  # operand fields that are negative in every model: decay exponents
 
 
 class StandIns:
-    """Arguments for the operations of a dry run, as a real pass would have them.
+    """Arguments for a dry run's operations, as a real pass would have them.
 
-    The dry run's modules get the rank's weights, so they become the rank's modules.
+    The dry run's modules are given the rank's weights, so they become the rank's modules.
 
     Args:
         dry: tensors of the dry run's model, and the attributes that hold its stand-ins.
-        real: the same of the rank, in the same order.
-        caches: keys and values of the rank's layers.
+        real: the same for the rank, in the same order.
+        caches: keys and values for the rank's layers.
     """
 
     def __init__(
@@ -244,12 +244,12 @@ class StandIns:
     def arguments(
         self, call: OpCall, ops: Ops, *, whole: bool = False
     ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Return the positional and named arguments of a call.
+        """Return a call's positional and named arguments.
 
         Args:
             ops: operations that group rows by expert.
-            whole: whether numbers are 64ths, which rounding to bytes or BF16 does not change; else
-                they are normally distributed.
+            whole: whether to use 64ths, which rounding to bytes or BF16 does not change, instead
+                of normally distributed numbers.
         """
         memory = dict(self._memory)
 
@@ -290,6 +290,6 @@ class StandIns:
 
 
 def _storage(x: Tensor) -> int:
-    """Return a key that views of one tensor share."""
+    """Return a key that all views of one tensor share."""
     key: int = x.untyped_storage()._cdata
     return key

@@ -56,14 +56,14 @@ Part = GpuPlanes | GpuPlain
 
 
 class MatrixRows(NamedTuple):
-    """Some rows of a matrix: their numbers, int64 (n,), and values, F32 (n, columns)."""
+    """Some rows of a matrix: their indices, int64 (n,), and values, F32 (n, columns)."""
 
     at: Tensor
     values: Tensor
 
 
 class _Place(NamedTuple):
-    """Place of a matrix in the file: slices of a tensor, joined along `dim`."""
+    """A matrix' place in the file: slices of a tensor, joined along `dim`."""
 
     slot: Slot
     pieces: Sequence[Slices]
@@ -71,7 +71,7 @@ class _Place(NamedTuple):
 
 
 class FileRows:
-    """Reader of some rows of a rank's matrices: the first tile, one in the middle, and the last."""
+    """Reader for some rows of a rank's matrices: the first, a middle, and the last tile."""
 
     def __init__(
         self, file: GGUFFile, slots: Iterable[Slot], rank: int, device: torch.device
@@ -89,7 +89,7 @@ class FileRows:
                 self._places[id(held)] = _Place(slot, pieces, dim)
 
     def some(self, part: Part, matrix: int | None = None) -> MatrixRows:
-        """Return some rows of a matrix; `matrix` is its index where each expert or head has one."""
+        """Return some rows of a matrix; `matrix` is its index if each expert or head has one."""
         key = id(part), matrix
         if key not in self._known:
             rows = chosen_rows(part.n_rows)
@@ -118,7 +118,7 @@ class FileRows:
 
 
 def chosen_rows(n_rows: int) -> np.ndarray:
-    """Return the rows of the first tile, one in the middle, and the last, which may be ragged."""
+    """Return the rows in the first tile, one in the middle, and the last, which may be ragged."""
     tiles = {0, (n_rows - 1) // TILE // 2, (n_rows - 1) // TILE}
     rows = [np.arange(TILE * tile, min(TILE * (tile + 1), n_rows)) for tile in sorted(tiles)]
     return np.concatenate(rows)
@@ -133,8 +133,8 @@ def _in_file(
     return found
 
 
-AS_BYTES = Bar(0.005, 0.003)  # of activations, relative to the largest of 16: half a step is 1/254
-N_MATRICES = 3  # most experts or heads to compare
+AS_BYTES = Bar(0.005, 0.003)  # for activations, relative to the largest of 16: half a step is 1/254
+N_MATRICES = 3  # max. experts or heads to compare
 
 
 class ProductChecks:
@@ -144,7 +144,7 @@ class ProductChecks:
         self._rows, self._ops = rows, ops
 
     def linears(self, whole: bool, x: Tensor, *layers: LinearLayer) -> list[Pair]:
-        """Check `Ops.linears`; for `whole` see `StandIns.arguments`."""
+        """Check `Ops.linears`; for `whole`, see `StandIns.arguments`."""
         found = self._ops.linears(x, *layers)
         return [
             pair
@@ -191,7 +191,7 @@ class ProductChecks:
         return [Pair(y[:, index], REFERENCE.gated(act, *inner), bar), *attached_rows(y)]
 
     def lookup(self, _whole: bool, weight: Part, ids: Tensor) -> list[Pair]:
-        """Check `Weight.lookup`, with an id that has no row among them."""
+        """Check `Weight.lookup`; the ids include one that has no row."""
         index, values = self._rows.some(weight)
         order = (torch.arange(len(ids), device=ids.device) * 7 + len(index) - 1) % len(index)
         chosen, expected = index[order], values[order]
@@ -220,7 +220,7 @@ class ProductChecks:
     ) -> list[Pair]:  # fmt: skip
         """Check `Ops.experts` for some experts.
 
-        The input of the last matrix is computed by the kernels for one matrix, checked first.
+        The last matrix' input is computed by the kernels for one matrix, which are checked first.
         """
         y = self._ops.experts(act, x, gate, up, down, groups, factors)
         rows = groups.rows(x, factors).contiguous()
@@ -256,7 +256,7 @@ class ProductChecks:
 
 
 def attached_rows(y: Tensor) -> list[Pair]:
-    """Compare the quantised rows that a kernel attached to a result, if any, with the result."""
+    """Compare a result with the quantised rows, if any, that a kernel attached to it."""
     rows = attached(y)
     if rows is None:
         return []
@@ -278,7 +278,7 @@ def attached_rows(y: Tensor) -> list[Pair]:
 
 
 def _by_gemv(x: Tensor, parts: Sequence[object], kernel: str = "gemv") -> bool:
-    """Return whether gemv multiplies x by the parts of a matrix: in F32, weights unrounded."""
+    """Return whether gemv multiplies x by a matrix' parts: in F32, with unrounded weights."""
     held = [part for part in parts if isinstance(part, GpuPlanes)]
     if len(held) < len(parts):
         return False
@@ -288,7 +288,7 @@ def _by_gemv(x: Tensor, parts: Sequence[object], kernel: str = "gemv") -> bool:
 
 
 def _size(x: Tensor, rows: Tensor) -> Tensor:
-    """Return the size of the products of x (T, n) with rows (R, n), (T, R)."""
+    """Return the size of each product of x (T, n) and rows (R, n), (T, R)."""
     return x.square().mean(-1).sqrt()[:, None] * rows.square().sum(-1).sqrt()
 
 
@@ -299,14 +299,14 @@ def _some(n: int) -> Sequence[int]:
 
 
 STATE_AT = {"causal_conv": 1, "delta_net": 1, "selective_scan": 7, "state_space_scan": 1}
-"""Index of the argument that is updated in place, by the name of the operation."""
+"""Index of the argument that is updated in place, by the operation's name."""
 
-OF_STATES = Bar(0.02, 5e-3)  # of recurrent operations: errors add up from token to token
+OF_STATES = Bar(0.02, 5e-3)  # for recurrent operations, whose errors add up from token to token
 MIN_PAST = 300  # cached tokens before the queries, if they fit: several pieces of keys, one partial
 
 
 def in_f32(ops: GpuOps, name: str, *args: Any, **named: Any) -> list[Pair]:
-    """Check an operation without weights in planes and without a state."""
+    """Check an operation that has neither weights in planes nor a state."""
     found = _listed(getattr(ops, name)(*args, **named))
     expected = _listed(getattr(REFERENCE, name)(*args, **named))
     pairs = [Pair(y, z, IN_F32) for y, z in zip(found, expected, strict=True)]
@@ -421,7 +421,7 @@ def assign(ops: GpuOps, routing: Routing, logits: Tensor, bias: Tensor | None) -
 
 
 def _experts_in_table(groups: DeviceGroups) -> Tensor:
-    """Return the expert of each row according to the table of blocks; -1 where it has none."""
+    """Return each row's expert according to the table of blocks; -1 if it has none."""
     found = [-1] * groups.n_row
     for expert, first, n in groups.table.tolist():
         for row in range(max(first, 0), min(first + min(n, groups.block_rows), groups.n_row)):

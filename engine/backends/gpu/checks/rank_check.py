@@ -1,12 +1,12 @@
-"""Check of one rank while a model loads: the operations of its dry run, on its weights and cache.
+"""Check of one rank while a model loads: its dry run's operations, on its weights and cache.
 
-Each rank checks alone, before its first pass. Only the first operation that launches each compiled
-kernel is checked; nested operations count as part of the outermost one. A kernel is refused if its
-result differs from torch's.
+Each rank is checked alone, before its first pass. Only the first operation that launches each
+compiled kernel is checked; nested operations count as part of the outermost one. A kernel is
+refused if its result differs from torch's.
 
 Verdicts are saved per card, driver and version, so that later loads compare nothing. The wrong
-kernel is found by trial: the check is repeated with the kernels of the operation refused one after
-the other, until the results are right.
+kernel is found by trial: the check is repeated with the operation's kernels refused one after
+another, until the results are right.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Compare = Callable[[], Sequence[Pair]]
-"""Function that computes an operation, by kernels and by torch."""
+"""Function that computes an operation, with kernels and with torch."""
 
 Prepare = Callable[[], Compare]
-"""Function that makes the arguments of an operation, by kernels that were checked before."""
+"""Function that prepares an operation's arguments, with kernels that have already been checked."""
 
 BY_ROUNDING = ("linears", "matmul", "gated_linears", "per_head")
 """Products that are checked twice: with numbers that rounding does not change, and with others."""
 
 SAMPLING: KernelKey = ("sampling",)
 
-MAX_TRIALS = 8  # most rounds in which kernels of one operation are refused
-MAX_WHY = 180  # most characters of the kernels' names in a saved verdict
+MAX_TRIALS = 8  # max. rounds in which an operation's kernels are refused
+MAX_WHY = 180  # max. characters for the kernels' names in a saved verdict
 
 WORDS = {
     "gemv": "products of {1} with {0} weights",
@@ -69,11 +69,11 @@ WORDS = {
     "kv_write": "writing keys and values in {0}",
     "assign": "the choice of experts",
 }
-"""What kernels compute, by their name in keys; other kernels are shown by that name."""
+"""What kernels compute, by their name in keys; for other kernels, that name is shown."""
 
 
 class Verdicts(NamedTuple):
-    """Records of verdicts, None to save nothing, and the key of the card (`card_key`)."""
+    """Records of verdicts (None to save nothing), and the card's key (`card_key`)."""
 
     records: CardRecords | None
     key: str
@@ -99,12 +99,12 @@ class WeightCheck:
         """Run all checks; refuse kernels with wrong results.
 
         Args:
-            more: further checks, after their names.
+            more: further checks, each preceded by its name.
 
-        Returns:
+            Returns:
             The refused kernels that the rank's passes use.
 
-        Raises:
+            Raises:
             EngineError: results are wrong whichever kernels are refused.
         """
         wanted = set(self._calls.asked)
@@ -137,7 +137,7 @@ class WeightCheck:
         return CardVerdict("wrong" if keys else "passed", names, today)
 
     def _prepared(self, call: OpCall) -> Compare:
-        """Return a function that computes an operation, on the same numbers at each call."""
+        """Return a function that computes an operation, on the same numbers in each call."""
         kinds = (True, False) if call.name in BY_ROUNDING else (False,)
         arguments = self._stand_ins.arguments
         given = [(whole, *arguments(call, self._ops, whole=whole)) for whole in kinds]
@@ -159,7 +159,7 @@ class WeightCheck:
 
 
 def wrong_keys(mark: str, compare: Compare) -> set[KernelKey]:
-    """Return the kernels to refuse for a check to pass; none if it passes as it is.
+    """Return the kernels that must be refused for a check to pass; none if it passes anyway.
 
     Raises:
         EngineError: it never passes.
@@ -191,7 +191,7 @@ def _made(compare: Compare, without: set[KernelKey]) -> tuple[bool, list[KernelK
         except EngineError:
             if not without:
                 raise
-            is_right = False  # no kernel is left for it
+            is_right = False  # no kernel is left for the operation
     return is_right, list(asked)
 
 
@@ -239,7 +239,7 @@ class DryModel:
 
     @property
     def drawings(self) -> Sequence[Drawing]:
-        """Logits from which the ranks sample: their slices, and on one rank the whole."""
+        """Logits from which the ranks sample: each rank's slice, and all logits on one rank."""
         split, hp = self.declaration.split, self.declaration.hp
         slices = tuple(range(*split.output.spans[rank]) for rank in split.holders)
         found = [Drawing(hp.n_vocab, slices, hp.n_embd)]
@@ -256,7 +256,7 @@ def check_rank(
 
     Args:
         dry: the dry run's model; its modules hold the rank's weights afterwards.
-        slots: tensors of the model, and the attributes that hold the rank's parts of them.
+        slots: the model's tensors, and the attributes that hold the rank's parts of them.
         cache: the rank's empty cache; it is zeroed again afterwards.
 
     Returns:
@@ -285,6 +285,6 @@ def verdicts_of(device: torch.device) -> Verdicts:
 
 @cache
 def _key(device: torch.device) -> str:
-    """Return the key of a card's verdicts; "" for an unlisted device."""
+    """Return the key for a card's verdicts; "" if the device is not listed."""
     info = next((info for info in list_devices() if info.id == str(device)), None)
     return "" if info is None or info.kind == "cpu" else card_key(info)

@@ -1,7 +1,7 @@
-"""Communicator of ranks that are all on GPUs: no host waits for a device in a collective.
+"""Communicator for ranks that are all on GPUs: no host waits for a device in a collective.
 
 Small values are summed by kernels (`one_shot`), large ones by copies (`copies`) or NCCL. The
-model's next work is enqueued immediately, after the arrival of the result in stream order. Only
+model's next work is enqueued immediately, ordered after the result's arrival in the stream. Only
 logits are waited for, by the rank that passes them to the host.
 """
 
@@ -50,16 +50,16 @@ _abandoned: list[object] = []  # memory that hung devices may still use
 
 
 class DeviceGroup(ThreadGroup):
-    """State that the communicators of one model's ranks share; all ranks are on GPUs.
+    """State shared by the communicators of one model's ranks, all on GPUs.
 
     Args:
         devices: each rank's device; the CPU stands for a GPU with interpreted kernels.
-        nccl: NCCL for large values of two ranks, if it is used.
-        queues: makes the queues of a rank on a device.
+        nccl: NCCL for two ranks' large values, if it is used.
+        queues: creates a rank's queues on a device.
 
     Attributes:
         one_shots: the model's one-shot all-reduces.
-        marks: progress of the devices.
+        marks: the devices' progress.
         notes: notes on the routes for the user, as sentences.
     """
 
@@ -92,14 +92,14 @@ class DeviceGroup(ThreadGroup):
         return self.marks.has_moved(rank)
 
     def queues(self, rank: int) -> Queues:
-        """Return the queues of a rank, made on first use."""
+        """Return a rank's queues, created on first use."""
         found = self._queues.get(rank)
         if found is None:
             found = self._queues[rank] = self._make_queues(self.devices[rank])
         return found
 
     def copying(self, rank: int, group: Group) -> CopyCollectives:
-        """Return a rank's collectives by copies in a group."""
+        """Return a rank's copy-based collectives in a group."""
         found = self._copying.get((rank, group))
         if found is None:
             found = CopyCollectives(self.queues(rank), self._seat(rank, group))
@@ -118,7 +118,7 @@ class DeviceGroup(ThreadGroup):
         )
 
     def nccl(self, rank: int, group: Group) -> NcclSums | None:
-        """Return a rank's all-reduce by NCCL; None, for all members, where NCCL is not used."""
+        """Return a rank's NCCL all-reduce; None, on all members, if NCCL is not used."""
         if self._nccl is None or not self._nccl.works or len(group) != N_RANKS:
             return None
         found = self._nccl_sums.get(rank)
@@ -130,7 +130,7 @@ class DeviceGroup(ThreadGroup):
         return found
 
     def gather_buffer(self, group: Group, slices: Sequence[GatherSlice]) -> GatherBuffer:
-        """Return the buffer for gathering slices, one for all members."""
+        """Return the buffer for gathering slices; all members get the same one."""
         with self._making:
             key = group, max(part.rows for part in slices) == 1
             found = self._gather_buffers.get(key)
@@ -139,12 +139,12 @@ class DeviceGroup(ThreadGroup):
             return found
 
     def pinned_row(self, group: Group) -> GatherBuffer | None:
-        """Return the buffer of earlier gathers of single rows, if it is pinned."""
+        """Return the buffer from earlier gathers of single rows, if it is pinned."""
         found = self._gather_buffers.get((group, True))
         return found if found is not None and found.is_pinned else None
 
     def meet(self, rank: int, group: Group, value: T) -> list[T]:
-        """Exchange values with all members of a group, and return them in rank order.
+        """Exchange values with all members of a group; return them in rank order.
 
         Raises:
             LeftAlone: a member did not come.
@@ -180,7 +180,7 @@ class DeviceGroup(ThreadGroup):
     def _recover(self) -> None:
         """Wait for the devices after ranks were interrupted, and drop unfinished work.
 
-        If a device does not finish, the memory in use is kept and the ranks count as lost.
+        If a device does not finish, the memory in use is kept, and the ranks count as lost.
         """
         queues = [queue for queues in self._queues.values() for queue in queues.all()]
         try:
@@ -197,9 +197,9 @@ class DeviceGroup(ThreadGroup):
 
 
 class DeviceCommunicator:
-    """Communicator of a rank on a GPU, with all peers on GPUs.
+    """Communicator for a rank on a GPU whose peers are all on GPUs.
 
-    `overlap` makes the rank's other micro-batch compute during a large all-reduce.
+    `overlap` lets the rank's other micro-batch compute during a large all-reduce.
     """
 
     def __init__(self, shared: DeviceGroup, rank: int) -> None:
@@ -210,13 +210,13 @@ class DeviceCommunicator:
 
     @property
     def waited_s(self) -> float:
-        """Seconds that the rank has waited in collectives."""
+        """Seconds for which the rank has waited in collectives."""
         return self._shared.waited_s(self.rank)
 
     def one_shot(self, group: Group, n: int) -> OneShot | None:
-        """Return the one-shot all-reduce for values of n elements.
+        """Return the one-shot all-reduce for values with n elements.
 
-        None, for all members, if copies are used instead.
+        Return None, on all members, if copies are used instead.
         """
         if len(group) == 1:
             return None
@@ -226,9 +226,9 @@ class DeviceCommunicator:
     def all_reduce(
         self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
     ) -> Tensor:
-        """See `Communicator.all_reduce`; all members give `shape`, or none does.
+        """See `Communicator.all_reduce`; either all members pass `shape`, or none does.
 
-        Without it, they exchange the shapes.
+        If none does, they exchange the shapes.
         """
         self._shared.collectives.count += 1
         if len(group) == 1:
@@ -246,7 +246,7 @@ class DeviceCommunicator:
     def _sum(
         self, x: Tensor | None, group: Group, shape: Sequence[int] | None, *, is_exact: bool
     ) -> Tensor:
-        """All-reduce by NCCL or copies; in F32 whatever the size, if it must be exact."""
+        """All-reduce by NCCL or copies; always in F32 if the sum must be exact."""
         self._mark()
         x = None if x is None else x.contiguous()  # kept until it has been read
         copying = self._shared.copying(self.rank, group)
@@ -266,7 +266,7 @@ class DeviceCommunicator:
     def broadcast(
         self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
     ) -> Tensor:
-        """See `Communicator.broadcast`; for `shape` see `all_reduce`."""
+        """See `Communicator.broadcast`; for `shape`, see `all_reduce`."""
         self._shared.collectives.count += 1
         given = x if self.rank == source else None
         if len(group) == 1:
@@ -291,7 +291,7 @@ class DeviceCommunicator:
         return out
 
     def _like(self, copying: CopyCollectives, x: Tensor | None, group: Group) -> Tensor:
-        """Return the first member's value, after checking that all agree in shape and type."""
+        """Return the first value, after checking that all members agree in shape and type."""
         found = zip(group, copying.values(x), strict=True)
         values = {rank: value for rank, value in found if value is not None}
         assert values, "no rank of the group had a value"
@@ -302,7 +302,7 @@ class DeviceCommunicator:
         """See `Communicator.gather`; the result is in host memory.
 
         Slices are copied directly to the host, not over links between GPUs. The host waits here for
-        all members' slices, except in a capture: then the result is complete once all members'
+        all members' slices, except in a capture; there, the result is complete once all members'
         streams have been waited for.
         """
         self._shared.collectives.count += 1
@@ -342,7 +342,7 @@ class DeviceCommunicator:
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _check(self, buffer: GatherBuffer, group: Group, slices: Sequence[GatherSlice]) -> None:
-        """Check that devices of one kind have computed the same values; CommError if not."""
+        """Raise a CommError if devices of the same kind have computed different values."""
         if self._shared.one_shots.is_hasty:  # sums are incomplete
             return
         for kind in {part.kind for part in slices}:
@@ -362,7 +362,7 @@ class DeviceCommunicator:
         self._compute.wait(event)
 
     def _mark(self) -> None:
-        """Record an event after the work so far, unless this thread is capturing."""
+        """Record an event after all work so far, unless this thread is capturing."""
         if self._device.type == "cuda" and not _is_capturing(self._device):
             self._shared.marks.leave(self.rank, self._compute.record())
 
@@ -370,7 +370,7 @@ class DeviceCommunicator:
 def device_group(
     devices: Sequence[torch.device], routes: Routes, fallbacks: Fallbacks
 ) -> DeviceGroup:
-    """Return the shared state for a model's ranks, with NCCL where it works and pays off.
+    """Return the shared state for a model's ranks, with NCCL if it works and pays off.
 
     `devices` has each rank's device, including the CPU for ranks that have no part of the model.
     """
@@ -381,7 +381,7 @@ def device_group(
 
 
 def _made(collective: Callable[[], Tensor]) -> Tensor:
-    """Run a collective of the hosts, between the graphs if a token is being captured."""
+    """Run a collective on the hosts, between graphs if a token is being captured."""
     found = host_step_value(collective)
     assert found is not None, "all members of a group get a value"
     return found

@@ -3,17 +3,17 @@
 A value is split into rounds of `ROUND_BYTES`, each with one or two *stages*. In a stage every rank
 writes its value into its own buffer (rounded to the wire's type on all ranks) and copies it to
 pinned host memory, in chunks, for readers that cannot read the buffer itself. Then the ranks'
-threads meet and exchange where the data is, and the events after which it is complete. No thread
+threads meet and tell each other where the data is and after which events it is complete. No thread
 waits for a device: reads are enqueued in streams that wait for the events. The model computes in
 another stream, so it may compute something else in parallel.
 
-- Two ranks read each other's whole values and add them in rank order: one stage.
-- Of three ranks and more, rank i adds slice i of all values, rounds the sum to the wire's type and
-  offers it; every rank, including rank i, takes the rounded sums (reduce-scatter and all-gather):
-  two stages. Each rank receives 2 (n - 1) / n of a value instead of n - 1 values.
+- Two ranks read each other's whole values and add them in rank order, in one stage.
+- With three or more ranks, rank i adds slice i of all values, rounds the sum to the wire's type
+  and offers it; every rank, including rank i, takes the rounded sums (reduce-scatter and
+  all-gather), in two stages. Each rank receives 2 (n - 1) / n values instead of n - 1.
 
-There are two sets of buffers, used alternately. In the next meeting a rank shows the events after
-which it has read a set; the owner waits for all other ranks' events before it reuses the set.
+There are two sets of buffers, used alternately. At the next meeting, a rank passes on the events
+after which it has read a set; the owner waits for all other ranks' events before reusing the set.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from engine.planning.memory import GATHER_BYTES, LINK_SETS, shown_bytes
 from engine.planning.memory import LINK_ROUND_BYTES as ROUND_BYTES
 
 MIN_CHUNK, MAX_CHUNK = 512 << 10, 2 << 20
-"""Bytes of a chunk: long enough for a link's full speed, short enough that copies to and from the
-host overlap."""
+"""Bytes per chunk: enough for a link's full speed, but so few that copies to and from the host
+overlap."""
 
-SMALL_BYTES = 4 * MAX_COPIED_WHOLE  # most bytes, in F32, of a value that is sent whole, unrounded
+SMALL_BYTES = 4 * MAX_COPIED_WHOLE  # largest value, in F32 bytes, that is sent whole and unrounded
 
 Span = tuple[int, int]
-"""First element of a chunk and the one after its last."""
+"""A chunk's first element, and the one after its last."""
 
 
 class HostChunk(NamedTuple):
-    """Elements `start` to `stop` of an offer that are in host memory once an event is done."""
+    """Elements `start` to `stop` of an offer; they are in host memory after event `sent`."""
 
     start: int
     stop: int
@@ -51,7 +51,7 @@ class HostChunk(NamedTuple):
 
 
 class Freed(NamedTuple):
-    """A set of a stage's buffers that a member has read once all events are done."""
+    """A set of a stage's buffers, which a member no longer reads after all `events`."""
 
     stage: int
     number: int
@@ -60,7 +60,7 @@ class Freed(NamedTuple):
 
 @dataclass(slots=True)
 class Offer:
-    """A member's part of a meeting, which the others see.
+    """What a member shows the others at a meeting.
 
     Attributes:
         wire: the member's value for this stage, on its device; None if it has none.
@@ -68,7 +68,7 @@ class Offer:
         host: copy of `wire` in host memory, complete in `parts`.
         is_pinned: whether devices read `host` directly.
         parts: chunks of `host` that are sent.
-        freed: buffers of the others that this member has read since the last meeting.
+        freed: the others' buffers that this member has read since the last meeting.
     """
 
     wire: Tensor | None = None
@@ -80,7 +80,7 @@ class Offer:
 
 
 Meet = Callable[[Offer], Sequence[Offer]]
-"""A function that exchanges offers with all members and returns all in rank order."""
+"""Function that exchanges offers with all members and returns all offers in rank order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,9 @@ class Seat:
 
     Attributes:
         number: the member's index in the group.
-        goals: by member, where it reads this member's values.
-        sources: by member, where this member reads its values.
-        until: waits for events on the host; only needed for memory that could not be pinned.
+        goals: for each member, where that member reads this member's values.
+        sources: for each member, where this member reads that member's values.
+        until: waits for events on the host; needed only if memory could not be pinned.
     """
 
     number: int
@@ -110,8 +110,8 @@ class _Buffers:
 
     Attributes:
         wire: the member's value, on its device.
-        host: copy of `wire` in host memory; None if no member reads it there.
-        inbox: other members' values that arrive by copies; None if none do.
+        host: copy of `wire` in host memory; None if no member reads `wire` from there.
+        inbox: other members' values that arrive by copies; None if there are none.
         read: events after which the others have read this member's last value.
         used: event after which the member has used the inbox.
     """
@@ -125,11 +125,11 @@ class _Buffers:
         self.inbox = queues.empty(ROUND_BYTES) if has_inbox else None
         self.host = queues.pinned(n_bytes) if has_host else None
         self.read: list[DeviceEvent] = []
-        self.used = queues.compute.record()  # by the previous user of that memory
+        self.used = queues.compute.record()  # by the memory's previous user
 
 
 class CopyCollectives:
-    """All-reduce and broadcast by copies, of one member of a group; used by its thread only.
+    """One group member's all-reduce and broadcast by copies; used only by that member's thread.
 
     All members make the same calls, for values of the same shape and type.
     """
@@ -150,13 +150,13 @@ class CopyCollectives:
         """Sum the members' values in rank order.
 
         Args:
-            x: this member's contiguous value; None if it has none. At least one member has one.
-            out: memory for the sum, with the shape of all values.
-            is_exact: whether large values are also sent in F32.
+            x: this member's contiguous value, or None; at least one member has a value.
+            out: memory for the sum, with the values' shape.
+            is_exact: whether even large values are sent in F32.
 
         Returns:
             The event after which the sum is complete. The caller keeps both tensors until the
-            stream that they were allocated in waits for it.
+            stream in which they were allocated waits for that event.
         """
         self._begin()
         wire = torch.bfloat16 if is_rounded(out) and not is_exact else out.dtype
@@ -171,11 +171,11 @@ class CopyCollectives:
         return self._queues.sums.record()
 
     def broadcast(self, x: Tensor | None, out: Tensor | None) -> DeviceEvent:
-        """Send one member's value to all others, bit for bit; return the event like `all_reduce`.
+        """Send one member's value to all others, bit for bit; return an event like `all_reduce`.
 
         Args:
             x: the contiguous value, on the member that has it.
-            out: memory for the value, on the others.
+            out: memory for the value, on the other members.
         """
         self._begin()
         flat = _either(x, out).view(-1)
@@ -190,7 +190,7 @@ class CopyCollectives:
         self._queues.sums.wait(self._queues.compute.record())
 
     def _rounds(self, n: int, wire: torch.dtype, *, is_whole: bool) -> Iterator[slice]:
-        """Yield each round's slice of elements: the other members' parts must fit the inbox."""
+        """Yield each round's slice of elements; the other members' parts fit into the inbox."""
         n_bytes = ROUND_BYTES // (self._seat.n - 1 if is_whole else 1)
         most = n_bytes // wire.itemsize
         return (slice(start, min(start + most, n)) for start in range(0, n, most))
@@ -205,7 +205,7 @@ class CopyCollectives:
         self._stage(0, given, [whole] * n, [whole] * n, wire, use)
 
     def _read_slices(self, given: Tensor | None, out: Tensor, wire: torch.dtype) -> None:
-        """Do a round in which each member sums one slice for all: two stages."""
+        """Do a round of two stages, in which each member sums one slice for all members."""
         n, mine, size = self._seat.n, self._seat.number, len(out)
         slices = [slice(size * k // n, size * (k + 1) // n) for k in range(n)]
         whole = [slice(0, part.stop - part.start) for part in slices]
@@ -227,15 +227,15 @@ class CopyCollectives:
         self, stage: int, given: Tensor | None, shown: Sequence[slice], wanted: Sequence[slice],
         wire: torch.dtype, use: Callable[[Sequence[Tensor]], None],
     ) -> None:  # fmt: skip
-        """Offer a value to the others, and compute with their offers.
+        """Offer a value to the others, and compute with theirs.
 
         Args:
-            stage: number of the stage within its round.
+            stage: the stage's index in its round.
             given: this member's value; None if it has none.
-            shown: by member, the part of `given` that it reads.
-            wanted: by member, the part of its value that this one reads.
-            wire: type in which values are sent.
-            use: called with the parts read, in rank order, without members that have none.
+            shown: for each member, the part of `given` that the member reads.
+            wanted: for each member, the part of its value that this member reads.
+            wire: the type in which values are sent.
+            use: called with the parts read, in rank order, omitting members that have none.
         """
         number = self._counts[stage] % LINK_SETS
         self._counts[stage] += 1
@@ -250,7 +250,7 @@ class CopyCollectives:
     ) -> Offer:
         sums, up, seat = self._queues.sums, self._queues.up, self._seat
         held = buffers.wire.view(wire)[: len(given)]
-        for event in buffers.read:  # of all readers, including readers of the host's copy
+        for event in buffers.read:  # from all readers, including those of the host's copy
             sums.wait(event)
         buffers.read.clear()
         sums.run(lambda: held.copy_(given))
@@ -276,7 +276,7 @@ class CopyCollectives:
         self, buffers: _Buffers, offers: Sequence[Offer], wanted: Sequence[slice],
         wire: torch.dtype, use: Callable[[Sequence[Tensor]], None],
     ) -> tuple[DeviceEvent, ...]:  # fmt: skip
-        """Fetch the wanted parts of all offers, and compute with them.
+        """Fetch the wanted part of every offer, and compute with the parts.
 
         Returns:
             Events after which the offers' memory is no longer read.
@@ -321,13 +321,13 @@ class CopyCollectives:
         assert offer.host is not None
         for start, stop, sent in offer.parts:
             if part.start <= start and stop <= part.stop:
-                if not offer.is_pinned:  # the driver reads pageable memory right away
+                if not offer.is_pinned:  # the driver reads pageable memory immediately
                     self._seat.until([sent])
                 down.wait(sent)
                 down.copy(goal[start - part.start : stop - part.start], offer.host[start:stop])
 
     def _met(self, offer: Offer) -> Sequence[Offer]:
-        """Meet the others, and note which buffers they have read."""
+        """Meet the others, and note which of this member's buffers they have read."""
         offer.freed, self._freed = self._freed, None
         offers = self._seat.meet(offer)
         for number, other in enumerate(offers):
@@ -360,7 +360,7 @@ def _either(given: Tensor | None, out: Tensor | None) -> Tensor:
 
 
 def add(values: Sequence[Tensor], total: Tensor) -> None:
-    """Add values in this order, in the type of `total`."""
+    """Add values in the given order, in the type of `total`."""
     first, *others = values
     total.copy_(first)
     for value in others:
@@ -372,8 +372,8 @@ class GatherSlice(NamedTuple):
 
     Attributes:
         value: the member's slice (rows, width); None if it has none.
-        n_alike: number of values that must be equal on all members of one kind, 0 for none.
-        kind: kind of device: only devices of one kind compute the same bits.
+        n_alike: number of values that must be equal on all members of one kind; 0 for none.
+        kind: kind of device; only devices of the same kind compute the same bits.
     """
 
     value: Tensor | None
@@ -382,7 +382,7 @@ class GatherSlice(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor | None, alike: Tensor | None, kind: str) -> GatherSlice:
-        """Return the part of a member with slice x and values to compare."""
+        """Return the part for a member with slice x and values to compare."""
         return cls(x, 0 if alike is None else alike.shape[-1], kind)
 
     @property
@@ -395,7 +395,7 @@ class GatherSlice(NamedTuple):
 
 
 class GatherBuffer:
-    """Host memory for gathering slices of rows, and for comparing values between members.
+    """Host memory for gathering slices of rows and for comparing values between members.
 
     `n_rows` is the number of rows that fit.
     """
@@ -412,7 +412,7 @@ class GatherBuffer:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether the memory is pinned, so that devices write there directly."""
+        """Whether the memory is pinned, so that devices write to it directly."""
         return self._held.is_pinned
 
     def fits(self, slices: Sequence[GatherSlice]) -> bool:
@@ -425,7 +425,7 @@ class GatherBuffer:
         )
 
     def part(self, seat: int, n_rows: int) -> Tensor:
-        """Return the memory that one member writes for the first n_rows rows, (n_rows, width)."""
+        """Return the memory to which a member writes its first n_rows rows, (n_rows, width)."""
         start = n_rows * sum(self._widths[:seat])
         width = self._widths[seat]
         return self._held.value[start : start + n_rows * width].view(n_rows, width)
@@ -437,5 +437,5 @@ class GatherBuffer:
         return torch.cat([self.part(seat, n_rows) for seat in range(len(self._widths))], dim=-1)
 
     def alike(self, seat: int) -> Tensor:
-        """Return the memory for one member's values that are compared with the others'."""
+        """Return the memory for a member's values to compare with the others'."""
         return self._alike.value[seat, : self._n_alike]

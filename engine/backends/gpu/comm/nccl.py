@@ -1,11 +1,11 @@
-"""All-reduce of large values of two ranks by NCCL's all-gather, from one process.
+"""All-reduce of two ranks' large values with NCCL's all-gather, from one process.
 
 NCCL's own all-reduce adds in an order that depends on the machine, so only its all-gather is used,
 and each rank adds the values itself. An all-gather sends n - 1 values to each of n ranks, while
-copies of slices send 2 (n - 1) / n: so it is used for two ranks only, where both are the same.
+copies of slices send 2 (n - 1) / n; so NCCL is used only for two ranks, where both send the same.
 
-One call enqueues it in the streams of both ranks. The last rank to arrive makes the call, when both
-values are in their streams.
+One call enqueues the all-gather in both ranks' streams. The last rank to arrive makes that call,
+when both values are in their streams.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-N_RANKS = 2  # ranks that NCCL is used for
-N_TRIED = 1 << 16  # elements of the trial value: more than NCCL sends in one piece
-TRIAL_S = 10.0  # seconds within which a first value must arrive, once NCCL has been set up
+N_RANKS = 2  # number of ranks for which NCCL is used
+N_TRIED = 1 << 16  # elements in the trial value: more than NCCL sends in one piece
+TRIAL_S = 10.0  # seconds within which a first value must arrive, once NCCL is set up
 
 AllGather = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Queue]], None]
-"""Enqueues, in each rank's queue, the concatenation of all ranks' values into its output."""
+"""Enqueues, in each rank's queue, a step that writes all ranks' values in order to its output."""
 
 Report = Callable[[str], None]
-"""Callback with the reason why NCCL is not used."""
+"""Callback with the reason for not using NCCL."""
 
 
 def ignore_reason(why: str) -> None:
-    """Do nothing: the reason is in the log."""
+    """Do nothing, since the reason is in the log."""
 
 
 def all_gather(
     values: Sequence[Tensor], outputs: Sequence[Tensor], queues: Sequence[Queue]
 ) -> None:
-    """Enqueue an all-gather by NCCL, see `AllGather`; on GPUs with one rank each.
+    """Enqueue an all-gather with NCCL (see `AllGather`), on GPUs with one rank each.
 
     Raises:
         RuntimeError: NCCL is missing, or does not work.
@@ -61,7 +61,7 @@ def all_gather(
 
 
 class _Given(NamedTuple):
-    """One rank's arguments of the all-gather; the value is meaningless if `is_empty`."""
+    """One rank's arguments for the all-gather; the value is meaningless if `is_empty`."""
 
     value: Tensor
     output: Tensor
@@ -70,11 +70,11 @@ class _Given(NamedTuple):
 
 
 class Nccl:
-    """NCCL as two ranks share it.
+    """NCCL, as shared by two ranks.
 
     Args:
-        gather: makes the all-gather.
-        report: called with the reason, as the end of a sentence, when NCCL fails.
+        gather: performs the all-gather.
+        report: called with the reason, as the end of a sentence, if NCCL fails.
     """
 
     def __init__(self, gather: AllGather = all_gather, report: Report = ignore_reason) -> None:
@@ -94,10 +94,10 @@ class Nccl:
 
         Args:
             seat: index of the calling rank, 0 or 1.
-            meet: returns once the other rank has called it as well.
+            meet: returns once the other rank has called it, too.
 
-        Returns:
-            The seats of the ranks that have a value; None, for both, if NCCL failed.
+            Returns:
+            The seats of the ranks that have a value; None, on both ranks, if NCCL failed.
         """
         with self._lock:
             self._given[seat] = given
@@ -123,7 +123,7 @@ class Nccl:
 
 
 class NcclSums:
-    """All-reduce by NCCL, of one rank; both ranks make the same calls."""
+    """One rank's all-reduce with NCCL; both ranks make the same calls."""
 
     def __init__(self, shared: Nccl, queues: Queues, seat: int, meet: Callable[[], None]) -> None:
         self._shared, self._queues, self._seat, self._meet = shared, queues, seat, meet
@@ -151,7 +151,7 @@ class NcclSums:
         return self._queues.sums.record()
 
     def _round(self, given: Tensor | None, total: Tensor) -> bool:
-        """Sum a part of a value that fits the buffers; return whether NCCL worked."""
+        """Sum a part of a value that fits into the buffers; return whether NCCL worked."""
         sums, n = self._queues.sums, len(total)
         own, both = self._buffers()
         value, found = own[:n], both[: N_RANKS * n].view(N_RANKS, n)
@@ -175,7 +175,7 @@ class NcclSums:
 
 
 def prove(devices: Sequence[torch.device], fallbacks: Fallbacks) -> Nccl | None:
-    """Set up and test NCCL for two ranks, which takes seconds; on failure report why, return None.
+    """Set up and test NCCL for two ranks, which takes seconds; report a failure and return None.
 
     The test is an all-gather of random values.
     """
@@ -188,7 +188,7 @@ def tried(
     devices: Sequence[torch.device], queues: Sequence[Queue], gather: AllGather = all_gather,
     report: Report = ignore_reason,
 ) -> Nccl | None:  # fmt: skip
-    """Test NCCL on given queues, see `prove`."""
+    """Test NCCL on given queues; see `prove`."""
     why = _problem(devices, queues, gather)
     if not why:
         return Nccl(gather, report)
@@ -209,7 +209,7 @@ def _problem(devices: Sequence[torch.device], queues: Sequence[Queue], gather: A
     ]
     for device in devices:
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # these were made in other streams
+            torch.cuda.synchronize(device)  # these were created in other streams
     try:
         gather(sent, outputs, queues)
         is_over = _all_over([queue.record() for queue in queues])
@@ -237,7 +237,7 @@ def _all_over(events: Sequence[DeviceEvent]) -> bool:
 
 
 class HostCollectives:
-    """Wrapper of a communicator that makes its collectives host steps in a captured token.
+    """Wrapper for a communicator that makes its collectives host steps in a captured token.
 
     See `engine.backends.gpu.launch.graph.host_step`.
     """

@@ -1,8 +1,8 @@
-"""One-shot all-reduce: small values are summed over ranks inside a kernel, without any host.
+"""One-shot all-reduce: small values are summed over ranks inside a kernel, without the host.
 
 A CUDA graph can therefore contain it. Each rank's kernel writes its values for all others and waits
-for theirs (`gpu.kernels.one_shot`). Interpreted kernels run one at a time, so none could wait:
-there one kernel writes, the ranks' threads meet, and a second kernel reads.
+for theirs (`gpu.kernels.one_shot`). Interpreted kernels run one at a time, so none could wait;
+instead, one kernel writes, the ranks' threads meet, and a second kernel reads.
 """
 
 from __future__ import annotations
@@ -52,34 +52,34 @@ TIMEOUT_S = 1.5 if sys.platform == "win32" else 4.0
 
 HEADER, RENEWED = one_shot.HEADER.value, one_shot.RENEWED.value
 MAX_MEMBERS = one_shot.MAX_MEMBERS.value
-MAX_WORDS = 32 << 10  # most words of a message: as many as a slot has packets
+MAX_WORDS = 32 << 10  # max. words in a message: as many as a slot has packets
 SLOT = HEADER + MAX_WORDS  # packets in each half of a slot
 
 assert (SLOT - HEADER) % (2 * RENEWED) == 0, "rewriting old packets goes round evenly"
 
-BLOCK = 4096  # elements that one program sums: few programs wait at a time
+BLOCK = 4096  # elements that each program sums; few programs wait at a time
 
 MAX_TOGETHER, FEW = 4, 2
-"""Members a program waits for at once: all of a group up to MAX_TOGETHER, else FEW at a time."""
+"""Members that a program waits for together: the whole group up to MAX_TOGETHER, else FEW."""
 
 MAX_HELD = 4 << 10
-"""Most words per member for which registers hold several members; larger come one by one."""
+"""Max. words per member if several members are in registers; larger ones come one by one."""
 
 SMALLEST = 4 * RENEWED
-"""Least elements of a program, so that it has as many pairs of packets as it rewrites per round."""
+"""Minimum elements per program, so that it has as many packet pairs as it rewrites per round."""
 
-THREADS = 32  # per warp: several threads reading one pair would not see it arrive together
+THREADS = 32  # per warp; several threads reading one pair would not all see it arrive together
 NOT_WAITING = 1  # index of the flag that keeps kernels from waiting
 
 
 class OneShotGroups:
-    """The one-shot all-reduces of one model: one for each group of ranks that asks for it.
+    """One model's one-shot all-reduces: one for each group of ranks that asks for it.
 
     Args:
-        routes: routes between the devices, by names such as "cuda:0".
-        meet: given a rank and a group, returns once all of the group have called it; needed with
+        routes: routes between the devices, by device name, for example "cuda:0".
+        meet: given a rank and a group, returns once the whole group has called it; needed for
             interpreted kernels.
-        timeout_s: seconds a kernel waits for a peer.
+        timeout_s: how many seconds a kernel waits for a peer.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class OneShotGroups:
     def one_shot(self, rank: int, group: Group) -> OneShot | None:
         """Return a rank's end in a group; None if the members' kernels cannot reach each other.
 
-        The first member that asks makes the whole group's memory.
+        The first member that asks allocates the whole group's memory.
 
         Raises:
             NotRepeatable: this thread is capturing, and no member has asked before.
@@ -117,14 +117,14 @@ class OneShotGroups:
 
     @property
     def is_hasty(self) -> bool:
-        """Whether kernels currently do not wait, see `without_waiting`."""
+        """Whether kernels currently skip waiting; see `without_waiting`."""
         return self._is_hasty
 
     @contextmanager
     def without_waiting(self) -> Iterator[None]:
-        """Keep kernels from waiting, so that ranks can run one by one; their results are garbage.
+        """Keep kernels from waiting, so that ranks can run one by one; results are then garbage.
 
-        All ranks must launch equally many of them.
+        All ranks must launch the same number of kernels.
         """
         self._hasten(is_hasty=True)
         try:
@@ -133,7 +133,7 @@ class OneShotGroups:
             self._hasten(is_hasty=False)
 
     def problem(self) -> CommError | None:
-        """Return an error if a kernel timed out, naming a rank that was not itself waiting."""
+        """Return an error if a kernel timed out; it names a rank that was not itself waiting."""
         blamed: dict[int, int] = {}
         for group, ends in list(self._made.items()):
             for end in ends:
@@ -148,13 +148,13 @@ class OneShotGroups:
         return CommError(rank, problem, str(self.devices[rank]))
 
     def abort(self) -> None:
-        """Make waiting kernels give up soon, and later ones not wait, until `reset`."""
-        self._is_aborted = True  # without the lock: its holder may wait for such a kernel
+        """Make waiting kernels give up soon and later ones not wait, until `reset`."""
+        self._is_aborted = True  # without the lock, since its holder may wait for such a kernel
         if self._host is not None:
             self._host.value.fill_(1)
 
     def reset(self) -> None:
-        """Empty all slots and start over; only while nothing runs on any of the devices."""
+        """Empty all slots and start over; call only while nothing runs on any of the devices."""
         with self._lock:
             self._is_aborted = False
             for device in set(self.devices):
@@ -171,28 +171,28 @@ class OneShotGroups:
                 finish(device)
 
     def close(self) -> None:
-        """Free all memory; only when nothing runs. Safe to call twice."""
+        """Free all memory; call only when nothing runs. Safe to call twice."""
         with self._lock:
             self._made.clear()
             self._flags.clear()
             self._host = None
 
     def retire(self, why: str) -> None:
-        """Make `one_shot` return None from now on: ranks use other collectives."""
+        """Make `one_shot` return None from now on, so that ranks use other collectives."""
         log.warning("one-shot all-reduces are no longer used: %s", why)
         self._is_retired = True
         ranks = sorted({rank for group in list(self._made) for rank in group})
         self._fallbacks.report("exchange", [str(self.devices[rank]) for rank in ranks], why)
 
     def n_bytes(self, rank: int) -> int:
-        """Return the bytes taken on a rank's device."""
+        """Return the number of bytes taken on a rank's device."""
         with self._lock:
             own = [end for ends in self._made.values() for end in ends if end.rank == rank]
             flags = self._flags.get(rank)
         return sum(end.n_bytes for end in own) + (0 if flags is None else flags.nbytes)
 
     def _hasten(self, *, is_hasty: bool) -> None:
-        """Set whether kernels skip waiting, after all earlier work and before any later."""
+        """Set whether kernels skip waiting, after all earlier work and before any later work."""
         with self._lock:
             self._is_hasty = is_hasty
             for rank, flags in self._flags.items():
@@ -201,7 +201,7 @@ class OneShotGroups:
                 finish(self.devices[rank])
 
     def _new(self, group: Group) -> tuple[OneShot, ...]:
-        """Return the ends of a group's members; none if its kernels cannot wait for each other."""
+        """Return the members' ends; none if the group's kernels cannot wait for each other."""
         if len(group) == 1:
             return ()
         names = [str(self.devices[rank]) for rank in group]
@@ -255,8 +255,8 @@ class OneShotGroups:
 class OneShot:
     """One rank's end of a group's one-shot all-reduce.
 
-    All members make the same calls in the same order. In these, the host never waits, reads device
-    memory or allocates anything except results.
+    All members make the same calls in the same order. In these calls, the host never waits, reads
+    device memory, or allocates anything but results.
 
     Attributes:
         group: ranks, in the order in which values are added.
@@ -276,7 +276,7 @@ class OneShot:
 
     @property
     def status(self) -> Tensor:
-        """Status word of the kernels: 0, or the round that failed << 32 | the silent seat + 1."""
+        """The kernels' status word: 0, or the round that failed << 32 | the silent seat + 1."""
         return self._end.statuses.value[self.seat]
 
     @property
@@ -286,7 +286,7 @@ class OneShot:
 
     @property
     def round(self) -> int:
-        """Number of the next round, read from the device."""
+        """The next round's number, read from the device."""
         return int(self._words[0])
 
     def clear(self, first_round: int) -> None:
@@ -297,11 +297,11 @@ class OneShot:
         self._end.statuses.value.zero_()
 
     def serves(self, n: int) -> bool:
-        """Return whether values of n elements can be reduced."""
+        """Return whether values with n elements can be reduced."""
         return 0 < n <= MAX_ONE_SHOT and -(-n // BLOCK) <= self._end.most_programs
 
     def all_reduce(self, x: Tensor | None, shape: Sequence[int]) -> Tensor:
-        """Return the sum of the members' values, with the same bits on all of them.
+        """Return the sum of the members' values; all members get the same bits.
 
         Args:
             x: this rank's value, F32; None if it has none.
@@ -335,14 +335,14 @@ class OneShot:
     def add_norm(
         self, x: Tensor, addend: Addend, norm: NormLayer | None, x_bytes: int | None = None
     ) -> tuple[Tensor, Tensor | None] | None:
-        """Compute `Ops.add_norm` of the sum of the members' partial sums, in one kernel.
+        """Compute `Ops.add_norm` with the sum of the members' partial sums, in one kernel.
 
         Args:
             addend: its `partial` is this rank's partial sum, or None.
             x_bytes: see `engine.backends.gpu.elementwise.add_norm`.
 
         Returns:
-            None, for all members, where the kernel does not support the arguments.
+            None, on all members, if the kernel does not support the arguments.
         """
         own = None if addend.partial is None else _plain(addend.partial)
         n = x.shape[-1]
@@ -364,7 +364,7 @@ class OneShot:
         return found.result
 
     def words(self, own: Tensor) -> Tensor:
-        """Gather words (m,), int32, of all members: (n, m) in group order, equal on all."""
+        """Gather words (m,), int32, from all members: (n, m) in group order, equal on all."""
         n = own.numel()
         assert 0 < n <= MAX_WORDS, "too many words for one message"
         own = own.contiguous()
@@ -383,9 +383,9 @@ class OneShot:
     def _run(
         self, kernel: Any, grid: tuple[int], n_word: int, *args: Any, **constants: Any
     ) -> None:
-        """Launch one kernel; interpreted kernels as two with a meeting in between.
+        """Launch one kernel; if interpreted, launch it twice, with a meeting in between.
 
-        `n_word` counts the words of each member that a program holds.
+        `n_word` is the number of words per member in a program.
         """
         n_warp = constants["num_warps"]
         assert n_word >= 2 * THREADS * n_warp, "each pair is read by one thread"

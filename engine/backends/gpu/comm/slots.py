@@ -1,6 +1,6 @@
 """Packet slots: memory into which one rank's kernels write packets for another rank's kernels.
 
-For the one-shot all-reduce (`engine.backends.gpu.comm.one_shot`) and for the trials of links.
+Used by the one-shot all-reduce (`engine.backends.gpu.comm.one_shot`) and by link trials.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 FIRST_ROUND = 1  # packets that were never written have round 0
-MARGIN = 1 << 16  # rounds, with a wide margin, within which all packets of a slot are rewritten
-INTERPRETED_POLLS = 100  # until an interpreted kernel gives up: its data is there when it starts
-POLLS_PER_S = 500_000  # without a clock: polling host memory takes 1 to 2 us
-TICKS_PER_S = 1e9 / 1024  # of the kernels' clock
+MARGIN = 1 << 16  # rounds within which all of a slot's packets are surely rewritten
+INTERPRETED_POLLS = 100  # before an interpreted kernel gives up; its data is there when it starts
+POLLS_PER_S = 500_000  # if there is no clock; polling host memory takes 1 to 2 us
+TICKS_PER_S = 1e9 / 1024  # ticks of the kernels' clock
 
 
 class PacketSlot(ABC):
@@ -52,11 +52,11 @@ class PacketSlot(ABC):
 
     @abstractmethod
     def clear(self) -> None:
-        """Zero all packets before returning; only while no kernel uses the slot."""
+        """Zero all packets before returning; call only while no kernel uses the slot."""
 
 
 def new_slot(place: Place, n_packet: int, source: torch.device, goal: torch.device) -> PacketSlot:
-    """Make a zeroed slot of n_packet packets that `source` writes and `goal` reads.
+    """Create a zeroed slot of n_packet packets that `source` writes and `goal` reads.
 
     Raises:
         EngineError: the memory cannot be allocated.
@@ -70,13 +70,13 @@ def new_slot(place: Place, n_packet: int, source: torch.device, goal: torch.devi
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Memory and limits of one rank's end of a one-shot all-reduce.
+    """Memory and limits for one rank's end in a one-shot all-reduce.
 
     Attributes:
         table, flags, patience: see `engine.backends.gpu.kernels.one_shot`.
         slots: slots that this rank reads.
-        statuses: status words of all members, by seat.
-        most_programs: most programs of one kernel.
+        statuses: all members' status words, by seat.
+        most_programs: maximum number of programs in one kernel.
         meet: see `engine.backends.gpu.comm.one_shot.OneShotGroups`.
     """
 
@@ -90,15 +90,15 @@ class End:
 
 
 def fresh_round(rounds: Sequence[int]) -> int:
-    """Return the round number to continue with in emptied slots, a signed 32-bit number.
+    """Return the round number, a signed 32-bit integer, with which to continue in emptied slots.
 
-    No packet of an earlier round has it, even if a link delivers one late, so it is not simply
-    `FIRST_ROUND`. `rounds` are the numbers of each member's next round.
+    It is not simply `FIRST_ROUND`, because no earlier round's packet may have it, even if a link
+    delivers one late. `rounds` has each member's next round number.
     """
     if not rounds:
         return FIRST_ROUND
     most = max(_wrapped(number - rounds[0]) for number in rounds)
-    fresh = _wrapped(rounds[0] + most + 1)  # a member may have written for the round before it
+    fresh = _wrapped(rounds[0] + most + 1)  # a member may have written for the previous round
     return FIRST_ROUND if -MARGIN < fresh < FIRST_ROUND else fresh  # would soon reach 0
 
 
@@ -121,7 +121,7 @@ class _OnDevice(PacketSlot):
 
 
 class _OnPeer(PacketSlot):
-    """Slot in the receiving device's memory: the link carries writes only."""
+    """Slot in the receiving device's memory, so that the link carries only writes."""
 
     def __init__(self, n_packet: int, source: torch.device, goal: torch.device) -> None:
         self._api, self._device, self.device_bytes = CudaApi.open(), goal.index or 0, 8 * n_packet
@@ -150,7 +150,7 @@ class _OnHost(PacketSlot):
 
 
 def host_words(n: int, device: torch.device) -> HostTensor:
-    """Return zeros in host memory, int64 (n,), that kernels of all GPUs can read and write.
+    """Return zeros in host memory, int64 (n,), that kernels on all GPUs can read and write.
 
     Raises:
         EngineError: the system cannot pin memory.
@@ -162,7 +162,7 @@ def host_words(n: int, device: torch.device) -> HostTensor:
 
 
 def patience_of(device: torch.device, timeout_s: float) -> int:
-    """Return the timeout of `gpu.kernels.one_shot` in clock ticks, or polls without one."""
+    """Return `gpu.kernels.one_shot`'s timeout in clock ticks, or in polls if there is no clock."""
     target = target_of(device)
     if target.maker == "interpreter":
         return INTERPRETED_POLLS
@@ -170,11 +170,11 @@ def patience_of(device: torch.device, timeout_s: float) -> int:
 
 
 def most_waiting(device: torch.device, n_rank: int) -> int:
-    """Return how many programs of one kernel may wait at once on a device with n_rank ranks.
+    """Return how many programs in one kernel may wait at a time on a device with n_rank ranks.
 
-    The ranks' programs must all be resident together, at worst each on its own multiprocessor, and
-    leave room for the programs they wait for. A single rank needs no limit: programs start in the
-    same order on every device.
+    All the ranks' programs must be resident together, in the worst case each on its own
+    multiprocessor, and leave room for the programs they wait for. A single rank needs no limit,
+    because programs start in the same order on every device.
     """
     if device.type != "cuda" or n_rank == 1:
         return sys.maxsize
@@ -182,7 +182,7 @@ def most_waiting(device: torch.device, n_rank: int) -> int:
 
 
 def why_not_together(names: Sequence[str], routes: Routes) -> str:
-    """Return why kernels of ranks on these devices cannot wait for each other, or ""."""
+    """Return why kernels on these ranks' devices cannot wait for each other, or ""."""
     if not routes.have_stores(names):
         return Sentence("kernels of one cannot write to the other's memory, as a test has shown")
     gpus = [name for name in names if name.startswith("cuda")]
@@ -194,6 +194,6 @@ def why_not_together(names: Sequence[str], routes: Routes) -> str:
 
 
 def finish(device: torch.device) -> None:
-    """Wait for all work of a device."""
+    """Wait for all work on a device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

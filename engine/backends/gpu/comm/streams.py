@@ -1,6 +1,6 @@
-"""Queues of device work, CUDA streams and events, with which copies between GPUs are written.
+"""Queues of device work, CUDA streams and events, used to write copies between GPUs.
 
-A queue is a CUDA stream: its operations run in order, and only events order operations of different
+A queue is a CUDA stream: its operations run in order, and only events order operations in different
 queues. With interpreted kernels, everything runs immediately.
 """
 
@@ -19,18 +19,18 @@ from engine.errors import CommError, Sentence
 from engine.hardware.host_memory import HostTensor
 
 STALL_S = 4.0
-"""Seconds without progress of any rank, while the host waits, after which a rank counts as hung:
-between two all-reduces of a pass there is only half a block's work."""
+"""Seconds without progress on any rank, while the host waits, after which a rank counts as hung;
+between two all-reduces in a pass, there is only half a block's work."""
 
-WAKING_S = 0.5  # seconds until waiting kernels have ended after an abort: they poll all the time
-POLL_S = 50e-6  # seconds between polls of an event, in which other threads run
+WAKING_S = 0.5  # seconds for waiting kernels to finish after an abort; they poll all the time
+POLL_S = 50e-6  # seconds between polls of an event; other threads run meanwhile
 
 
 class DoneEvent:
-    """Event of a queue that runs operations immediately."""
+    """Event in a queue that runs operations immediately."""
 
     def query(self) -> bool:
-        """Return whether all work in the queue before the event is done."""
+        """Return whether all work before the event in its queue is done."""
         return True
 
 
@@ -38,14 +38,14 @@ DeviceEvent = torch.cuda.Event | DoneEvent
 
 
 class HostQueue:
-    """Operations of one device, in order; here they run immediately, on the host."""
+    """One device's operations, in order; here they run immediately, on the host."""
 
     def run(self, step: Callable[[], object]) -> None:
-        """Compute with torch on the device, in memory that is kept until it is done."""
+        """Compute with torch on the device, in memory that is kept until the work is done."""
         step()
 
     def copy(self, goal: Tensor, source: Tensor) -> None:
-        """Copy from or to the memory of the host or of another GPU; both tensors are contiguous."""
+        """Copy from or to host memory or another GPU's memory; both tensors are contiguous."""
         goal.copy_(source)
 
     def record(self) -> DeviceEvent:
@@ -53,24 +53,24 @@ class HostQueue:
         return DoneEvent()
 
     def wait(self, event: DeviceEvent) -> None:
-        """Make all later operations wait for a recorded event, which is done already here."""
+        """Make all later operations wait for a recorded event; here, it has already occurred."""
 
 
 class HostQueues:
-    """Queues of a rank, and memory for them; here with interpreted kernels.
+    """A rank's queues, and memory for them; here for interpreted kernels.
 
     Attributes:
         compute: queue in which the model computes.
         sums: queue in which all-reduces add values.
-        up: queue of copies to the host.
-        down: queue of copies from the host, or from other GPUs.
+        up: queue for copies to the host.
+        down: queue for copies from the host or from other GPUs.
     """
 
     def __init__(self) -> None:
         self.compute = self.sums = self.up = self.down = HostQueue()
 
     def all(self) -> Sequence[Queue]:
-        """Return all queues; for `compute`, the current stream of the thread that made them."""
+        """Return all queues, with the creating thread's current stream as `compute`."""
         return (self.compute,)
 
     def empty(self, n_bytes: int) -> Tensor:
@@ -83,7 +83,7 @@ class HostQueues:
 
 
 class CudaQueue:
-    """A queue that is a CUDA stream; None for the calling thread's current stream at each call."""
+    """A queue that is a CUDA stream; if None, the calling thread's current stream at each call."""
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream | None) -> None:
         self._device = device
@@ -101,8 +101,8 @@ class CudaQueue:
     def copy(self, goal: Tensor, source: Tensor) -> None:
         """See `HostQueue.copy`.
 
-        Torch copies between GPUs in the current stream of the source device, which must not be the
-        stream in which a rank computes; both streams wait for each other before and after.
+        Torch copies between GPUs in the source device's current stream, which must not be the
+        stream in which a rank computes; the two streams wait for each other before and after.
         """
         with ExitStack() as stack:
             if source.is_cuda and source.device != self._device:
@@ -125,7 +125,7 @@ class CudaQueue:
 
 
 class CudaQueues:
-    """Queues of a rank on a GPU: the stream it computes in, and three others."""
+    """Queues of a rank on a GPU: the stream in which it computes, and three others."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -159,7 +159,7 @@ def queues_of(device: torch.device) -> Queues:
 
 
 class Marks:
-    """Progress of the ranks' devices, by events that ranks record as they go.
+    """Progress of the ranks' devices, measured by events that ranks record as they go.
 
     Args:
         devices: names of the ranks' devices, for error messages.
@@ -191,11 +191,11 @@ class Marks:
         """Wait for events.
 
         Args:
-            grace_s: least seconds to wait even if a rank is known to hang: it may recover.
+            grace_s: minimum seconds to wait even if a rank is known to hang, since it may recover.
 
-        Raises:
+            Raises:
             CommError: no rank has made progress for `STALL_S`. It names the rank with the oldest
-                unfinished mark, which the others wait for. Later calls do not wait again.
+                unfinished mark, for which the others wait. Later calls do not wait again.
         """
         seen, deadline, patient_until = (-1, -1), 0.0, time.monotonic() + grace_s
         while n_left := sum(not event.query() for event in events):
@@ -209,7 +209,7 @@ class Marks:
             time.sleep(POLL_S)
 
     def forget(self) -> None:
-        """Discard all recorded marks, and the error if there was one."""
+        """Discard all recorded marks, and the error if there is one."""
         with self._lock:
             self._problem = None
             for marks in self._marks:

@@ -1,10 +1,10 @@
-"""Captures one token's work on all ranks of a model, and proves that a replay gives the same bits.
+"""Captures one token's work on all of a model's ranks, and proves that replays give the same bits.
 
-If kernels of several devices wait for each other, all ranks must have captured before one launches,
-and nothing may be left to load. So there are five steps, each taken by all ranks before the next:
+If kernels on several devices wait for each other, all ranks must have captured before one launches,
+and nothing may be left to load. So there are five steps, and all ranks finish one before the next:
 compute a token without waiting for each other, and drop the results; compute it; capture it; launch
-all captures once without waiting for each other; replay them as they will be used, which must give
-the bits of the second step.
+all captures once without waiting for each other; replay them as they will be used, and get the same
+bits as in the second step.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 class Unproven(NotRepeatable):
-    """A capture that replays wrongly, perhaps because kernels of several ranks interact in it."""
+    """A capture whose replay is wrong, perhaps because several ranks' kernels interact in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureTask:
-    """One rank's work for a token, to be captured.
+    """One rank's work for a token, which is to be captured.
 
     Args:
         begin: writes the inputs that differ from token to token.
@@ -49,7 +49,7 @@ class CaptureTask:
 
 
 class Recomputed(Captured[Tensor | None]):
-    """Stand-in for the capture of a rank that captures nothing: a replay computes the token again.
+    """Stand-in for a capture on a rank that captures nothing; a replay recomputes the token.
 
     Args:
         is_idle: whether the rank has no work, so that any thread may replay it.
@@ -65,7 +65,7 @@ class Recomputed(Captured[Tensor | None]):
 
 
 class Replays:
-    """Captures of all ranks, which are replayed together."""
+    """All ranks' captures, which are replayed together."""
 
     def __init__(self, executor: RankExecutor, parts: Sequence[Captured[Tensor | None]]) -> None:
         self.parts = parts
@@ -77,7 +77,7 @@ class Replays:
         return all(part.is_whole for part in self.parts)
 
     def replay(self) -> None:
-        """Launch the replay on all ranks; for what must not block, see `call_inline`."""
+        """Launch the replay on all ranks; for what it must not do, see `call_inline`."""
         each = self._executor.call_inline if self.is_whole else self._executor.run
         each(lambda rank: self.parts[rank].replay())
 
@@ -86,17 +86,17 @@ def capture_on_all(
     executor: RankExecutor, tasks: Sequence[CaptureTask], one_shots: OneShotGroups | None = None,
     *, waits: bool | None = None, agreed: Callable[[str], str] = str,
 ) -> tuple[Replays, list[Tensor | None]]:  # fmt: skip
-    """Compute a token on all ranks, and capture that for replays.
+    """Compute a token on all ranks, and capture that work for replays.
 
-    All machines with ranks have to compute it equally often.
+    All machines with ranks must compute it the same number of times.
 
     Args:
-        waits: whether kernels of ranks wait for each other, also across machines; None to derive it
-            from `one_shots`.
-        agreed: given this machine's problem or "", returns the problem of any machine.
+        waits: whether the ranks' kernels wait for each other, including across machines; None to
+            derive it from `one_shots`.
+        agreed: given this machine's problem or "", returns any machine's problem.
 
     Returns:
-        The captures, and each rank's result of the token.
+        The captures, and each rank's result for the token.
 
     Raises:
         NotRepeatable: the work cannot be captured; states are restored. `Unproven` if it can, but
@@ -125,7 +125,7 @@ def capture_on_all(
 
 
 class _Capturing:
-    """The steps of one capture; for the arguments see `capture_on_all`."""
+    """The steps of one capture; for the arguments, see `capture_on_all`."""
 
     def __init__(
         self, executor: RankExecutor, tasks: Sequence[CaptureTask],
@@ -136,10 +136,10 @@ class _Capturing:
         self._kept: Sequence[Sequence[Tensor]] = ()
 
     def keep(self) -> None:
-        """Copy the states, which plans do not count: passes of many answers change as many.
+        """Copy the states, which plans do not count: passes for many answers change as many.
 
         Raises:
-            NotRepeatable: a device of any machine has no memory for the copies.
+            NotRepeatable: a device on any machine has no memory for the copies.
         """
         tasks, why = self._tasks, ""
         try:
@@ -157,7 +157,7 @@ class _Capturing:
     def rehearse(self) -> None:
         """Compute the token while no kernel waits for another rank; restore the states.
 
-        A device's first pass allocates memory and loads libraries, which waits for its kernels.
+        A device's first pass allocates memory and loads libraries; both wait for its kernels.
         """
         with self._without_waiting():
             self._executor.run(self.computed, is_watched=True)
@@ -179,7 +179,7 @@ class _Capturing:
             NotRepeatable, CommError: a capture or its proof failed.
         """
         executor = self._executor
-        executor.make_room()  # for graphs; later a device may wait for one that has not started
+        executor.make_room()  # for graphs; later, a device may wait for one that has not started
         found = Replays(executor, executor.run(self._captured))
         is_tape = self._one_shots is not None and found.is_whole  # it has already run once
         if waits or is_tape:
@@ -194,7 +194,7 @@ class _Capturing:
         return found
 
     def _prove(self, expected: Sequence[Tensor | None], found: Replays) -> None:
-        """Check that a replay has given the expected results, on all machines.
+        """Check that a replay has given the expected results on all machines.
 
         Raises:
             CommError: a kernel timed out waiting for the others.

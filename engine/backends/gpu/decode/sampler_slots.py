@@ -1,7 +1,7 @@
-"""Memory of samplers on a device, one slot each, and the kernels that all samplers launch.
+"""Memory for samplers on a device, one slot each, and the kernels that all samplers launch.
 
-A slot holds a sampler's state between tokens: settings, history, counts of its tokens, and the
-results for the host. A launch of the kernels samples one row of logits for each of some slots; see
+A slot holds a sampler's state between tokens: settings, history, its tokens' counts, and the
+results for the host. Launching the kernels samples one row of logits for each of some slots; see
 `engine.backends.gpu.kernels.sampling`.
 """
 
@@ -30,7 +30,7 @@ from engine.sampling_params import SamplingParams
 
 
 def settings_of(sampler: Sampler, n_vocab: int, n_rank: int = 1) -> Sequence[float] | None:
-    """Return a sampler's settings as the kernels read them; None where the host must sample."""
+    """Return a sampler's settings in the kernels' format; None if the host must sample."""
     if why_on_host(sampler, n_vocab, n_rank):
         return None
     most = most_sent(n_rank)
@@ -45,24 +45,24 @@ def settings_of(sampler: Sampler, n_vocab: int, n_rank: int = 1) -> Sequence[flo
     return [*penalties, n_last, n_wanted, p.top_k > 0, p.top_p, min_p, p.temperature, is_by_id]
 
 
-FEW = 128  # candidates for which a smaller sort is enough
-BLOCK = 1024  # logits of one program
-STREAM_BLOCK = 2048  # elements of a hidden state to read at a time
+FEW = 128  # candidates up to which a smaller sort is enough
+BLOCK = 1024  # logits per program
+STREAM_BLOCK = 2048  # elements of a hidden state to read per iteration
 RING = 16  # steps that a slot's ring keeps for the host
 NEVER = -(1 << 30)  # count of a banned token: negative even if the token occurs
 
 MAX_GROUPS = 8192
-"""Most groups of logits: one program holds their maxima. Large vocabularies have at least half."""
+"""Max. groups of logits; one program holds their maxima. Large vocabularies have at least half."""
 
 FOR_HOST = kernels.FOR_HOST.value
 
 
 class SamplerSlots:
-    """The slots of a device; all tensors are dense, with the slots first.
+    """A device's slots; all tensors are dense, with the slots first.
 
     Args:
         own: token ids of the logits.
-        n_uniform: random numbers of each slot, a ring.
+        n_uniform: random numbers per slot, a ring.
         has_masks: whether there may be masks of allowed tokens.
 
     Attributes:
@@ -122,7 +122,7 @@ class SamplerSlots:
         """Write a sampler's state to a slot that has no step in flight.
 
         Args:
-            settings: its settings, see `settings_of`.
+            settings: its settings; see `settings_of`.
             never: banned tokens.
             n_step: number of the slot's steps so far; the next step's number is one more.
         """
@@ -146,7 +146,7 @@ class SamplerSlots:
             counts.index_fill_(0, torch.tensor(own_never).to(self._device), NEVER)
 
     def pause(self, n_step: int, slot: int = 0) -> None:
-        """Make a slot's next steps sample nothing; for `n_step` see `begin`."""
+        """Make a slot's next steps sample nothing; for `n_step`, see `begin`."""
         self._part(self.state, slot).copy_(torch.tensor([n_step, 0, 0, FOR_HOST]))
 
     def choose_rows(
@@ -155,12 +155,12 @@ class SamplerSlots:
         """Write which rows of logits the next step samples; the default is row 0 in slot 0.
 
         Args:
-            rows: pairs of row and slot.
-            masks: allowed tokens, (at most n_vocab,), by slot.
+            rows: pairs of row index and slot.
+            masks: which tokens are allowed, (at most n_vocab,), by slot.
         """
         numbers = {slot: number for number, slot in enumerate(masks)}
         found = [(row, slot, numbers.get(slot, -1)) for row, slot in rows]
-        # source not pinned: it is read before the call returns
+        # the source is not pinned, so it is read before the call returns
         self._rows[: 3 * len(found)].copy_(
             torch.tensor(found, dtype=torch.int32).view(-1), non_blocking=True
         )
@@ -173,7 +173,7 @@ class SamplerSlots:
             self._masks[: len(words)].copy_(words, non_blocking=True)
 
     def survey(self, logits: Tensor | None, hidden: Tensor | None = None, n_row: int = 1) -> None:
-        """Apply penalties, and find each row's largest logit and a bound of its candidates.
+        """Apply penalties, and find each row's largest logit and a bound for its candidates.
 
         Args:
             logits: F32 (rows, n) or (n,), dense; None if there are none.
@@ -196,7 +196,7 @@ class SamplerSlots:
         )  # fmt: skip
 
     def draw(self, token: Tensor, position: Tensor, n_row: int = 1) -> None:
-        """Sample a token of each surveyed row; see `kernels.sampling.draw`.
+        """Sample a token for each surveyed row; see `kernels.sampling.draw`.
 
         `token` and `position`, int64 and integers (n_slot,), are written for the next step.
         """

@@ -1,21 +1,21 @@
 """Sampling on the device, with the results of `engine.decoding.sampling.sampler.Sampler`.
 
-The random numbers are the host's, uploaded before they are used, so a seed gives the same text.
-Probabilities are F64 as on the host; results differ only where sums in another order round to the
-other side of a limit.
+The host's random numbers are uploaded before they are used, so a given seed gives the same text.
+Probabilities are F64, as on the host; results differ only where sums in a different order round to
+the other side of a limit.
 
-If each of several ranks has a slice of the vocabulary, they exchange little more than the top
-tokens of their slices, `message_bytes` each, and all sample the same token from these:
+If each of several ranks has a slice of the vocabulary, they exchange little more than their slices'
+top tokens, `message_bytes` each, and all sample the same token from these:
 
-- greedy, and any top-k up to `most_sent`: exactly as the host and as a single rank;
-- min-p without top-p and top-k: as the host, if all tokens that pass are among those sent;
-- top-p without top-k: as well, but the total probability is the sum of the ranks' sums, each
-  relative to the largest logit of its slice. It may differ from the host's in its last bits, and
-  so may the token if the probability of the first tokens is within these bits of top-p;
+- greedy, and any top-k up to `most_sent`: exactly as the host or a single rank would;
+- min-p without top-p and top-k: as the host would, if all tokens that pass are among those sent;
+- top-p without top-k: likewise, but the total probability is the sum of the ranks' sums, each
+  relative to its slice's largest logit. Its last bits may differ from the host's, and so may the
+  token if the first tokens' probability equals top-p up to these bits;
 - otherwise, and if too many tokens are equally likely, the host samples.
 
-All ranks sample the same token only with the same arithmetic, which GPUs of one maker have. The
-next step names a rank that continued with another token.
+All ranks sample the same token only if their arithmetic is the same, as on GPUs from one maker. The
+next step names a rank that continued with a different token.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from engine.decoding.sampling.sampler import ROOM, Sampler, most_sent
 from engine.hardware.devices.topology import Routes
 from engine.hardware.host_memory import HostTensor
 
-FEW_SENT = 64  # candidates per rank for which a smaller sort is enough
-N_UNIFORM = 256  # random numbers on the device: one half is written while the other is used
+FEW_SENT = 64  # candidates per rank up to which a smaller sort is enough
+N_UNIFORM = 256  # random numbers on the device; one half is written while the other is used
 
 WORD_BITS, ENTRY_BITS = sampling.WORD_BITS.value, sampling.ENTRY_BITS.value
 DRAWN, WRONG = sampling.DRAWN.value, sampling.WRONG.value
@@ -50,11 +50,11 @@ class RingEntry(NamedTuple):
     """Result of one step, as the device writes it to the ring.
 
     Attributes:
-        number: number of the step, from 1.
-        is_sampled: whether the device sampled a token; else the host must, if `wrong` is empty.
+        number: the step's number, counted from 1.
+        is_sampled: whether the device sampled a token; if not, the host must, if `wrong` is empty.
         token: the sampled token.
-        wrong: seats of ranks that computed with other numbers than most, or of both if two differ.
-            Results since the last token cannot be trusted.
+        wrong: seats of the ranks whose numbers differ from most ranks' numbers, or both seats if
+            there are two ranks. Results since the last token cannot be trusted.
     """
 
     number: int
@@ -64,7 +64,7 @@ class RingEntry(NamedTuple):
 
     @staticmethod
     def of(word: int) -> RingEntry:
-        """Unpack an entry from a word of the ring."""
+        """Unpack a ring entry from its word."""
         ending = word >> WORD_BITS & (1 << ENTRY_BITS - WORD_BITS) - 1
         number, token = word >> ENTRY_BITS, word & (1 << WORD_BITS) - 1
         if ending == WRONG:
@@ -82,15 +82,15 @@ class DeviceSampler:
     """Samples one token after another on a device.
 
     Args:
-        n_vocab: number of logits of a token, on all ranks together.
+        n_vocab: number of logits per token, on all ranks together.
         own: token ids of this rank's logits; None for all.
         one_shot: message exchange with the other ranks that sample the same token, or None. The
-            ranks' slices cover every id once. Counts of tokens in the history are on the rank with
-            the logit, 4 bytes each; the window itself (`N_HISTORY`) on every rank.
+            ranks' slices cover every id once. A token's count in the history is on the rank with
+            its logit, 4 bytes each; the window itself (`N_HISTORY`) is on every rank.
 
-    Attributes:
+        Attributes:
         n_rank: number of ranks that sample together.
-        slots: memory and kernels of its only slot.
+        slots: memory and kernels for its only slot.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class DeviceSampler:
     def begin(self, sampler: Sampler, never: Sequence[int], n_step: int) -> bool:
         """Sample like `sampler` from the next step on; return False if the host must sample.
 
-        No step may be in flight.
+        Call only while no step is in flight.
 
         Args:
             sampler: the host's sampler, with its history and random numbers.
@@ -138,13 +138,13 @@ class DeviceSampler:
         return True
 
     def pause(self, n_step: int) -> None:
-        """Make the next steps sample nothing; for `n_step` see `begin`."""
+        """Make the next steps sample nothing; for `n_step`, see `begin`."""
         self.slots.pause(n_step)
 
     def advance(self, *, is_first: bool = True) -> None:
         """Consume the random number of a sampled token that the host has read.
 
-        `is_first` is True for one of the ranks that share the sampler, False for the others.
+        `is_first` is True for one of the ranks that share the sampler, and False for the others.
         """
         assert self._sampler is not None, "nothing was begun"
         if not self._sampler.is_greedy:
@@ -153,7 +153,7 @@ class DeviceSampler:
             self._n_taken += 1
 
     def upload_uniforms(self) -> None:
-        """Upload random numbers over used ones, before the next step needs them."""
+        """Replace used random numbers by new ones before the next step needs them."""
         assert self._sampler is not None, "nothing was begun"
         if self._sampler.is_greedy:
             return
@@ -169,14 +169,14 @@ class DeviceSampler:
     def sample(
         self, logits: Tensor | None, token: Tensor, position: Tensor, hidden: Tensor | None = None
     ) -> None:
-        """Sample a token from logits: a step, to be captured.
+        """Sample a token from logits; this is a step, to be captured.
 
         Args:
             logits: this rank's logits (n_own,), F32; None if it has none.
             token: (1,), int64, set to the sampled token.
             position: (1,), incremented.
-            hidden: hidden state (n_embd,), F32, of the logits, for ranks to compare; None for a
-                rank that samples alone.
+            hidden: the hidden state behind the logits, (n_embd,), F32, for ranks to compare; None
+                for a rank that samples alone.
         """
         if self._one_shot is None:
             self.slots.survey(logits)
@@ -210,7 +210,7 @@ class DeviceSampler:
 def sampling_starts(
     n_vocab: int, own: range | None = None, n_rank: int = 1, n_embd: int | None = None
 ) -> list[KernelLaunch]:
-    """Return the kernel launches of a step, for compiling them for the current target.
+    """Return a step's kernel launches, so that they can be compiled for the current target.
 
     Args:
         own: token ids of the rank's logits; None for all.
@@ -240,8 +240,8 @@ class SampledRow(NamedTuple):
         row: index of the row.
         token: the row's input token.
         sampler: samples the next token; it has accepted `token`.
-        never: banned tokens; always the same for one sampler.
-        mask: allowed tokens, (at most n_vocab,); None for all.
+        never: banned tokens; always the same for a given sampler.
+        mask: which tokens are allowed, (at most n_vocab,); None for all.
     """
 
     row: int
@@ -253,12 +253,12 @@ class SampledRow(NamedTuple):
 
 @dataclass(slots=True)
 class _Slot:
-    """Host state of a slot.
+    """The host's record of a slot.
 
     Attributes:
         sampler: the sampler that the slot serves; None if the slot's memory is stale.
         revision: the sampler's revision when the slot last sampled.
-        token: the token sampled then, -1 before.
+        token: the token sampled then; -1 if none yet.
         n_step: number of steps so far.
         used: number of the pass in which it was last used.
     """
@@ -276,7 +276,7 @@ class _Slot:
 
 
 class RowSampler:
-    """Samples rows of logits on a device, up to `n_slot` at once."""
+    """Samples rows of logits on a device, up to `n_slot` at a time."""
 
     def __init__(self, device: torch.device, n_vocab: int, n_slot: int) -> None:
         self._n_vocab, self.n_slot = n_vocab, n_slot
@@ -286,9 +286,9 @@ class RowSampler:
         self._n_pass = 0
 
     def sample(self, logits: Tensor, rows: Sequence[SampledRow]) -> list[int | None]:
-        """Sample the next token of each row; None where the host has to.
+        """Sample the next token for each row; None if the host has to.
 
-        This takes a random number from the samplers, which have yet to accept their tokens.
+        This takes a random number from each sampler, which has yet to accept its token.
 
         Args:
             logits: F32 (n, n_vocab) on the device.
@@ -303,7 +303,7 @@ class RowSampler:
         return [None if n is None else self._result(n, words) for n in slots]
 
     def _slots_for(self, rows: Sequence[SampledRow]) -> list[int | None]:
-        """Return the slot of each row, up to date with its sampler; None without one."""
+        """Return each row's slot, up to date with its sampler; None if it has none."""
         known = {id(slot.sampler): n for n, slot in enumerate(self._slots) if slot.sampler}
         found = [known.get(id(row.sampler)) for row in rows]
         for n in found:

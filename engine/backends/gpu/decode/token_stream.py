@@ -1,10 +1,10 @@
-"""Decode loop on the devices: they feed tokens to themselves, and the host reads with a delay.
+"""Decode loop that runs on the devices: they feed tokens to themselves, and the host reads later.
 
 A step computes the token in device memory, samples the next one and writes it there. It is captured
 once and then only replayed. The host enqueues a few steps beyond the token that it has read, so
-the device never waits for it; tokens after the end of an answer are discarded. Several ranks take a
-step together, and each samples the same token from the same numbers; the host reads the ring of one
-of them.
+the device never waits for it; tokens after the end of an answer are discarded. If there are several
+ranks, they take each step together, and all sample the same token from the same numbers; the host
+reads the ring of one rank.
 
 If a step cannot sample (see `gpu.kernels.sampling`), it and the steps after it change nothing, and
 the host samples from the logits, which are still there.
@@ -41,35 +41,35 @@ if TYPE_CHECKING:
 
 AHEAD = 3
 """Steps enqueued beyond the token that the host waits for, if states can be rewound: while a window
-is painted, the host may not read for some tokens."""
+is painted, the host may fall behind by a few tokens."""
 
 CALM = 32
-"""Tokens sampled by the device before steps run ahead again, after the host had to sample."""
+"""Tokens that the device samples, after the host had to, before steps run ahead again."""
 
 OTHER_SETTINGS = Sentence("Other settings of sampling are faster.")
-"""Help where an answer's settings keep the device from sampling."""
+"""Help shown if an answer's settings keep the device from sampling."""
 
-POLL_S = 50e-6  # seconds between polls of the ring; each pause lets the window's threads run
+POLL_S = 50e-6  # seconds between polls of the ring; each pause lets the UI threads run
 
 
 @dataclass(frozen=True, slots=True)
 class TokenStep:
-    """Steps in which one rank computes a token, at fixed addresses.
+    """The step in which one rank computes a token, at fixed addresses.
 
     Args:
         device: the rank's device.
-        n_vocab: number of logits of a token, on all ranks together.
+        n_vocab: number of logits per token, on all ranks together.
         token: (1,), int64: the token to compute.
         position: (1,), integers: number of tokens cached before it.
-        begin: writes both, and the sequence's page tables; given the token and its place.
-        forward: computes, from device memory only, this rank's logits (n,) or (1, n), None if it
-            has none; and their hidden state (n_embd,), None if unknown.
-        can_rewind: whether a token may be computed again, or replaced by another.
+        begin: writes both, and the sequence's page tables; called with the token and its place.
+        forward: computes, from device memory only, this rank's logits (n,) or (1, n), or None if it
+            has none; and their hidden state (n_embd,), or None if unknown.
+        can_rewind: whether a token may be recomputed, or replaced by another.
         own: token ids of this rank's logits; None for all.
         one_shot: message exchange with the other ranks that sample, or None.
-        states: returns the tensors that computing a token at a place changes, even for a token
+        states: returns the tensors that change when a token at a place is computed, even if it was
             computed before.
-        extend: notes that the sequence has got more pages, while steps are in flight.
+        extend: notes that the sequence has been given more pages while steps are in flight.
     """
 
     device: torch.device
@@ -103,7 +103,7 @@ class _RankDecoder:
             raise EngineError("The system allows no pinned memory that a GPU can write.")
 
     def capture_task(self, token: int, piece: Piece, n_step: int) -> CaptureTask:
-        """Return a step that samples nothing, as the work to capture."""
+        """Return a task that captures a step that samples nothing."""
 
         def begin() -> None:
             self.sampler.pause(n_step)
@@ -126,14 +126,14 @@ class _RankDecoder:
 
 
 class TokenStream:
-    """Tokens of one model, sampled on the devices of its ranks.
+    """One model's tokens, sampled on its ranks' devices.
 
     Args:
         steps: each rank's step; None for ranks that have no part of the model.
         one_shots: the ranks' one-shot all-reduces, if kernels use them.
         on_failure: called with an error before it is raised, after which the stream is unusable;
-            may raise another one.
-        ahead: steps enqueued beyond the token that the host waits for.
+            may raise a different error.
+        ahead: steps to enqueue beyond the token that the host waits for.
 
     Attributes:
         waited_s: see `TokenSource`.
@@ -175,7 +175,7 @@ class TokenStream:
 
         Args:
             token: the token to compute.
-            piece: its place, where its keys and values are then cached; states are restored.
+            piece: its place; its keys and values stay cached there, but states are restored.
 
         Raises:
             NotRepeatable: the step cannot be captured.
@@ -198,7 +198,7 @@ class TokenStream:
     def serve(self, sampler: Sampler, never: Sequence[int]) -> bool:
         """Sample like `sampler` from now on; return False if the host must sample.
 
-        `never` are banned tokens, always the same for one sampler.
+        `never` lists banned tokens; it is always the same for a given sampler.
         """
         if sampler is not self._sampler:
             self.stop()
@@ -208,7 +208,7 @@ class TokenStream:
         return self._is_served
 
     def _note_service(self, sampler: Sampler) -> bool:
-        """Return whether the devices can sample like `sampler`; report it if not."""
+        """Return whether the devices can sample like `sampler`; report it if they cannot."""
         self._fallbacks.withdraw("sampling")
         why = why_on_host(sampler, self._step.n_vocab, self._device_sampler.n_rank)
         if why:
@@ -217,12 +217,12 @@ class TokenStream:
         return not why
 
     def _steps_ahead(self, params: SamplingParams) -> int:
-        """Return how many steps run ahead.
+        """Return how many steps to run ahead.
 
-        If states cannot be rewound it is at most one, and only if the device is sure to sample:
-        then the states include at most the last token read in excess. Mostly that is the token that
-        ended the answer, and the chat template continues with it; else states are restored to a
-        checkpoint.
+        If states cannot be rewound, this is at most one, and only if the device is sure to sample:
+        the states then include at most one token too many, the last one read. Usually that token
+        ended the answer, and the chat template continues with it; otherwise states are restored
+        from a checkpoint.
         """
         if self._step.can_rewind:
             return self._wanted
@@ -232,16 +232,16 @@ class TokenStream:
     def next(self, token: int, piece: Piece, n_left: int) -> int | Logits | None:
         """Compute a token, and sample the next one.
 
-        This consumes the sampler's random numbers; the caller makes it accept the token.
+        This consumes the sampler's random number; the caller makes the sampler accept the token.
 
         Args:
             token: the token to compute.
-            piece: its place, see `PagedTokenSource`.
+            piece: its place; see `PagedTokenSource`.
             n_left: number of tokens that may still be sampled, including this one.
 
-        Returns:
+            Returns:
             The sampled token; or the logits (n_vocab,), from which the host must sample; or None if
-            the states are past these logits and cannot be rewound.
+            the states have advanced beyond these logits and cannot be rewound.
 
         Raises:
             EngineError: the devices' work is lost.
@@ -268,11 +268,11 @@ class TokenStream:
 
     @property
     def is_beyond(self) -> bool:
-        """Whether states include the token read last, see `TokenSource`."""
+        """Whether states include the last token read; see `TokenSource`."""
         return self._n_read < self._n_enqueued and not self._step.can_rewind
 
     def hold(self, n: int) -> bool:
-        """Run no steps ahead for the next n tokens; return whether none is in flight."""
+        """Run no steps ahead for the next n tokens; return whether no step is in flight."""
         self._ahead, self._n_calm = 0, CALM - n
         if self._n_read < self._n_enqueued:
             return False
@@ -280,10 +280,10 @@ class TokenStream:
         return True
 
     def stop(self) -> Sequence[int]:
-        """Wait for all enqueued steps and discard them; called before other uses of the cache.
+        """Wait for all enqueued steps and discard them; call before any other use of the cache.
 
         Returns:
-            The token read last, if the states include it already and cannot be rewound.
+            The last token read, if the states already include it and cannot be rewound.
 
         Raises:
             EngineError, RuntimeError: see `next`.
@@ -337,8 +337,8 @@ class TokenStream:
         """Wait for a step's entry in the ring, and return it.
 
         Raises:
-            CommError: see `_check`, or a device makes no progress.
-            EngineError: the step has ended without an entry.
+            CommError: see `_check`; or a device makes no progress.
+            EngineError: the step has finished without an entry.
         """
         begun = time.perf_counter()
         while True:
@@ -357,11 +357,11 @@ class TokenStream:
             time.sleep(POLL_S)
 
     def _is_idle(self) -> bool:
-        """Return whether all work is done; the query also submits work that Windows batches."""
+        """Return whether all work is done; asking also submits work that Windows batches."""
         return self._executor.is_idle(self._read)
 
     def _check(self, entry: RingEntry | None) -> None:
-        """Raise a CommError if a kernel timed out waiting for a rank, or ranks disagree."""
+        """Raise a CommError if a kernel timed out waiting for a rank, or if ranks disagree."""
         problem = None if self._one_shots is None else self._one_shots.problem()
         if entry is not None and entry.wrong and self._step.one_shot is not None:
             ranks = [self._step.one_shot.group[seat] for seat in entry.wrong]
@@ -374,8 +374,8 @@ class TokenStream:
     def _logits(self) -> Logits | None:
         """Return the logits of the step that could not sample, and stop running ahead for a while.
 
-        Later steps have computed the same token again, with other results where states changed:
-        then the logits are lost, and the result is None.
+        Later steps have recomputed the same token, with different results if states have changed;
+        in that case the logits are lost, and the result is None.
         """
         is_lost = self.is_beyond
         self.stop()

@@ -1,6 +1,6 @@
-"""Inline PTX, element by element; `ASM` says whether the target has it.
+"""Inline PTX, applied to each element; `ASM` says whether the target supports it.
 
-Functions without a branch for other targets may only be used where ASM is set. Loads are marked as
+Functions without a branch for other targets may only be used if ASM is set. Loads are marked as
 impure, so that the compiler does not delay a load that was issued early.
 """
 
@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from triton.language.target_info import current_target
 
-THREADS = tl.constexpr(1024)  # most threads of a program
+THREADS = tl.constexpr(1024)  # maximum number of threads in a program
 
 
 @triton.constexpr_function
@@ -23,14 +23,14 @@ def is_before_volta():
 
 @triton.constexpr_function
 def load_once():
-    """Return the instruction that loads four words, past the L1 cache if the target supports it."""
+    """Return the instruction that loads four words, bypassing the L1 cache if the target can."""
     hint = "" if is_before_volta() else ".L1::no_allocate"
     return f"ld.global.nc{hint}.v4.b32 {{$0, $1, $2, $3}}, [$4];"
 
 
 @triton.constexpr_function
 def store_pair():
-    """Return code that stores {$2, $4} and {$3, $4} at [$1] where $5 is set, past all caches."""
+    """Return code that stores {$2, $4} and {$3, $4} at [$1] if $5 is set, bypassing all caches."""
     how = "volatile" if is_before_volta() else "relaxed.sys"
     return (
         "{ .reg .pred p; .reg .b64 a, b; setp.ne.s32 p, $5, 0; mov.b64 a, {$2, $4}; "
@@ -40,9 +40,9 @@ def store_pair():
 
 @triton.constexpr_function
 def ordered_add(is_ordered):
-    """Return code that adds $2 to [$1] where $3 is set, for GPUs before Volta.
+    """Return code that adds $2 to [$1] if $3 is set, for GPUs before Volta.
 
-    Their atomics order nothing: a fence goes before a release and after an acquire.
+    Their atomics order nothing, so a fence goes before a release and after an acquire.
     """
     fence = "@p membar.gl; " if is_ordered else ""
     return (
@@ -56,7 +56,7 @@ def atomic_add(address, n, SEM: tl.constexpr):
     """Add n to the int32 at one address and return the old value.
 
     Args:
-        SEM: "relaxed" or "acq_rel", see `tl.atomic_add`.
+        SEM: "relaxed" or "acq_rel"; see `tl.atomic_add`.
     """
     if is_before_volta():  # Triton always writes a memory order
         is_first = tl.arange(0, THREADS) == 0  # one thread: no two hold the same element
@@ -71,9 +71,9 @@ def atomic_add(address, n, SEM: tl.constexpr):
 
 @triton.jit
 def four_words(address, ASM: tl.constexpr):
-    """Return the four 32-bit words at each address, a multiple of 16 bytes.
+    """Return the four 32-bit words at each address, which is a multiple of 16 bytes.
 
-    For data that is read once, such as weights: it is not kept in the L1 cache.
+    For data that is read once, for example weights: it is not kept in the L1 cache.
     """
     if ASM:
         a, b, c, d = tl.inline_asm_elementwise(
@@ -88,7 +88,7 @@ def four_words(address, ASM: tl.constexpr):
 
 @triton.jit
 def two_words(address, ASM: tl.constexpr):
-    """Return the two 32-bit words at each address, a multiple of 8 bytes."""
+    """Return the two 32-bit words at each address, which is a multiple of 8 bytes."""
     if ASM:
         a, b = tl.inline_asm_elementwise(
             "ld.global.nc.v2.b32 {$0, $1}, [$2];", "=r,=r,l",
@@ -102,7 +102,7 @@ def two_words(address, ASM: tl.constexpr):
 
 @triton.jit
 def four_shared_words(address, ASM: tl.constexpr):
-    """Return `four_words` of data that many programs read, such as activations."""
+    """Return `four_words` for data that many programs read, for example activations."""
     if ASM:
         a, b, c, d = tl.inline_asm_elementwise(
             "ld.global.nc.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,l",
@@ -115,9 +115,9 @@ def four_shared_words(address, ASM: tl.constexpr):
 
 @triton.jit
 def dot_of_bytes(weights, x, total, IS_SIGNED: tl.constexpr):
-    """Return `total` plus the dot product of four bytes each (`dp4a`); only where ASM is set.
+    """Return `total` plus the dot product of four bytes each (`dp4a`); only if ASM is set.
 
-    The bytes of x are signed; IS_SIGNED says whether the weights are, too.
+    The bytes in x are signed; IS_SIGNED says whether the weights are too.
     """
     if IS_SIGNED:
         return tl.inline_asm_elementwise(
@@ -133,9 +133,9 @@ def dot_of_bytes(weights, x, total, IS_SIGNED: tl.constexpr):
 
 @triton.jit
 def chosen_bytes(low, high, selector):
-    """Return four of the eight bytes of `low` and `high`, selected by four bits each (`prmt`).
+    """Return four of the eight bytes in `low` and `high`, each selected by four bits (`prmt`).
 
-    The highest of the four bits replaces the byte by copies of its sign. Only where ASM is set.
+    If the highest of the four bits is set, copies of the byte's sign replace it; only for ASM.
     """
     return tl.inline_asm_elementwise(
         "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [low, high, selector],
@@ -145,7 +145,7 @@ def chosen_bytes(low, high, selector):
 
 @triton.jit
 def one_word(address, ASM: tl.constexpr):
-    """Return the 32-bit word at each address, a multiple of 4 bytes."""
+    """Return the 32-bit word at each address, which is a multiple of 4 bytes."""
     if ASM:
         return tl.inline_asm_elementwise(
             "ld.global.nc.b32 $0, [$1];", "=r,l",

@@ -1,9 +1,9 @@
-"""Kernels between products: activations, norms, RoPE, and rows quantised for gemv.
+"""Kernels that run between products: activations, norms, RoPE, and quantising rows for gemv.
 
-A row is a token, or a head of a token; its elements are contiguous. Sizes and strides are in units
-of UNIT elements, so that the compiler knows a factor of them and uses wide loads. Norms are over
-the last dimension, also fused with the addition to the residual stream. RoPE (arXiv 2104.09864)
-turns a pair (a, b) into (a cos - b sin, a sin + b cos).
+A row is one token or one head of a token; its elements are contiguous. Sizes and strides are in
+units of UNIT elements, which tells the compiler a common factor, so that it uses wide loads. Norms
+are over the last dimension; they can be fused with the addition to the residual stream. RoPE
+(arXiv 2104.09864) turns a pair (a, b) into (a cos - b sin, a sin + b cos).
 
 Quantised activations have blocks of 32 columns, aligned with the matrix' extent; columns outside
 the matrix are zeros. Bytes are rounded as in `cpu.kernels.products.panels`; 16 columns share a
@@ -29,7 +29,7 @@ def sigmoid(x):
 
 @triton.jit
 def activated(x, KIND: tl.constexpr):
-    """Return the activation of x except "oai", see `forward.operands.Activation` and `gate`."""
+    """Return any activation of x except "oai"; see `forward.operands.Activation` and `gate`."""
     if KIND == "silu":
         return x * sigmoid(x)
     elif KIND == "gelu":
@@ -48,7 +48,7 @@ def activated(x, KIND: tl.constexpr):
 
 @triton.jit
 def gate(x, up, limit, KIND: tl.constexpr, HAS_LIMIT: tl.constexpr):
-    """Return `act(x) * up` within limits, see `Ops.gated`."""
+    """Return `act(x) * up` within limits; see `Ops.gated`."""
     if KIND == "oai":
         x = tl.minimum(x, limit)
         up = tl.minimum(tl.maximum(up, -limit), limit)
@@ -63,7 +63,7 @@ def gate(x, up, limit, KIND: tl.constexpr, HAS_LIMIT: tl.constexpr):
 
 @triton.jit
 def log1p(x):
-    """Return `ln(1 + x)` for x ≥ 0; the rounding error of 1 + x cancels between both factors."""
+    """Return `ln(1 + x)` for x ≥ 0; the rounding error in 1 + x cancels between the two factors."""
     u = 1.0 + x
     kept = u - 1.0
     return tl.where(kept == 0.0, x, tl.log(u) * (x / tl.where(kept == 0.0, 1.0, kept)))
@@ -71,13 +71,13 @@ def log1p(x):
 
 @triton.jit
 def softplus(x):
-    """Return `ln(1 + e^x)`; x if above 20, as in torch."""
+    """Return `ln(1 + e^x)`, or x if it is above 20, as in torch."""
     return tl.where(x > 20.0, x, log1p(tl.exp(tl.minimum(x, 20.0))))
 
 
 @triton.jit
 def expm1(x):
-    """Return `e^x - 1` for x ≤ about 0: near 0 by Taylor's series, where no digits cancel."""
+    """Return `e^x - 1` for x ≤ about 0; near 0 by a Taylor series, which avoids cancellation."""
     series = 1.0 + x / 7.0
     for i in tl.static_range(6, 1, -1):
         series = 1.0 + x / i * series
@@ -86,7 +86,7 @@ def expm1(x):
 
 @triton.jit
 def place(n, BLOCK: tl.constexpr):
-    """Return a program's row and element indices; the programs of one row are neighbours."""
+    """Return a program's row and element indices; consecutive programs share a row."""
     program, n_block = tl.program_id(0), tl.cdiv(n, BLOCK)
     return (program // n_block).to(tl.int64), program % n_block * BLOCK + tl.arange(0, BLOCK)
 
@@ -95,7 +95,7 @@ def place(n, BLOCK: tl.constexpr):
 def gated(x, up, y, n_head, n, x_stride, x_head, up_stride, up_head, limit, KIND: tl.constexpr,
           HAS_UP: tl.constexpr, HAS_LIMIT: tl.constexpr, UNIT: tl.constexpr,
           BLOCK: tl.constexpr):  # fmt: skip
-    """Compute `act(x) * up`, or `act(x)` without `up`; BLOCK elements of a row per program.
+    """Compute `act(x) * up`, or `act(x)` if not HAS_UP; BLOCK elements of a row per program.
 
     Args:
         x, up: F32 (n_token, n_head, n) with any strides between tokens and between heads.
@@ -119,7 +119,7 @@ def gated(x, up, y, n_head, n, x_stride, x_head, up_stride, up_head, limit, KIND
 @triton.jit(do_not_specialize=["n", "x_stride"])
 def xielu(x, y, n, x_stride, positive, negative, beta, eps, UNIT: tl.constexpr,
           BLOCK: tl.constexpr):  # fmt: skip
-    """Compute xIELU (`architectures.apertus.Xielu`) of x (n_row, n); see `gated` for the rest."""
+    """Compute xIELU (`architectures.apertus.Xielu`) for x (n_row, n); otherwise like `gated`."""
     n *= UNIT
     row, at = place(n, BLOCK)
     inside = at < n
@@ -132,7 +132,7 @@ def xielu(x, y, n, x_stride, positive, negative, beta, eps, UNIT: tl.constexpr,
 @triton.jit(do_not_specialize=["n", "x_stride"])
 def softplus_rows(x, bias, y, n, x_stride, HAS_BIAS: tl.constexpr, UNIT: tl.constexpr,
                   BLOCK: tl.constexpr):  # fmt: skip
-    """Compute `ln(1 + e^(x + bias))` of x (n_row, n) and bias (n,); see `gated` for the rest."""
+    """Compute `ln(1 + e^(x + bias))` for x (n_row, n) and bias (n,); otherwise like `gated`."""
     n *= UNIT
     row, at = place(n, BLOCK)
     inside = at < n
@@ -148,9 +148,9 @@ def opened(x, door, y, other, out, n_in, n, x_stride, y_stride, other_stride,
     """Compute `other + sigmoid(x · door) * y`, one token per program.
 
     Args:
-        x: F32 (n_token, n_in) with any stride between tokens, like y and other.
-        door: weights of the gate, F32 (n_in,).
-        y, other: F32 (n_token, n); other is any pointer without HAS_OTHER.
+        x: F32 (n_token, n_in) with any stride between tokens, as for y and other.
+        door: the gate's weights, F32 (n_in,).
+        y, other: F32 (n_token, n); other is any pointer if not HAS_OTHER.
         out: contiguous output, F32 (n_token, n).
         SIZE: a power of two, at least n_in and n.
     """
@@ -167,16 +167,16 @@ def opened(x, door, y, other, out, n_in, n, x_stride, y_stride, other_stride,
 
 
 TINY = tl.constexpr(2.0**-100)
-"""Least magnitude of 16 columns that is not rounded to zeros; 127 over less might be infinite."""
+"""16 columns whose largest magnitude is below this become zeros; 127 / less might be infinite."""
 
 ROUNDER, ROUNDER_BITS = tl.constexpr(1.5 * 2.0**23), tl.constexpr(0x4B400000)
-"""Number that, if added, rounds to the nearest integer, ties to even, and leaves it in the low
-bits; and its bits."""
+"""A number whose addition rounds to the nearest integer, ties to even, and leaves that integer in
+the low bits; and the number's bits."""
 
 
 @triton.jit
 def halves_of(x, row, lead, n_columns, n_blocks, BLOCKS: tl.constexpr):
-    """Load a row's elements (2 * BLOCKS, 16); return them, the half blocks' indices and a mask."""
+    """Return a row's elements (2 * BLOCKS, 16), the half blocks' indices, and a mask of them."""
     half = tl.program_id(1) * (2 * BLOCKS) + tl.arange(0, 2 * BLOCKS)
     column = half[:, None] * 16 + tl.arange(0, 16)[None, :] - lead
     inside = (column >= 0) & (column < n_columns)
@@ -186,7 +186,7 @@ def halves_of(x, row, lead, n_columns, n_blocks, BLOCKS: tl.constexpr):
 
 @triton.jit
 def clear(counters, N_COUNTERS: tl.constexpr):
-    """Set the counters to zero, in one program, for the products of these rows."""
+    """Set the counters to zero, from one program, for the products with these rows."""
     if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
         tl.store(counters + tl.arange(0, N_COUNTERS), tl.zeros((N_COUNTERS,), tl.int32))
 
@@ -197,13 +197,13 @@ def rounded(values, LARGEST: tl.constexpr):
     size = tl.max(tl.abs(values), axis=1)
     inverse = tl.where(size < TINY, 0.0, tl.div_rn(1.0 * LARGEST, tl.maximum(size, TINY)))
     whole = tl.fma(values, inverse[:, None], ROUNDER).to(tl.int32, bitcast=True) - ROUNDER_BITS
-    invalid = tl.sum(values * 0.0, axis=1)  # NaN where a number is NaN or infinite
+    invalid = tl.sum(values * 0.0, axis=1)  # NaN if any value is NaN or infinite
     return whole, size * (1.0 / LARGEST) + invalid
 
 
 @triton.jit
 def write_bytes(values, row, half, exists, n_blocks, numbers, facts, X_BYTES: tl.constexpr):
-    """Write half blocks of a row, see `halves_of`, in the format of `as_bytes`."""
+    """Write a row's half blocks (see `halves_of`) in the format of `as_bytes`."""
     block = row.to(tl.int64) * n_blocks + half // 2
     at = numbers + block[:, None] * (32 * X_BYTES) + (half[:, None] % 2 * 16 + tl.arange(0, 16))
     mask = exists[:, None]
@@ -223,7 +223,7 @@ def write_bytes(values, row, half, exists, n_blocks, numbers, facts, X_BYTES: tl
 
 @triton.jit
 def write_numbers(values, row, half, exists, n_blocks, numbers, facts):
-    """Write half blocks of a row, see `halves_of`, in the format of `as_numbers`."""
+    """Write a row's half blocks (see `halves_of`) in the format of `as_numbers`."""
     place = row.to(tl.int64) * n_blocks * 2 + half
     at = numbers + place[:, None] * 16 + tl.arange(0, 16)[None, :]
     tl.store(at, values, mask=exists[:, None])
@@ -238,10 +238,10 @@ def as_bytes(x, lead, n_columns, n_blocks, numbers, facts, counters, X_BYTES: tl
     Args:
         x: contiguous F32 (rows, n_columns).
         lead, n_columns, n_blocks: see `Extent`.
-        numbers: output, bytes (rows, n_blocks, X_BYTES, 32); of two bytes the one of weight 255 is
-            first.
-        facts: output, 32-bit words (rows, n_blocks, 4): the scales (F32) of 16 columns each, then
-            the sums of their integers.
+        numbers: output, bytes (rows, n_blocks, X_BYTES, 32); if X_BYTES is 2, the byte with weight
+            255 comes first.
+        facts: output, 32-bit words (rows, n_blocks, 4): the scale (F32) for each 16 columns, then
+            the sum of their integers.
         counters: output, zeros, int32 (N_COUNTERS,).
     """
     clear(counters, N_COUNTERS)
@@ -253,11 +253,11 @@ def as_bytes(x, lead, n_columns, n_blocks, numbers, facts, counters, X_BYTES: tl
 @triton.jit(do_not_specialize=["lead", "n_columns", "n_blocks"])
 def as_numbers(x, lead, n_columns, n_blocks, numbers, facts, counters, BLOCKS: tl.constexpr,
                N_COUNTERS: tl.constexpr):  # fmt: skip
-    """Copy rows into blocks in F32, without rounding; arguments as in `as_bytes`, but:
+    """Copy rows into F32 blocks without rounding; arguments as in `as_bytes`, except:
 
     Args:
         numbers: output, F32 (rows, n_blocks, 32).
-        facts: output, sums of 16 columns, F32 (rows, n_blocks, 2).
+        facts: output, the sum of each 16 columns, F32 (rows, n_blocks, 2).
     """
     clear(counters, N_COUNTERS)
     row = tl.program_id(0)
@@ -267,10 +267,10 @@ def as_numbers(x, lead, n_columns, n_blocks, numbers, facts, counters, BLOCKS: t
 
 @triton.jit
 def squares_factor(squares, n, eps, KIND: tl.constexpr):
-    """Return the factor of a row from the sum of its squares.
+    """Return a row's normalisation factor, given the sum of its squares.
 
-    It is correctly rounded: ranks on different GPUs need bit-equal residual streams, and the
-    results of approximate instructions differ between GPUs.
+    The factor is correctly rounded: ranks on different GPUs need bit-equal residual streams, and
+    approximate instructions give different results on different GPUs.
     """
     if KIND == "l2":
         return tl.div_rn(1.0, tl.maximum(tl.sqrt_rn(squares), eps))
@@ -279,7 +279,7 @@ def squares_factor(squares, n, eps, KIND: tl.constexpr):
 
 @triton.jit
 def normed(value, inside, n, eps, KIND: tl.constexpr):
-    """Normalise a row: KIND is "rms", "layer" (minus its mean) or "l2"."""
+    """Normalise a row; KIND is "rms", "layer" (which also subtracts the mean) or "l2"."""
     if KIND == "layer":
         mean = tl.div_rn(tl.sum(value), n.to(tl.float32))
         value = tl.where(inside, value - mean, 0.0)
@@ -288,7 +288,7 @@ def normed(value, inside, n, eps, KIND: tl.constexpr):
 
 @triton.jit
 def affine(value, weight, bias, at, inside, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """Return `value * weight + bias`, each only if there is one."""
+    """Return `value * weight + bias`, leaving out whichever is absent."""
     if HAS_WEIGHT:
         value = value * tl.load(weight + at, mask=inside, other=0.0)
     if HAS_BIAS:
@@ -302,12 +302,12 @@ def norm(x, weight, bias, gate, y, n_head, n, token_stride, head_stride, weight_
          gate_stride, eps, KIND: tl.constexpr, ACT: tl.constexpr, SIZE: tl.constexpr,
          UNIT: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
          HAS_GATE: tl.constexpr):  # fmt: skip
-    """Normalise one row of x (n_token, n_head, n) in each program, times `ACT(gate)` if HAS_GATE.
+    """Normalise one row of x (n_token, n_head, n) per program; multiply by `ACT(gate)` if HAS_GATE.
 
     Args:
-        x: F32 of any strides, but with contiguous rows.
-        weight, bias: F32 (n,), or (n_head, n) with a stride; any pointer where there is none.
-        gate: F32 (n_token, n_head * n) with any stride between tokens; or any pointer.
+        x: F32 with any strides, but contiguous rows.
+        weight, bias: F32 (n,), or (n_head, n) with a stride; any pointer if unused.
+        gate: F32 (n_token, n_head * n) with any stride between tokens; any pointer if unused.
         y: contiguous output, F32 (n_token, n_head, n).
         SIZE: a power of two, at least n.
     """
@@ -330,7 +330,7 @@ def norm(x, weight, bias, gate, y, n_head, n, token_stride, head_stride, weight_
 def long_norm(x, weight, bias, y, n_head, n, token_stride, head_stride, weight_stride, eps,
               KIND: tl.constexpr, SIZE: tl.constexpr, UNIT: tl.constexpr,
               HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr):  # fmt: skip
-    """Normalise rows of any length like `norm` without a gate, SIZE elements at a time."""
+    """Normalise rows of any length like `norm` without a gate, SIZE elements per iteration."""
     row = tl.program_id(0).to(tl.int64)
     head = row % n_head
     n *= UNIT
@@ -366,7 +366,7 @@ def add_norm_of(value, x, delta_bias, inner_weight, inner_bias, weight, bias, su
                 HAS_INNER_WEIGHT: tl.constexpr, HAS_INNER_BIAS: tl.constexpr,
                 HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr,
                 HAS_SUM_SCALE: tl.constexpr):  # fmt: skip
-    """Compute `add_norm` of this program's row; `value` (SIZE,) is delta's row, n in elements."""
+    """Compute `add_norm` for this program's row; `value` (SIZE,) is delta's row, n in elements."""
     row = tl.program_id(0).to(tl.int64) * n
     at = tl.arange(0, SIZE)
     inside = at < n
@@ -407,16 +407,16 @@ def add_norm(x, delta, delta_bias, inner_weight, inner_bias, weight, bias, sum_s
              HAS_SUM_SCALE: tl.constexpr):  # fmt: skip
     """Compute `total = (x + inner(delta + delta_bias) * scale) * sum_scale; y = norm(total)`.
 
-    A program computes a row.
+    Each program computes one row.
 
     Args:
         x, delta, total, y: contiguous F32 (rows, n); y may be any pointer if KIND is "none".
-        delta_bias, weight, bias, inner_weight, inner_bias: F32 (n,), or any pointer.
-        sum_scale: F32 (1,), or any pointer.
+        delta_bias, weight, bias, inner_weight, inner_bias: F32 (n,); any pointer if unused.
+        sum_scale: F32 (1,); any pointer if unused.
         numbers, facts, counters: outputs, y quantised as by `as_bytes`; n is a multiple of 32.
-        INNER: kind of the norm of delta, or "none".
-        KIND: kind of the norm of the sum, or "none".
-        X_BYTES: bytes of each quantised number, 0 for F32; -1 to write none.
+        INNER: norm applied to delta, or "none".
+        KIND: norm applied to the sum, or "none".
+        X_BYTES: bytes per quantised number; 0 for F32, -1 to write none.
         SIZE: a power of two, at least n.
     """
     n *= UNIT
@@ -436,12 +436,12 @@ TURN = tl.constexpr(6.283185307179586)  # 2 π
 
 @triton.jit(do_not_specialize=["n_pairs"])
 def angles(turns, positions, cos, sin, n_pairs, magnitude, SIZE: tl.constexpr):
-    """Compute cosines and sines, times `magnitude`; a token per program.
+    """Compute cosines and sines, times `magnitude`; one token per program.
 
-    Whole turns are removed in F64, of which consumer GPUs have little; the rest is F32.
+    Whole turns are removed in F64, in which consumer GPUs are slow; the rest is F32.
 
     Args:
-        turns: turn of each pair from position to position, F64 (n_pairs,); 1 is a whole turn.
+        turns: each pair's rotation per position, in whole turns, F64 (n_pairs,).
         positions: integers (tokens,).
         cos, sin: outputs, F32 (tokens, n_pairs).
         SIZE: a power of two, at least n_pairs.
@@ -505,15 +505,15 @@ def rotate(
     k_eps, cos, sin, n_pairs, dim, n_block_q, HAS_NORM: tl.constexpr, IS_NEOX: tl.constexpr,
     HEADS: tl.constexpr, PAIRS: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """Rotate queries and keys; programs: (tokens, blocks of HEADS heads of q, then of k).
+    """Rotate queries and keys; the grid is (tokens, blocks of HEADS heads in q, then in k).
 
     Args:
-        q, k: F32 (tokens, n_q or n_k, dim), heads contiguous; strides in elements.
-        q_out, k_out: contiguous outputs of the same shapes.
-        q_weight, k_weight: weights of the heads' norm that comes first if HAS_NORM, F32 (dim,):
-            `x / sqrt(mean(x²) + eps) * weight`.
+        q, k: F32 (tokens, n_q or n_k, dim) with contiguous heads; strides in elements.
+        q_out, k_out: contiguous outputs with the same shapes.
+        q_weight, k_weight: if HAS_NORM, weights for normalising each head before the rotation,
+            F32 (dim,): `x / sqrt(mean(x²) + eps) * weight`.
         cos, sin: F32 (tokens, n_pairs).
-        IS_NEOX: whether pairs are the elements i and i + n_pairs, else 2 i and 2 i + 1.
+        IS_NEOX: whether a pair is elements i and i + n_pairs; otherwise it is 2 i and 2 i + 1.
         PAIRS, REST: powers of two, at least n_pairs and dim - 2 n_pairs; the rest of a head is
             copied.
     """

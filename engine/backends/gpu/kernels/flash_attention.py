@@ -1,10 +1,10 @@
 """Flash attention over a KV cache: tiles of keys (arXiv 2205.14135), online softmax (1805.02867).
 
-Rows of a program are query heads of tokens that share a KV head, so that keys and values are read
-once for all of them. F32 operands are split into sums of two shorter numbers, for which there are
-tensor cores: OPERAND is "f16" or "bf16", whichever holds the cache's numbers exactly, or "f32"; it
-may differ between keys and values, like their types. Blocks are multiplied without their scales, as
-F16. Weights are 2 to the power of scores.
+A program's rows are query heads, from one or more tokens, that share a KV head, so that keys and
+values are read once for all of them. F32 operands are split into sums of two shorter numbers, for
+which there are tensor cores: OPERAND is "f16" or "bf16", whichever represents the cache's numbers
+exactly, or "f32"; keys and values may differ in OPERAND and in type. Blocks are multiplied without
+their scales, as F16. Weights are 2 to the power of scores.
 """
 
 import triton
@@ -25,19 +25,19 @@ from engine.backends.gpu.kernels.kv_cells import (
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)
-"""Running maximum before the first key; -inf would give NaN where a row sees no key of a tile."""
+"""Running maximum before the first key; -inf would give NaN if a row sees no key in a tile."""
 
 HEADROOM = tl.constexpr(15.0)
-"""Exponent of a row's largest weight: 2^15 fits F16, which then also holds weights that are a
-billion times smaller."""
+"""Exponent of a row's largest weight: 2^15 fits into F16, and so do weights that are a billion
+times smaller."""
 
 HEADROOM_OF_BLOCKS = tl.constexpr(7.0)
-"""The same if weights are multiplied by scales: their product fits F16 wherever values do."""
+"""The same if weights are multiplied by scales: the product fits into F16 if values do."""
 
 
 @triton.jit
 def split(x, OPERAND: tl.constexpr):
-    """Split F32 into the sum of two operands of `tl.dot`; for "f32" return x twice."""
+    """Split F32 into the sum of two operands for `tl.dot`; for "f32", return x twice."""
     if OPERAND == "f16":
         high = x.to(tl.float16)
         low = (x - high.to(tl.float32)).to(tl.float16)
@@ -53,9 +53,9 @@ def split(x, OPERAND: tl.constexpr):
 @triton.jit
 def times(high, low, cells, total, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
           IN_F32: tl.constexpr):  # fmt: skip
-    """Return `total + (high + low) @ cells`, where cells are numbers of the cache.
+    """Return `total + (high + low) @ cells`, where cells are numbers from the cache.
 
-    PRECISION is the `input_precision` for "f32"; IN_F32 multiplies as F32 in any case (the
+    PRECISION is the `input_precision` for "f32"; if IN_F32, everything is multiplied as F32 (the
     interpreter has no BF16).
     """
     if OPERAND == "f32" or IN_F32:
@@ -95,7 +95,7 @@ def start_of(piece, small, n_small, large):
 @triton.jit
 def queries(rows, there, part, power, TYPE: tl.constexpr, OPERAND: tl.constexpr, DIM: tl.constexpr,
             SIZE: tl.constexpr):  # fmt: skip
-    """Load elements of queries from part * SIZE on, times `power`, and `split` them."""
+    """Load the queries' elements from part * SIZE on, multiply by `power`, and `split` them."""
     at = tl.arange(0, SIZE)
     at = part * SIZE + element(at, TYPE)
     inside = there[:, None] & (at < DIM)[None, :] if DIM % SIZE else there[:, None]
@@ -105,9 +105,9 @@ def queries(rows, there, part, power, TYPE: tl.constexpr, OPERAND: tl.constexpr,
 
 @triton.jit
 def powers(rows, there, OPERAND: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr):
-    """Return a power of 2 for each row that brings its elements below 2^13, and its inverse.
+    """Return, for each row, a power of 2 that brings its elements below 2^13, and its inverse.
 
-    So F16 holds the elements, and their remainders in full precision.
+    F16 can then represent the elements, and their remainders in full precision.
     """
     one = tl.where(there, 1.0, 1.0)
     if OPERAND != "f16":
@@ -127,7 +127,7 @@ def powers(rows, there, OPERAND: tl.constexpr, DIM: tl.constexpr, SIZE: tl.const
 @triton.jit
 def held_queries(rows, there, power, TYPE: tl.constexpr, OPERAND: tl.constexpr, DIM: tl.constexpr,
                  SIZE: tl.constexpr, HOLDS_Q: tl.constexpr):  # fmt: skip
-    """Return all parts of queries from `queries`; empty tuples without HOLDS_Q."""
+    """Return all parts of the queries, from `queries`; empty tuples if not HOLDS_Q."""
     highs = ()
     lows = ()
     if HOLDS_Q:
@@ -144,7 +144,7 @@ def products(
     PRECISION: tl.constexpr, IN_F32: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
     HOLDS_Q: tl.constexpr,
 ):  # fmt: skip
-    """Return queries times `power` times keys, (ROWS, KEYS); k (KEYS,) are pointers to rows."""
+    """Return queries * `power` * keys, (ROWS, KEYS); k (KEYS,) are pointers to rows."""
     s = tl.zeros((q.shape[0], k.shape[0]), tl.float32)
     if HOLDS_Q:
         for part in tl.static_range((DIM + SIZE - 1) // SIZE):
@@ -176,7 +176,7 @@ def means(
     s, kept, sums, v, inside, TYPE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
     IN_F32: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Return `sums * kept` plus values weighted by s (ROWS, KEYS); v (KEYS,) points to rows."""
+    """Return `sums * kept` plus the values weighted by s (ROWS, KEYS); v (KEYS,) points to rows."""
     high, low = split(s, OPERAND)
     more = ()
     for part in tl.static_range((DIM + SIZE - 1) // SIZE):
@@ -196,7 +196,7 @@ def attended(
     WIDTH_V: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, KEYS: tl.constexpr,
     HOLDS_Q: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
 ):  # fmt: skip
-    """Compute attention of query rows over the keys from start to stop that they can see.
+    """Compute attention for query rows over the keys that they can see between start and stop.
 
     Args:
         q: pointers to the rows, (ROWS,).
@@ -204,13 +204,13 @@ def attended(
         position: position of the row's token, (ROWS,).
         first: first key that the row sees, (ROWS,).
         slope: ALiBi slope of the row's head, (ROWS,).
-        row: head of k and v, int64.
-        table: pages of the sequence; a tile of keys is within one page.
+        row: head index in k and v, int64.
+        table: the sequence's pages; each tile of keys is within one page.
         start: a multiple of KEYS.
 
     Returns:
-        The greatest score minus headroom (ROWS,), the sum of all weights relative to it (ROWS,),
-        and for each part of a value the weighted sum of values, (ROWS, SIZE_V).
+        The greatest score minus headroom (ROWS,); the sum of all weights relative to it (ROWS,);
+        and, for each part of a value, the weighted sum of values, (ROWS, SIZE_V).
     """
     headroom: tl.constexpr = HEADROOM_OF_BLOCKS if has_blocks(TYPE_V) else HEADROOM
     k, v = units(k, TYPE_K), units(v, TYPE_V)
@@ -268,42 +268,42 @@ def attend(
     HAS_SLOPES: tl.constexpr, HAS_SINKS: tl.constexpr, TOKENS: tl.constexpr,
     HAS_NEW_V: tl.constexpr, NEW: tl.constexpr,
 ):  # fmt: skip
-    """Compute causal attention of some rows over a whole sequence, or over every n_split-th piece.
+    """Compute causal attention for some rows over a whole sequence, or over every n_split-th piece.
 
-    Programs: (n_head / group, n_split, sequences * blocks of ROWS rows). A sequence has n_tokens *
-    group rows; rows of a token are neighbours. Pieces start at places that depend only on their
+    The grid is (n_head / group, n_split, sequences * blocks of ROWS rows). A sequence has
+    n_tokens * group rows; a token's rows are adjacent. Where a piece starts depends only on its
     index, so a row's result does not depend on which tokens are computed with it.
 
     Args:
-        q: F32 (tokens, n_head, DIM_K), heads contiguous; strides in elements.
+        q: F32 (tokens, n_head, DIM_K) with contiguous heads; strides in elements.
         new_k, new_v: F32 (tokens, heads, DIM_K or DIM_V), likewise: keys, and values if HAS_NEW_V,
-            of these tokens, if they are not in the cache yet. A program first writes the new cells
-            of the pieces that it reads; other programs may write the same.
+            of these tokens, if not in the cache yet. A program first writes the new cells in the
+            pieces that it reads; other programs may write the same.
         k: cached keys, (heads, n_slots, DIM_K elements of TYPE_K); blocks as bytes.
         v: cached values, (heads, n_slots, DIM_V elements of TYPE_V), rows WIDTH_V elements apart.
         positions: position of each token in its sequence, (tokens,), in device memory.
-        tables: pages of each sequence, int32 (sequences, n_pages), in device memory.
-        head_map: the head of k and v that each query head uses, (n_head,), if IS_MAPPED; then
-            group is 1. Else `group` neighbours share one.
-        slopes, sinks: ALiBi slopes and attention sinks, F32 (n_head,), if there are some.
-        out: output, F32 (tokens, n_head, DIM_V), if n_slot is 0: then there is one piece.
-        tops, sums: outputs of pieces for `combine`, if n_slot is not 0, at a piece's index modulo
-            n_slot: F32 (rows of the launch, n_head, n_slot), greatest scores and then weights, and
-            (rows of the launch, n_head, n_slot, DIM_V).
-        first_row, first_sequence: first token and first sequence of the launch.
-        n_tokens: tokens of each of its sequences.
+        tables: each sequence's pages, int32 (sequences, n_pages), in device memory.
+        head_map: the head in k and v that each query head uses, (n_head,), if IS_MAPPED; group is
+            then 1. Otherwise `group` adjacent query heads share one.
+        slopes, sinks: ALiBi slopes and attention sinks, F32 (n_head,), if there are any.
+        out: output, F32 (tokens, n_head, DIM_V), if n_slot is 0, which means there is one piece.
+        tops, sums: results per piece for `combine`, if n_slot is not 0, at the piece's index modulo
+            n_slot: F32 (the launch's rows, n_head, n_slot), greatest scores and then weights, and
+            (the launch's rows, n_head, n_slot, DIM_V).
+        first_row, first_sequence: the launch's first token and first sequence.
+        n_tokens: tokens in each of its sequences.
         least: see `Scores.first`; in the first piece.
         window, chunk: sizes in tokens; 0 for none.
         small, n_small, large: see `piece_of`; multiples of KEYS.
-        SIZE_K, SIZE_V: elements of keys and values that are multiplied at once; 32 for blocks.
-        HOLDS_Q: whether registers hold the queries throughout; else they are loaded for each tile.
-        TOKENS: most new tokens of a sequence; 0 if all are in the cache.
+        SIZE_K, SIZE_V: elements of keys and values per product; 32 for blocks.
+        HOLDS_Q: whether queries stay in registers throughout, or are loaded for each tile.
+        TOKENS: maximum number of new tokens in a sequence; 0 if all are in the cache.
         NEW: a power of two, at least both dimensions.
     """
     n_blocks = (n_tokens * group + ROWS - 1) // ROWS
     block = n_blocks - 1 - tl.program_id(2) % n_blocks  # blocks with the most keys start first
     sequence = tl.program_id(2) // n_blocks
-    before = sequence.to(tl.int64) * n_tokens  # rows of the launch
+    before = sequence.to(tl.int64) * n_tokens  # rows in the launch
     table = tables + (first_sequence + sequence).to(tl.int64) * n_pages
     n_past = tl.load(positions + first_row + before).to(tl.int32)
     at = block * ROWS + tl.arange(0, ROWS)
@@ -327,7 +327,7 @@ def attend(
             _write(new_v, v_token, v_head, v, first_row + before, n_past, stop, row, table, n_pages,
                    n_slots, begin, n_split, small, n_small, large, TYPE_V, DIM_V, WIDTH_V, TOKENS,
                    NEW)  # fmt: skip
-        tl.debug_barrier()  # makes the new keys and values visible to all threads of the program
+        tl.debug_barrier()  # makes the new keys and values visible to all threads in the program
     slope = tl.zeros((ROWS,), tl.float32)
     if HAS_SLOPES:
         slope = tl.load(slopes + head, mask=there, other=0.0) * LOG2E
@@ -363,7 +363,7 @@ def attend(
 def _write(x, x_token, x_head, cells, first, n_past, stop, row, table, n_pages, n_slots, begin,
            n_split, small, n_small, large, TYPE: tl.constexpr, DIM: tl.constexpr,
            WIDTH: tl.constexpr, TOKENS: tl.constexpr, NEW: tl.constexpr):  # fmt: skip
-    """Write new keys or values of one head into the cache, in pieces that the program reads.
+    """Write one head's new keys or values into the cache, in the pieces that this program reads.
 
     `first` is the sequence's first row in x, int64.
     """
@@ -397,7 +397,7 @@ def _put(rows, there, sums, factor, TYPE: tl.constexpr, DIM: tl.constexpr, SIZE:
 def combine(positions, sinks, tops, sums, out, first_row, n_head, n_lines, window, chunk, small,
             n_small, large, n_slot, DIM: tl.constexpr, SIZE: tl.constexpr, PIECES: tl.constexpr,
             HAS_SINKS: tl.constexpr):  # fmt: skip
-    """Combine the results of pieces; programs: (rows * n_head, parts of SIZE elements).
+    """Combine the results of pieces; the grid is (rows * n_head, parts of SIZE elements).
 
     Pieces are added in groups that depend only on their indices.
 

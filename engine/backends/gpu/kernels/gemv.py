@@ -1,8 +1,8 @@
 """Gemv kernels: a few rows times quantised matrices; each weight is read once for all rows.
 
-A program multiplies up to eight rows. The programs of further rows follow it directly, so that they
-find its weights in the cache. Large matrices have a program for each tile. For small ones, the
-columns are split into parts (split K): each program stores its sums, and the last one of a tile
+A program multiplies up to eight rows. Programs for further rows directly follow it, so that they
+find its weights in the cache. For large matrices, there is one program per tile. For small ones,
+the columns are split into parts (split K): each program stores its sums, and the tile's last one
 adds them in order.
 """
 
@@ -24,8 +24,8 @@ from engine.backends.gpu.kernels.planes import (
     table_bias,
 )
 
-BASE = tl.constexpr(255)  # weight of the first of two bytes, see `cpu.kernels.products.panels`
-FULL = tl.constexpr(8)  # most rows of a program: registers hold their sums
+BASE = tl.constexpr(255)  # weight of the first of two bytes; see `cpu.kernels.products.panels`
+FULL = tl.constexpr(8)  # max. rows per program: registers hold their sums
 
 
 @triton.jit
@@ -37,14 +37,14 @@ def tile_sums(tile, x, facts, rows, first, last, n_blocks, skip, ITEMS: tl.const
 
     Args:
         tile: address of the tile in its planes, a pointer to bytes.
-        x, facts: numbers and facts that `quantise` wrote, pointers to bytes of the first row.
-        rows: tuple of the row numbers of x to multiply.
+        x, facts: numbers and facts that `quantise` wrote; pointers to the first row's bytes.
+        rows: tuple of indices of the rows of x to multiply.
         first, last: range of blocks to multiply, within [0, n_blocks).
         n_blocks, skip: see `Extent`.
-        ITEMS: number of threads of a program, which takes ITEMS / 4 blocks at a time.
-        UNROLL: blocks that each thread prefetches before it works on the first of them. Loads of an
+        ITEMS: number of threads in a program, which takes ITEMS / 4 blocks per iteration.
+        UNROLL: blocks that each thread prefetches before it works on the first one. Loads from an
             earlier iteration are not delayed until their use, as compilers like to do.
-        X_BYTES: bytes of a number, 0 for F32; other constants as in `gpu.quantised`.
+        X_BYTES: bytes per number, 0 for F32; the other constants are as in `gpu.quantised`.
     """
     BLOCKS: tl.constexpr = ITEMS // 4
     item = tl.arange(0, ITEMS)
@@ -86,7 +86,7 @@ def with_block(sums, words, x, facts, rows, n_blocks, block, last, X_BYTES: tl.c
                LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
                SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr,
                ASM: tl.constexpr):  # fmt: skip
-    """Return `sums` plus one block of each thread, if it has one, from the words of `words_of`."""
+    """Return `sums` plus one block for each thread that has one, from the words of `words_of`."""
     inside = block < last
     block = tl.minimum(block, last - 1)
     stored, numbers = words
@@ -102,7 +102,7 @@ def with_block(sums, words, x, facts, rows, n_blocks, block, last, X_BYTES: tl.c
 def words_of(tile, x, facts, row, block, lane, last, n_blocks, skip, X_BYTES: tl.constexpr,
              LOW: tl.constexpr, HIGH: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
              ASM: tl.constexpr):  # fmt: skip
-    """Load a block before anything is computed: its `block_words`, and `x_words` of a row."""
+    """Load a block before computing anything: its `block_words`, and `x_words` for a row."""
     block = tl.minimum(block, last - 1)
     stored = block_words(tile, block, lane, n_blocks, skip, LOW, HIGH, SCALE, SUB, ASM)
     numbers = ()
@@ -113,7 +113,7 @@ def words_of(tile, x, facts, row, block, lane, last, n_blocks, skip, X_BYTES: tl
 
 @triton.jit
 def x_words(x, facts, place, X_BYTES: tl.constexpr, ASM: tl.constexpr):
-    """Load a block of a row of x: a tuple with 8 * X_BYTES words of its numbers, and four facts."""
+    """Load a block in a row of x: a tuple of 8 * X_BYTES words for its numbers, and four facts."""
     numbers = ()
     for n in tl.static_range(2 * X_BYTES):
         numbers = numbers + four_shared_words(x + (place * (32 * X_BYTES) + 16 * n), ASM)
@@ -126,12 +126,12 @@ def with_bytes(sums, stored, first, x, facts, rows, n_blocks, block, inside, X_B
                LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
                SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr,
                ASM: tl.constexpr):  # fmt: skip
-    """Return `sums` plus one block of each thread, summed as integers over each 16 columns.
+    """Return `sums` plus one block per thread, with integer sums over each 16 columns.
 
     Args:
-        sums: sums of each row of x with each of the four rows of the tile.
-        stored: words of `block_words`.
-        first: `x_words` of the first row; each further row is loaded during the one before.
+        sums: sums for each row of x and each of four rows of the tile.
+        stored: words from `block_words`.
+        first: `x_words` for the first row; each other row is loaded during the previous one.
         inside: whether the block exists.
     """
     low, high, scales, supers = stored
@@ -179,7 +179,7 @@ def with_bytes(sums, stored, first, x, facts, rows, n_blocks, block, inside, X_B
 
 @triton.jit
 def operand(quads, IS_SIGNED: tl.constexpr, ASM: tl.constexpr):
-    """Return eight quads or more as `half_product` takes them: as they are, or without ASM as
+    """Return eight or more quads as operands of `half_product`: unchanged if ASM, otherwise as
     tensors of integers (threads, 16)."""
     if ASM:
         return quads
@@ -203,8 +203,8 @@ def half_product(quads, numbers, total, HALF: tl.constexpr, X_BYTES: tl.constexp
     """Return `total` plus the products of 16 columns, as F32.
 
     Args:
-        quads: weights, see `operand`.
-        numbers: numbers of x, see `operand`; of two bytes the ones with weight BASE come first.
+        quads: weights; see `operand`.
+        numbers: numbers from x; see `operand`; of two bytes, those with weight BASE come first.
     """
     LAST: tl.constexpr = 2 * (X_BYTES - 1) + HALF
     if ASM:
@@ -283,7 +283,7 @@ def with_quads(products, quads, x, rows, n_blocks, block, QUAD: tl.constexpr,
 
 @triton.jit
 def place_of(n_row, M: tl.constexpr):
-    """Return a program's place: its index among the programs of its rows, its group of M rows, the
+    """Return a program's place: its index among the programs for its rows, its group of M rows, the
     first row, and the number of programs per group."""
     program = tl.program_id(0)
     if M < FULL:
@@ -296,14 +296,14 @@ def place_of(n_row, M: tl.constexpr):
 
 @triton.jit
 def part_of(part, n_parts, n_blocks, ITEMS: tl.constexpr):
-    """Return the range of blocks of one of several parts; all but the last have full steps."""
+    """Return one part's range of blocks, given the part count; only the last may be shorter."""
     size = tl.cdiv(tl.cdiv(n_blocks, ITEMS // 4), n_parts) * (ITEMS // 4)
     return tl.minimum(part * size, n_blocks), tl.minimum((part + 1) * size, n_blocks)
 
 
 @triton.jit
 def distinct_rows(first, n_row, M: tl.constexpr):
-    """Return a tuple of M row numbers of x: from `first` on, then the last one repeated."""
+    """Return a tuple of M row indices in x, from `first` on; the last row is repeated."""
     rows = ()
     for m in tl.static_range(M):
         rows = rows + (tl.minimum(first + m, n_row - 1),)
@@ -312,7 +312,7 @@ def distinct_rows(first, n_row, M: tl.constexpr):
 
 @triton.jit
 def of_all_parts(sums, program, part, n_parts, scratch, counter):
-    """Return whether this is the tile's last program, and for that one the sums over all parts.
+    """Return whether this is the tile's last program; if so, also the sums over all parts.
 
     Args:
         sums: tuple of sums over this program's part, F32 (16,) each.
@@ -334,7 +334,7 @@ def of_all_parts(sums, program, part, n_parts, scratch, counter):
 
 @triton.jit
 def added_parts(sums, scratch, n_parts):
-    """Return the total of the stored sums of all parts, added in their order."""
+    """Return the total of all parts' stored sums, added in the order of the parts."""
     totals = ()
     for _ in tl.static_range(len(sums)):
         totals = totals + (tl.zeros((16,), tl.float32),)
@@ -350,7 +350,7 @@ def added_parts(sums, scratch, n_parts):
 @triton.jit
 def write_row(value, tile, out, bias, residual, n_rows, m, n_row, HAS_BIAS: tl.constexpr,
               HAS_RESIDUAL: tl.constexpr):  # fmt: skip
-    """Write 16 results of row m plus bias and residual, if the row exists."""
+    """Write row m's 16 results plus bias and residual, if the row exists."""
     column = tile * 16 + tl.arange(0, 16)
     inside = (column < n_rows) & (m < n_row)
     if HAS_BIAS:
@@ -372,22 +372,22 @@ def products(planes0, planes1, planes2, out0, out1, out2, bias0, bias1, bias2, r
              X_BYTES: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr,
              TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr,
              ASM: tl.constexpr):  # fmt: skip
-    """Compute `x Wᵀ + bias + residual` for up to three matrices of one type and extent.
+    """Compute `x Wᵀ + bias + residual` for up to three matrices with the same type and extent.
 
-    A program multiplies one part of one tile. Programs are ordered by matrix, tile, part.
+    Each program multiplies one part of one tile. Programs are ordered by matrix, tile, part.
 
     Args:
         planes: bytes (n_tile, tile_bytes); any pointer for matrices from COUNT on.
-        out: results of each matrix, F32 (n_row, rows).
-        bias: bias of each matrix, F32 (rows,), if HAS_BIAS.
-        residual: values to add, of the shape of `out0`, if HAS_RESIDUAL; then COUNT is 1.
+        out: each matrix' results, F32 (n_row, rows).
+        bias: each matrix' bias, F32 (rows,), if HAS_BIAS.
+        residual: values to add, with the shape of `out0`, if HAS_RESIDUAL; COUNT is then 1.
         x, facts: n_row rows that `quantise` wrote.
-        scratch: see `of_all_parts`; used by matrices in several parts.
-        counters: zeros, int32, for each group of M rows one for each tile in several parts.
-        rows, parts: rows of each matrix, and programs for each of its tiles.
+        scratch: see `of_all_parts`; used by matrices with several parts.
+        counters: zeros, int32; for each group of M rows, one for each tile with several parts.
+        rows, parts: each matrix' row count, and its number of programs per tile.
         tile_bytes: a multiple of 64.
         COUNT: number of matrices.
-        M: a power of two, at least n_row or `FULL`; other constants as in `tile_sums`.
+        M: a power of two, at least n_row or `FULL`; the other constants are as in `tile_sums`.
     """
     program, group, first_row, n_program = place_of(n_row, M)
     index, counter = program, group * n_program
@@ -429,12 +429,12 @@ def gated(gate, up, out, inner, inner_facts, x, facts, scratch, counters, n_rows
           X_BYTES: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr,
           TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr,
           ASM: tl.constexpr):  # fmt: skip
-    """Compute `act(x gateᵀ) * (x upᵀ)` for two matrices of one type, extent and number of rows.
+    """Compute `act(x gateᵀ) * (x upᵀ)` for two matrices with the same type, extent and row count.
 
     Args:
         gate, up: planes as in `products`.
         out: results, F32 (n_row, n_rows).
-        inner, inner_facts: results quantised as by `quantise`, if IS_ROUNDED; then n_rows is a
+        inner, inner_facts: if IS_ROUNDED, results quantised as by `quantise`; n_rows is then a
             multiple of 32, and a tile's results are half a block.
         limit, KIND, HAS_LIMIT: see `elementwise.gate`.
     """
@@ -462,7 +462,7 @@ def gated(gate, up, out, inner, inner_facts, x, facts, scratch, counters, n_rows
 @triton.jit
 def write_inner(value, tile, out, inner, inner_facts, n_rows, m, n_row,
                 IS_ROUNDED: tl.constexpr, X_BYTES: tl.constexpr):  # fmt: skip
-    """Write 16 results of row m, and the same quantised if IS_ROUNDED."""
+    """Write row m's 16 results, and also quantise them if IS_ROUNDED."""
     write_row(value, tile, out, out, out, n_rows, m, n_row, False, False)
     if IS_ROUNDED:
         values, row = tl.reshape(value, (1, 16)), tl.zeros((), tl.int32) + m

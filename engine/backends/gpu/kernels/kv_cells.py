@@ -1,8 +1,8 @@
-"""Device functions that read the KV cache in pieces for `tl.dot`, and the kernel that writes it.
+"""Device functions that read parts of the KV cache for `tl.dot`, and the kernel that writes it.
 
-TYPE is the type of keys or of values. Rows of "f32", "f16" and "bf16" are contiguous numbers. Rows
-of "q8_0" and "q4_0" are GGML blocks of 32 elements: an F16 scale d, then integers q; in Q8_0 signed
-bytes, x = d q; in Q4_0 nibbles, x = d (q - 8), where byte j has element j (low) and j + 16 (high).
+TYPE is the keys' or values' type. Rows in "f32", "f16" and "bf16" are contiguous numbers. Rows in
+"q8_0" and "q4_0" are GGML blocks of 32 elements: an F16 scale d, then integers q. Q8_0 has signed
+bytes, x = d q; Q4_0 has nibbles, x = d (q - 8), and byte j has elements j (low) and j + 16 (high).
 Blocks have an even number of bytes, so they are read as 16-bit units.
 """
 
@@ -11,15 +11,15 @@ import triton.language as tl
 
 from engine.model.forward import pages
 
-PAGE = tl.constexpr(pages.PAGE)  # positions with neighbouring slots
-BLOCK = tl.constexpr(32)  # elements of a block
+PAGE = tl.constexpr(pages.PAGE)  # positions with adjacent slots
+BLOCK = tl.constexpr(32)  # elements per block
 SIGN, INFINITE = tl.constexpr(0x7FFFFFFF), tl.constexpr(0x7F800000)
-"""Mask of all bits of an F32 except the sign; bits of infinity."""
+"""Mask of all F32 bits except the sign; bits of infinity."""
 THOUSAND, THOUSAND_128 = tl.constexpr(0x6400), tl.constexpr(0x6480)  # 1024 and 1152 as F16
 NO_NUMBER = tl.constexpr(0x7FC0)  # NaN as BF16
 
 
-@triton.constexpr_function  # the form in which Triton 3.6 can decide an `if` at compile time
+@triton.constexpr_function  # the form that lets Triton 3.6 decide an `if` at compile time
 def has_blocks(TYPE):
     """Return whether TYPE has blocks of 32 elements with a scale."""
     return TYPE == "q8_0" or TYPE == "q4_0"
@@ -27,13 +27,13 @@ def has_blocks(TYPE):
 
 @triton.constexpr_function
 def n_units(TYPE, WIDTH):
-    """Return the units of a row of WIDTH elements: 16 bits of blocks, or elements."""
+    """Return the units in a row of WIDTH elements: 16-bit words for blocks, else elements."""
     return {"q8_0": WIDTH // 32 * 17, "q4_0": WIDTH // 32 * 9}.get(TYPE, WIDTH)
 
 
 @triton.jit
 def units(cells, TYPE: tl.constexpr):
-    """Return a pointer to units, from a pointer to the bytes of blocks or to numbers."""
+    """Return a pointer to units, given a pointer to bytes of blocks or to numbers."""
     if has_blocks(TYPE):
         return cells.to(tl.pointer_type(tl.int16), bitcast=True)
     else:
@@ -42,7 +42,7 @@ def units(cells, TYPE: tl.constexpr):
 
 @triton.jit
 def element(at, TYPE: tl.constexpr):
-    """Return the index in a block of the element that `read` returns at index `at`."""
+    """Return the index within a block of the element that `read` returns at index `at`."""
     if TYPE == "q4_0":
         return at // 2 + at % 2 * 16
     else:
@@ -51,7 +51,7 @@ def element(at, TYPE: tl.constexpr):
 
 @triton.jit
 def scales(rows, there, block, TYPE: tl.constexpr):
-    """Load the scales of one block of each row, F32 (N,); see `read`."""
+    """Load the scale of one block in each row, F32 (N,); see `read`."""
     size: tl.constexpr = 17 if TYPE == "q8_0" else 9
     held = tl.load(rows + block * size, mask=there, other=0)
     return held.to(tl.float16, bitcast=True).to(tl.float32)
@@ -59,16 +59,16 @@ def scales(rows, there, block, TYPE: tl.constexpr):
 
 @triton.jit
 def read(rows, there, part, TYPE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
-    """Load the elements (N, SIZE) of some rows from element part * SIZE on; 0 where there are none.
+    """Load elements (N, SIZE) of some rows, starting at element part * SIZE; 0 if not there.
 
-    They have the cache's type; blocks become F16, without their scales. A byte becomes F16 in few
-    instructions: 0x6400 is 1024, and its last bit counts one.
+    They have the cache's type; blocks become F16, without their scales. Converting a byte to F16
+    takes few instructions, since 0x6400 is 1024 and its last bit is worth one.
 
     Args:
         rows: pointers to units, (N,).
         there: whether a row may be read, (N,).
         SIZE: number of elements; 32 for blocks.
-        WIDTH: number of elements of a row.
+        WIDTH: number of elements per row.
     """
     if TYPE == "q8_0":
         at = tl.arange(0, 16)
@@ -90,7 +90,7 @@ def read(rows, there, part, TYPE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.co
 
 @triton.jit
 def _write_plain(x, cells, there, TYPE: tl.constexpr):
-    """Write numbers x, F32, to the pointers `cells`, rounded to nearest."""
+    """Write F32 numbers x to the pointers `cells`, rounded to nearest."""
     if TYPE == "bf16":
         bits = x.to(tl.int32, bitcast=True)
         held = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -109,14 +109,14 @@ def _inverse(scale):
 def _write_q8_0(x, cells, there):
     """Quantise blocks x (N, 32), F32, and write them at the pointers `cells` (N,).
 
-    The absolute value between product and sum prevents the compiler from fusing them into one
-    rounding, which would give other codes.
+    Taking the absolute value between product and sum keeps the compiler from fusing them into
+    one rounding, which would give different codes.
     """
     scale = tl.math.div_rn(tl.max(tl.abs(x), 1), tl.full((x.shape[0],), 127.0, tl.float32))
     scaled = x * _inverse(scale)[:, None]
     size = tl.abs(scaled)
     whole = tl.floor(size)
-    whole += tl.floor((size - whole) * 2.0)  # halves away from zero
+    whole += tl.floor((size - whole) * 2.0)  # halves are rounded away from zero
     codes = tl.where(scaled < 0.0, -whole, whole).to(tl.int32).to(tl.int8)
     at = 2 + tl.arange(0, BLOCK)
     tl.store(cells.to(tl.pointer_type(tl.float16), bitcast=True), scale.to(tl.float16), mask=there)
@@ -126,7 +126,7 @@ def _write_q8_0(x, cells, there):
 
 @triton.jit
 def _write_q4_0(low, high, cells, there):
-    """Quantise blocks, as halves low and high (N, 16) in F32, and write them at `cells` (N,)."""
+    """Quantise blocks, given as F32 halves low and high (N, 16), and write them at `cells` (N,)."""
     at = tl.arange(0, 16)[None, :]
     sizes = tl.abs(low), tl.abs(high)
     largest = tl.maximum(tl.max(sizes[0], 1), tl.max(sizes[1], 1))
@@ -134,7 +134,7 @@ def _write_q4_0(low, high, cells, there):
     place = tl.min(tl.minimum(tl.where(is_low, at, 32), tl.where(is_high, at + 16, 32)), 1)[:, None]
     bits = tl.where(at == place, low.to(tl.int32, bitcast=True), 0)
     bits += tl.where(at + 16 == place, high.to(tl.int32, bitcast=True), 0)
-    # the scale comes from the first element of the largest magnitude
+    # the first element with the largest magnitude determines the scale
     scale = tl.sum(bits, 1).to(tl.float32, bitcast=True) * -0.125
     inverse = _inverse(scale)[:, None]
     codes = _nibbles(low * inverse) | (_nibbles(high * inverse) << 4)
@@ -144,9 +144,9 @@ def _write_q4_0(low, high, cells, there):
 
 @triton.jit
 def _nibbles(scaled):
-    """Return codes from 0 to 15 of numbers from -8 to 8.
+    """Return codes from 0 to 15 for numbers from -8 to 8.
 
-    The inner `minimum` changes nothing, but prevents the compiler from fusing product and sum into
+    The inner `minimum` changes nothing, but keeps the compiler from fusing product and sum into
     one rounding.
     """
     return tl.minimum((tl.minimum(scaled, 9.0) + 8.5).to(tl.int32), 15)
@@ -154,7 +154,7 @@ def _nibbles(scaled):
 
 @triton.jit
 def slot_of(table, n_pages, position, there):
-    """Return the slots of positions (N,) of sequences, int64; -1 where there is none.
+    """Return the slots for sequences' positions (N,), int64; -1 for positions without a slot.
 
     `table` points to the sequences' tables, int32 (n_pages,) each.
     """
@@ -168,11 +168,11 @@ def slot_of(table, n_pages, position, there):
 def put(x, x_token, x_head, cells, token, head, block, slot, there, n_slots,
         TYPE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
         SIZE: tl.constexpr):  # fmt: skip
-    """Write some heads of tokens, or blocks of them, into keys or values of the cache; see `store`.
+    """Write heads of tokens, or blocks within heads, into the cache's keys or values; see `store`.
 
     Args:
-        token, head, block: what to write of x, int64 (N,) or broadcast to it.
-        slot: where to write it, int64 likewise; slots outside the cache are skipped.
+        token, head, block: what to write from x, int64 (N,) or broadcast to it.
+        slot: where to write it, int64, likewise; slots outside the cache are skipped.
         there: whether to write it, likewise.
     """
     there = there & (slot >= 0) & (slot < n_slots)
@@ -221,20 +221,20 @@ def store(k, k_token, k_head, v, v_token, v_head, k_cells, v_cells, positions, t
           TYPE_K: tl.constexpr, TYPE_V: tl.constexpr, DIM_K: tl.constexpr, DIM_V: tl.constexpr,
           WIDTH_V: tl.constexpr, ROWS_K: tl.constexpr, ROWS_V: tl.constexpr,
           SIZE: tl.constexpr):  # fmt: skip
-    """Write keys and values of tokens into the cache, at positions in device memory.
+    """Write tokens' keys and values into the cache, at positions stored in device memory.
 
-    Programs with the second index 0 write keys, those with 1 values. Positions outside the cache
-    are skipped.
+    Programs whose second index is 0 write keys; those whose second index is 1 write values.
+    Positions outside the cache are skipped.
 
     Args:
-        k, v: F32 (tokens, n_head, DIM_K or DIM_V), heads contiguous; strides in elements.
+        k, v: F32 (tokens, n_head, DIM_K or DIM_V) with contiguous heads; strides in elements.
         k_cells, v_cells: the cache, (n_head, n_slots, DIM_K elements of TYPE_K or WIDTH_V of
             TYPE_V); blocks as bytes.
         positions: position of each token in its sequence, (tokens,).
-        tables: pages of each sequence, int32 (sequences, n_pages).
-        n_first: tokens of the first sequence; the others have one each.
+        tables: each sequence's pages, int32 (sequences, n_pages).
+        n_first: number of tokens in the first sequence; the others have one each.
         n_rows: tokens * n_head.
-        ROWS_K, ROWS_V: heads, or blocks, of each program.
+        ROWS_K, ROWS_V: heads, or blocks, per program.
         SIZE: a power of two, at least both dimensions.
     """
     if tl.program_id(1) == 0:

@@ -1,8 +1,8 @@
 """Kernels that test whether packets from one GPU reach another intact, and measure their latency.
 
-They write and read with the functions of `one_shot`. Rounds alternate between two halves of a slot:
-a device that writes round r has read all of round r - 1, so the other GPU has finished with the
-half of round r - 2.
+They write and read with the functions from `one_shot`. Rounds alternate between the two halves of a
+slot: a device that writes round r has read all of round r - 1, so the other GPU has finished with
+the half used in round r - 2.
 """
 
 import triton
@@ -15,7 +15,7 @@ WAITING, TOO_LATE = tl.constexpr(1), tl.constexpr(2)  # states of a program
 
 @triton.jit
 def write_packets(slot, words, n, flag, SIZE: tl.constexpr, ASM: tl.constexpr):
-    """Write n pairs of packets, from words int32 (2 n,), at the address `slot`."""
+    """Write n pairs of packets, given words int32 (2 n,), to the address `slot`."""
     for start in range(0, n, SIZE):
         at = start + tl.arange(0, SIZE)
         inside = at < n
@@ -26,7 +26,7 @@ def write_packets(slot, words, n, flag, SIZE: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def time_left(left, begun, limit, ASM: tl.constexpr):
-    """Return the remaining time, in units of 1024 ns; in polls where there is no clock."""
+    """Return the remaining time, in units of 1024 ns, or in polls if there is no clock."""
     if ASM:
         return limit - (time_now(begun, ASM) - begun)
     else:
@@ -37,8 +37,8 @@ def time_left(left, begun, limit, ASM: tl.constexpr):
 def read_packets(slot, words, n, flag, limit, SIZE: tl.constexpr, ASM: tl.constexpr):
     """Wait for n pairs of packets and compare them with `words`, int32 (2 n,).
 
-    `limit` is the longest wait for all of them, see `time_left`. Return the number of pairs that
-    did not arrive, and of those with other words.
+    `limit` is the longest wait for all of them; see `time_left`. Return how many pairs did not
+    arrive, and how many of those that did have wrong words.
     """
     missing = limit * 0
     wrong = limit * 0
@@ -55,7 +55,7 @@ def read_packets(slot, words, n, flag, limit, SIZE: tl.constexpr, ASM: tl.conste
             first, flag_1, second, flag_2 = read_pair(address, inside, ASM)
             is_late = inside & ((flag_1 != flag) | (flag_2 != flag))
             left = time_left(left, begun, limit, ASM)
-            # clocks of threads differ, but all threads must leave the loop together
+            # threads' clocks differ, but all threads must leave the loop together
             state = tl.max(tl.where(is_late, tl.where(left > 0, WAITING, TOO_LATE), 0), axis=0)
         word_1 = tl.load(words + at * 2, mask=inside, other=0)
         word_2 = tl.load(words + at * 2 + 1, mask=inside, other=0)
@@ -67,14 +67,14 @@ def read_packets(slot, words, n, flag, limit, SIZE: tl.constexpr, ASM: tl.conste
 
 @triton.jit
 def slot_of(table, which, turn, most):
-    """Return the address of this program's packets of a round, in the slot `table[which]`."""
+    """Return the address of this program's packets for a round, in the slot `table[which]`."""
     half = tl.program_id(0) * 2 + (turn & 1)
     return tl.load(table + which) + half.to(tl.int64) * most * 16
 
 
 @triton.jit
 def words_of(words, turn, n_rows, most):
-    """Return a pointer to this program's words of a round; rounds cycle through (n_rows, …)."""
+    """Return a pointer to this program's words for a round; rounds cycle through (n_rows, …)."""
     row = (turn % n_rows).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
     return words + row * most * 2
 
@@ -90,7 +90,7 @@ def note(status, n_rounds, missing, wrong):
 
 @triton.jit(do_not_specialize=["first", "n_rows", "n_mine", "most"])
 def write_round(mine, table, first, n_rows, n_mine, most, SIZE: tl.constexpr, ASM: tl.constexpr):
-    """Write one round; for the arguments see `exchange`."""
+    """Write one round; for the arguments, see `exchange`."""
     turn = first.to(tl.int32)
     to = slot_of(table, 0, turn, most)
     write_packets(to, words_of(mine, turn, n_rows, most), n_mine, turn + 1, SIZE, ASM)
@@ -99,7 +99,7 @@ def write_round(mine, table, first, n_rows, n_mine, most, SIZE: tl.constexpr, AS
 @triton.jit(do_not_specialize=["first", "n_rows", "n_theirs", "most", "limit"])
 def read_round(theirs, table, status, first, n_rows, n_theirs, most, limit, SIZE: tl.constexpr,
                ASM: tl.constexpr):  # fmt: skip
-    """Read one round; for the arguments see `exchange`."""
+    """Read one round; for the arguments, see `exchange`."""
     turn = first.to(tl.int32)
     slot = slot_of(table, 1, turn, most)
     words = words_of(theirs, turn, n_rows, most)
@@ -114,20 +114,20 @@ def exchange(mine, theirs, table, status, first, n_rounds, n_rows, n_mine, n_the
              SIZE: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
     """Run rounds in which each of two devices writes its packets and then waits for the other's.
 
-    Ends with the first round that does not arrive.
+    This stops at the first round that does not arrive.
 
     Args:
         mine: words that this device writes, int32 (n_rows, n_programs, 2 most).
         theirs: words that the other device writes, likewise.
-        table: addresses of the slots to write and to read, int64 (2,); each slot is int64
+        table: addresses of the slot to write and the slot to read, int64 (2,); each slot is int64
             (n_programs, 2, 2 most).
         status: see `note`.
-        first: number of the first round; slots hold no flag of it or of later rounds.
-        n_mine, n_theirs: pairs of packets that a program writes and reads.
-        most: the larger of both.
+        first: number of the first round; slots hold no flag for this round or later ones.
+        n_mine, n_theirs: pairs of packets that each program writes and reads.
+        most: the larger of the two.
         limit: see `read_packets`; the first round may take five times as long, since the other
             device may start later.
-        SIZE: pairs at a time, at least the number of threads of a program.
+        SIZE: pairs per iteration, at least the number of threads in a program.
     """
     turn = first.to(tl.int32)
     patience = limit.to(tl.int64) * 5
@@ -150,7 +150,7 @@ def exchange(mine, theirs, table, status, first, n_rounds, n_rows, n_mine, n_the
 
 @triton.jit(do_not_specialize=["flag", "n"])
 def store_pairs(words, table, flag, n, SIZE: tl.constexpr, ASM: tl.constexpr):
-    """Write n pairs of packets, from words int32 (2 n,), at the first address in `table`."""
+    """Write n pairs of packets, given words int32 (2 n,), to the first address in `table`."""
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     first = tl.load(words + at * 2, mask=at < n, other=0)
     second = tl.load(words + at * 2 + 1, mask=at < n, other=0)
@@ -159,7 +159,7 @@ def store_pairs(words, table, flag, n, SIZE: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n"])
 def load_pairs(out, table, n, SIZE: tl.constexpr, ASM: tl.constexpr):
-    """Read n pairs of packets, flags included, at the first address in `table` into out (4 n,)."""
+    """Read n pairs of packets, including flags, from `table`'s first address into out (4 n,)."""
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     first, flag_1, second, flag_2 = read_pair(
         tl.load(table) + at.to(tl.int64) * 16, at < n, ASM

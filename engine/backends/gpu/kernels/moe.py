@@ -1,13 +1,13 @@
-"""Kernels of routed experts: choice of experts, order of rows by expert, and their products.
+"""Kernels for routed experts: choosing the experts, sorting rows by expert, and their products.
 
-Numbers that decide the choice are compared as integers of the same order, so that NaNs choose
-distinct experts, too; of equal ones the first wins, as in
+Scores are compared as integers in the same order, so that the chosen experts are distinct even if
+some scores are NaN; of equal scores, the first wins, as in
 `engine.backends.cpu.kernels.small.routing`.
 
-Grouped GEMM runs on the tensor cores: a program multiplies the rows of one block (see
-`gpu.moe.DeviceGroups.table`) by COLUMNS rows of its expert's matrix, and returns immediately where
-the table has no block. Programs are (parts of n_rows, blocks, matrices): up to two matrices of each
-expert are multiplied in one launch. Weights are dequantised to F16 or BF16; sums are F32.
+Grouped GEMM runs on the tensor cores: a program multiplies the rows in one block (see
+`gpu.moe.DeviceGroups.table`) by COLUMNS rows of its expert's matrix; it returns immediately if its
+table entry is empty. The grid is (parts of n_rows, blocks, matrices): one launch multiplies up to
+two matrices per expert. Weights are dequantised to F16 or BF16; sums are F32.
 """
 
 import triton
@@ -34,10 +34,10 @@ from engine.backends.gpu.kernels.planes import (
 @triton.jit
 def finished(total, expert, column, inside, scale, bias, n_rows, HAS_SCALE: tl.constexpr,
              HAS_BIAS: tl.constexpr):  # fmt: skip
-    """Return `total * scale + bias` of an expert.
+    """Return `total * scale + bias` for one expert.
 
     Args:
-        total: products with rows `column` of the expert's matrix, where `inside`; of any shape.
+        total: products with rows `column` of the expert's matrix, valid where `inside`; any shape.
         scale, bias: F32 (n_expert,) and (n_expert, n_rows).
     """
     if HAS_SCALE:
@@ -54,19 +54,19 @@ def planes_rows(planes0, planes1, scale0, scale1, bias0, bias1, out, expert_of, 
                 X_BYTES: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr,
                 TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr,
                 ASM: tl.constexpr):  # fmt: skip
-    """Compute `x Wᵀ` of one row and one tile per program, with up to two matrices per expert.
+    """Compute `x Wᵀ` for one row and one tile per program, with up to two matrices per expert.
 
-    Programs are (n_tile, n_row, matrices).
+    The grid is (n_tile, n_row, matrices).
 
     Args:
         planes: bytes (n_expert, n_tile, tile_bytes); tile_bytes is a multiple of 64.
-        scale, bias: see `finished`; any pointers where there are none.
+        scale, bias: see `finished`; any pointers if unused.
         out: output, F32 (matrices, n_row, n_rows).
         expert_of: expert of each row, (n_row,).
-        x, facts: rows that `quantise` wrote.
-        per_row: rows of the output that share a row of x.
-        n_rows: rows of each matrix.
-        ITEMS: see `tile_sums`, as for the other constants.
+        x, facts: rows written by `quantise`.
+        per_row: output rows per row of x.
+        n_rows: rows in each matrix.
+        ITEMS: for this and the other constants, see `tile_sums`.
     """
     tile, row, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     expert = tl.load(expert_of + row).to(tl.int64)
@@ -87,13 +87,13 @@ def planes_rows(planes0, planes1, scale0, scale1, bias0, bias1, out, expert_of, 
 def plain_rows(data0, data1, scale0, scale1, bias0, bias1, out, expert_of, x, n_rows, n_units,
                per_row, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr,
                STEP: tl.constexpr, UNIT: tl.constexpr):  # fmt: skip
-    """Compute `x Wᵀ` like `planes_rows` with matrices in F16, BF16 or F32, ROWS rows per program.
+    """Compute `x Wᵀ` like `planes_rows`, for matrices in F16, BF16 or F32, ROWS rows per program.
 
     Args:
         data: contiguous matrices (n_expert, n_rows, n_columns).
         x: contiguous F32 (rows, n_columns).
-        STEP: columns at a time.
-        n_units: columns in units of UNIT; the known factor allows wide loads.
+        STEP: columns per iteration.
+        n_units: number of columns divided by UNIT; the known factor allows wide loads.
     """
     row, which = tl.program_id(1), tl.program_id(2)
     expert = tl.load(expert_of + row).to(tl.int64)
@@ -139,12 +139,12 @@ def inner_halves(gate, up, stride, lead, n_columns, n_blocks, limit, KIND: tl.co
 def quantise_inner(gate, up, stride, lead, n_columns, n_blocks, limit, numbers, facts,
                    X_BYTES: tl.constexpr, KIND: tl.constexpr, HAS_UP: tl.constexpr,
                    HAS_LIMIT: tl.constexpr, BLOCKS: tl.constexpr):  # fmt: skip
-    """Compute `act(gate) * up`, quantised for the last matrix of an expert.
+    """Compute `act(gate) * up`, quantised for the expert's last matrix.
 
     Args:
-        gate, up: F32, rows of n_columns, `stride` elements apart; without HAS_UP the result is
-            `act(gate)`.
-        numbers, facts: outputs as in `elementwise.as_bytes`, or `as_numbers` where X_BYTES is 0.
+        gate, up: F32 rows of n_columns elements, `stride` elements apart; if not HAS_UP, the result
+            is `act(gate)`.
+        numbers, facts: outputs as in `elementwise.as_bytes`, or as in `as_numbers` if X_BYTES is 0.
         limit, KIND, HAS_LIMIT: see `elementwise.gate`.
     """
     values, half, exists = inner_halves(gate, up, stride, lead, n_columns, n_blocks, limit, KIND,
@@ -157,9 +157,9 @@ def quantise_inner(gate, up, stride, lead, n_columns, n_blocks, limit, numbers, 
 
 @triton.jit
 def block_rows(table, pair_of, ROWS: tl.constexpr, N_USED: tl.constexpr):
-    """Return this program's expert, its ROWS rows of y and of x, and a mask of existing ones.
+    """Return this program's expert, its ROWS rows in y and in x, and a mask of rows that exist.
 
-    N_USED is the number of experts per token if x has one row per token; 0 if x has the rows of y.
+    N_USED is the number of experts per token if x has one row per token; 0 if x has y's rows.
     """
     entry = table + tl.program_id(1) * 3
     expert, first, n = tl.load(entry).to(tl.int64), tl.load(entry + 1), tl.load(entry + 2)
@@ -173,7 +173,7 @@ def block_rows(table, pair_of, ROWS: tl.constexpr, N_USED: tl.constexpr):
 
 @triton.jit
 def added_product(x, w, total, PRECISION: tl.constexpr, IS_INTERPRETED: tl.constexpr):
-    """Return `total + x w` for x (rows, k) and w (k, columns), which is converted to x's type."""
+    """Return `total + x w` for x (rows, k) and w (k, columns); w is converted to x's type."""
     w = w.to(x.dtype)
     if IS_INTERPRETED:  # numpy has no BF16
         return tl.dot(x.to(tl.float32), w.to(tl.float32), total)
@@ -184,9 +184,9 @@ def added_product(x, w, total, PRECISION: tl.constexpr, IS_INTERPRETED: tl.const
 def store_products(out, total, x_scale, scale, bias, expert, row, source, is_row, column, n_row,
                    n_rows, HAS_X_SCALE: tl.constexpr, HAS_SCALE: tl.constexpr,
                    HAS_BIAS: tl.constexpr):  # fmt: skip
-    """Write products (rows, columns) to out (matrices, n_row, n_rows) after `finished`.
+    """Apply `finished` to products (rows, columns) and write them to out (matrices, n_row, n_rows).
 
-    Where HAS_X_SCALE, `x_scale` are factors on rows of x, (rows of x,).
+    If HAS_X_SCALE, `x_scale` has a factor for each row of x.
     """
     if HAS_X_SCALE:
         total = total * tl.load(x_scale + source)[:, None]
@@ -201,12 +201,12 @@ def store_products(out, total, x_scale, scale, bias, expert, row, source, is_row
 @triton.jit
 def stored_step(tile, block, row, n_blocks, skip, LOW: tl.constexpr, HIGH: tl.constexpr,
                 SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr):  # fmt: skip
-    """Load the stored words of some rows and blocks; each thread has whole blocks.
+    """Load the stored words for some rows and blocks; each thread loads whole blocks.
 
     Args:
-        tile: pointers to the tile of each row, (rows, 1).
-        row: index of each row in its tile, (rows, 1).
-        block: block indices (1, blocks); beyond the last block, it is read again.
+        tile: pointers to each row's tile, (rows, 1).
+        row: each row's index in its tile, (rows, 1).
+        block: block indices (1, blocks); indices past the end read the last block again.
     """
     block = tl.minimum(block, n_blocks - 1)
     mask = block >= 0
@@ -224,7 +224,7 @@ def stored_step(tile, block, row, n_blocks, skip, LOW: tl.constexpr, HIGH: tl.co
 @triton.jit
 def decoded(stored, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
             SCALE: tl.constexpr, SUB: tl.constexpr):  # fmt: skip
-    """Return the weights, F32 (rows, 32 * blocks), of the words that `stored_step` loaded."""
+    """Return the weights, F32 (rows, 32 * blocks), for the words that `stored_step` loaded."""
     IS_SIGNED: tl.constexpr = LOW == 8 or len(TABLE) > 0
     START: tl.constexpr = 128 if IS_SIGNED else ZERO
     lows, highs, factor, added = stored
@@ -258,19 +258,19 @@ def planes_product(planes0, planes1, scale0, scale1, bias0, bias1, out, table, p
                    IS_INTERPRETED: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
                    ZERO: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
                    SIGNED: tl.constexpr):  # fmt: skip
-    """Compute `x Wᵀ` with W in planes.
+    """Compute `x Wᵀ` for W stored in planes.
 
     Args:
         planes: bytes (n_expert, n_tile, tile_bytes); tile_bytes is a multiple of 64.
-        scale, bias: see `finished`; any pointers where there are none.
+        scale, bias: see `finished`; any pointers if unused.
         out: output, F32 (matrices, n_row, n_rows).
         table, pair_of: see `DeviceGroups`.
-        x: contiguous F16 or BF16 (rows, 32 * n_blocks); one row per token, or per row of out.
+        x: contiguous F16 or BF16 (rows, 32 * n_blocks); one row per token or per row of out.
         x_scale: see `store_products`.
         n_blocks, skip: see `Extent`.
-        ROWS: rows of a block.
-        COLUMNS: rows of W, a multiple of 16.
-        BLOCKS: blocks of 32 columns of W at a time.
+        ROWS: rows per block.
+        COLUMNS: rows of W per program, a multiple of 16.
+        BLOCKS: blocks of 32 columns of W per iteration.
         N_USED: see `block_rows`.
     """
     if tl.load(table + tl.program_id(1) * 3 + 2) == 0:
@@ -281,7 +281,7 @@ def planes_product(planes0, planes1, scale0, scale1, bias0, bias1, out, table, p
         planes, scale, bias = planes1, scale1, bias1
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     near = tl.minimum(column, n_rows - 1)
-    # this `where` makes the compiler give each thread whole rows, as tensor cores need them
+    # this `where` makes the compiler give each thread whole rows, which tensor cores need
     lane = tl.where(column < n_rows, near % 16, 0)[:, None]
     tile = (planes + (expert * n_tile + near // 16) * tl.multiple_of(tile_bytes, 64))[:, None]
     number, at = tl.arange(0, BLOCKS)[None, :], tl.arange(0, BLOCKS * 32)
@@ -309,12 +309,12 @@ def plain_product(data0, data1, scale0, scale1, bias0, bias1, out, table, pair_o
                   HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
                   STEP: tl.constexpr, N_USED: tl.constexpr, UNIT: tl.constexpr,
                   PRECISION: tl.constexpr, IS_INTERPRETED: tl.constexpr):  # fmt: skip
-    """Compute `x Wᵀ` like `planes_product` with W in F16, BF16 or F32.
+    """Compute `x Wᵀ` like `planes_product`, for W in F16, BF16 or F32.
 
     Args:
         data: contiguous matrices (n_expert, n_rows, n_columns), converted to x's type.
         x: contiguous F16, BF16 or F32 (rows, n_columns).
-        STEP: columns of W at a time.
+        STEP: columns of W per iteration.
         n_units: see `plain_rows`.
         PRECISION: `input_precision` of `tl.dot` for F32.
     """
@@ -342,13 +342,13 @@ def plain_product(data0, data1, scale0, scale1, bias0, bias1, out, table, pair_o
 @triton.jit(do_not_specialize=["lead", "n_columns", "width"])
 def shorten(x, scale, out, lead, n_columns, width, HAS_SCALE: tl.constexpr, UNIT: tl.constexpr,
             SIZE: tl.constexpr):  # fmt: skip
-    """Round rows of x to F16 or BF16, as the products read them; SIZE columns per program.
+    """Round rows of x to F16 or BF16 for the products; SIZE columns per program.
 
     Args:
         x: contiguous F32 (rows, n_columns).
-        scale: divisors of rows, (rows,), where HAS_SCALE.
+        scale: divisor of each row, (rows,), if HAS_SCALE.
         out: output (rows, width); columns outside x become zeros.
-        lead, n_columns, width: in units of UNIT columns; `lead` is the first column of x in out.
+        lead, n_columns, width: in units of UNIT columns; x starts at column `lead` of out.
     """
     lead, n_columns, width = lead * UNIT, n_columns * UNIT, width * UNIT
     row = tl.program_id(0).to(tl.int64)
@@ -360,32 +360,32 @@ def shorten(x, scale, out, lead, n_columns, width, HAS_SCALE: tl.constexpr, UNIT
     tl.store(out + (row * width + at), value.to(out.dtype.element_ty), mask=at < width)
 
 
-TAKEN = tl.constexpr(-(1 << 60))  # mark of a taken entry, below all keys with indices
-MIN_KEY = tl.constexpr(2 - (1 << 31))  # of numbers; experts of unchosen groups have one less
+TAKEN = tl.constexpr(-(1 << 60))  # marks a taken entry; below all keys combined with indices
+MIN_KEY = tl.constexpr(2 - (1 << 31))  # lowest key of a score; experts in unchosen groups get less
 
 
 @triton.jit
 def key_of(x):
-    """Return a 32-bit integer for each F32, in the same order."""
+    """Return a 32-bit integer for each F32; the integers are in the same order."""
     bits = x.to(tl.int32, bitcast=True)
     return tl.maximum(tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits), MIN_KEY)
 
 
 @triton.jit
 def number_of(key):
-    """Return the F32 of a key."""
+    """Return the F32 value of a key."""
     return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def highest(x):
-    """Return the largest number; NaNs are larger than all others."""
+    """Return the largest number; NaN counts as larger than any other."""
     return number_of(tl.max(key_of(x)))
 
 
 @triton.jit
 def largest(key, at, inside, N: tl.constexpr):
-    """Return a mask of the N largest keys, the first of equal ones; `at` holds their indices."""
+    """Return a mask of the N largest keys; of equal keys, the first win. `at` has their indices."""
     order = tl.where(inside, key.to(tl.int64) * 65536 + (65535 - at), TAKEN)
     for _ in range(N):
         order = tl.where(order == tl.max(order), TAKEN, order)
@@ -395,7 +395,7 @@ def largest(key, at, inside, N: tl.constexpr):
 @triton.jit
 def within_best_groups(key, N_GROUP: tl.constexpr, N_GROUP_USED: tl.constexpr,
                        GROUPS: tl.constexpr, MEMBERS: tl.constexpr):  # fmt: skip
-    """Return keys (GROUPS * MEMBERS,), lowered outside the groups with the highest top-two sums."""
+    """Lower the keys (GROUPS * MEMBERS,) outside the groups with the highest top-two sums."""
     groups = tl.reshape(key, (GROUPS, MEMBERS))
     member = tl.arange(0, MEMBERS)[None, :]
     first = tl.max(groups, axis=1)
@@ -413,16 +413,16 @@ def assign(logits, bias, weights, chosen, pair_of, scale, smallest, N_EXPERT: tl
            N_USED: tl.constexpr, N_GROUP: tl.constexpr, N_GROUP_USED: tl.constexpr,
            GROUPS: tl.constexpr, MEMBERS: tl.constexpr, GATING: tl.constexpr,
            HAS_BIAS: tl.constexpr, NORMALISES: tl.constexpr, IN_PAIRS: tl.constexpr):  # fmt: skip
-    """Choose the experts of one token in each program, and their weights; see `Routing`.
+    """Choose one token's experts and their weights in each program; see `Routing`.
 
     Args:
         logits: contiguous F32 (T, N_EXPERT).
-        bias: F32 (N_EXPERT,); any pointer where there is none.
+        bias: F32 (N_EXPERT,); any pointer if unused.
         weights, chosen: outputs, F32 and integers (T, N_USED), by ascending expert.
-        pair_of: output (T * N_USED,), set to 0, 1, 2, … where IN_PAIRS.
+        pair_of: output (T * N_USED,), set to 0, 1, 2, … if IN_PAIRS.
         scale: factor on the weights.
-        smallest: least divisor of the weights.
-        GROUPS, MEMBERS: powers of two, at least the number of groups and of experts in a group.
+        smallest: lower bound for the divisor of the weights.
+        GROUPS, MEMBERS: powers of two, at least the number of groups and of experts per group.
     """
     token = tl.program_id(0)
     at = tl.arange(0, GROUPS * MEMBERS)
@@ -439,7 +439,7 @@ def assign(logits, bias, weights, chosen, pair_of, scale, smallest, N_EXPERT: tl
         score = 1 / (1 + tl.exp(-logit))
     wanted = score
     if not HAS_BIAS and N_GROUP == 1:
-        wanted = logit  # in the same order, but large scores do not all round to 1
+        wanted = logit  # same order, but large scores do not all round to 1
     if HAS_BIAS:
         wanted = wanted + tl.load(bias + expert, mask=inside, other=0.0)
     key = tl.where(inside, key_of(wanted), MIN_KEY)
@@ -463,16 +463,16 @@ def assign(logits, bias, weights, chosen, pair_of, scale, smallest, N_EXPERT: tl
 @triton.jit(do_not_specialize=["n_pair", "n_block"])
 def sort(chosen, n_pair, expert_of, pair_of, row_of, table, n_block, N_EXPERT: tl.constexpr,
          SIZE: tl.constexpr, STEP: tl.constexpr, BLOCK_ROWS: tl.constexpr):  # fmt: skip
-    """Collect the rows of one expert in each program; pairs of an expert keep their order.
+    """Collect one expert's rows in each program; an expert's pairs keep their order.
 
-    Every program counts all pairs, so that one launch is enough.
+    Every program counts all pairs, so one launch is enough.
 
     Args:
-        chosen: expert of each pair of token and expert, (n_pair,).
-        expert_of, pair_of: outputs, expert and pair of each row, (n_pair,).
-        row_of: output, row of each pair, (n_pair,).
-        table: output, expert, first row and number of rows of each block of at most BLOCK_ROWS
-            rows, (n_block, 3).
+        chosen: expert of each (token, expert) pair, (n_pair,).
+        expert_of, pair_of: outputs, each row's expert and pair, (n_pair,).
+        row_of: output, each pair's row, (n_pair,).
+        table: output (n_block, 3): each block's expert, first row and row count, which is at most
+            BLOCK_ROWS.
         SIZE: a power of two above N_EXPERT.
     """
     expert = tl.program_id(0)
@@ -514,8 +514,8 @@ def sum_of_experts(y, weights, row_of, out, n, N_USED: tl.constexpr, HAS_WEIGHTS
 
     Args:
         y: contiguous F32 (n_row, n).
-        weights: F32 (T, N_USED); any pointer where there are none.
-        row_of: row of y for each token and expert, (T, N_USED).
+        weights: F32 (T, N_USED); any pointer if unused.
+        row_of: the row of y for each token and expert, (T, N_USED).
         out: contiguous output, F32 (T, n).
     """
     token = tl.program_id(0).to(tl.int64)

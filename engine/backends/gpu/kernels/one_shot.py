@@ -1,29 +1,29 @@
 """One-shot all-reduce kernels: each rank writes its values into the slots of all others.
 
-A value travels in packets of 64 bits: a word of 32 bits (one number in F32, or two in BF16), and
-the number of the round as a flag. Both are written together, so a reader that sees the flag has the
-word (NCCL's LL protocol). Two packets are written side by side; each is atomic by itself.
+A value travels in 64-bit packets: a 32-bit word (one F32 number or two BF16 numbers), and the round
+number as a flag. Both are written together, so a reader that sees the flag also has the word
+(NCCL's LL protocol). Packets are written in adjacent pairs; each packet is atomic on its own.
 
-Why no packet is overwritten before it was read: rounds alternate between two halves of each slot.
-Let A write round r into B's slot: A's kernel of round r - 1 has ended by then, so it had received a
-packet of that round from B. B's kernel of round r - 1 only starts after its kernel of round r - 2
-has ended, so B has read all that A wrote in round r - 2, the previous content of this half. This
-only requires that every member writes something for every other one in each round, and that the
-kernels of a rank run one after the other. A member without values writes only its header.
+Why no packet is overwritten before it has been read: rounds alternate between the two halves of
+each slot. Suppose A writes round r into B's slot. A's kernel for round r - 1 has finished by then,
+so it had received a packet for that round from B. B's kernel for round r - 1 only starts after its
+kernel for round r - 2 has finished, so B has read all that A wrote in round r - 2, the previous
+content of this half. This only requires that in each round every member writes something for every
+other one (just a header if it has no values), and that a rank's kernels run in sequence.
 
-Why no old packet is taken for a new one after the 32 bits of a round's number wrap around: in each
-round a member also rewrites some unused packets of its slots, which only it writes and no one
+Why no old packet is mistaken for a new one after the 32-bit round number wraps around: in each
+round, a member also rewrites some unused packets in its slots, which only it writes and nobody
 reads, so that none is more than a few thousand rounds old.
 
-Why all threads of a program leave a loop together: the values they read there (flags, clocks, words
-of the host) may differ between them, so conditions only use values reduced over all threads. A pair
-of packets is read by a single thread, since a program has at least as many pairs as threads: else
-one thread could continue with data that another has not seen yet.
+Why all threads in a program leave a loop together: the values they read there (flags, clocks, the
+host's words) may differ between threads, so conditions only use values reduced over all threads.
+Each pair of packets is read by one thread only, because a program has at least as many pairs as
+threads; otherwise one thread could continue with data that another has not yet seen.
 
-No program waits for another one of its kernel, which may not have started.
+No program waits for another program in its kernel, since that one may not have started.
 
-Slots in host memory are read over the link. If all threads polled there, they would fill it with
-requests and delay the very packets they wait for. So a program first polls one pair of packets per
+Slots in host memory are read over the link. If all threads polled there, their requests would fill
+the link and delay the very packets they wait for. So a program first polls one pair of packets per
 warp, and reads all pairs once these have arrived.
 """
 
@@ -33,19 +33,19 @@ import triton.language as tl
 from engine.backends.gpu.kernels.asm import atomic_add, store_pair
 from engine.backends.gpu.kernels.elementwise import add_norm_of
 
-HEADER = tl.constexpr(2)  # packets in the header of a slot's half: one says if there are values
-HAS_VALUES, IS_EMPTY = tl.constexpr(1), tl.constexpr(2)  # words of a header
-RENEWED = tl.constexpr(32)  # pairs of packets of each slot that are rewritten in a round
-LOOK = tl.constexpr(64)  # polls between two checks of the host's word
+HEADER = tl.constexpr(2)  # packets in the header of a slot's half; one says if there are values
+HAS_VALUES, IS_EMPTY = tl.constexpr(1), tl.constexpr(2)  # words in a header
+RENEWED = tl.constexpr(32)  # pairs of packets that are rewritten per slot and round
+LOOK = tl.constexpr(64)  # polls between checks of the host's word
 
 MAX_MEMBERS = tl.constexpr(8)
-"""Most members of a group: kernels are unrolled over them, and `received` needs seat + 1 < 16."""
+"""Maximum group size: kernels are unrolled over the members, and `received` needs seat + 1 < 16."""
 
 UNREAD = tl.constexpr(1 << 16)
-"""Added to the state of a pair that was read and is missing: the largest state of all pairs."""
+"""Added to the state of a pair that was read but is missing; more than any unread pair's state."""
 
 GIVEN_UP, ABORTED, LATE = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-"""Reasons to stop waiting: an earlier kernel gave up, the host aborted, or the time is over."""
+"""Reasons to stop waiting: an earlier kernel gave up, the host aborted, or time ran out."""
 
 
 @triton.jit
@@ -59,7 +59,7 @@ def clock():
 
 @triton.jit
 def time_now(epoch, ASM: tl.constexpr):
-    """Return `clock` where there is one, else 0."""
+    """Return `clock()` if the target has one, else 0."""
     if ASM:
         return clock()
     else:
@@ -68,7 +68,7 @@ def time_now(epoch, ASM: tl.constexpr):
 
 @triton.jit
 def write_pair(address, first, second, flag, mask, ASM: tl.constexpr):
-    """Write two packets at each address, a multiple of 16 bytes, all with the same `flag`."""
+    """Write two packets with the same `flag` at each address, which is a multiple of 16 bytes."""
     if ASM:
         tl.inline_asm_elementwise(
             store_pair(), "=r,l,r,r,r,r", [address, first, second, flag, mask.to(tl.int32)],
@@ -84,7 +84,7 @@ def write_pair(address, first, second, flag, mask, ASM: tl.constexpr):
 
 @triton.jit
 def read_pair(address, mask, ASM: tl.constexpr):
-    """Read word, flag, word and flag of two packets, bypassing caches."""
+    """Read two packets, bypassing caches; return the first's word and flag, then the second's."""
     if ASM:
         a, b, c, d = tl.inline_asm_elementwise(
             "{ .reg .pred p; .reg .b64 a, b; setp.ne.s32 p, $5, 0; mov.b64 a, 0; mov.b64 b, 0; "
@@ -105,7 +105,7 @@ def read_pair(address, mask, ASM: tl.constexpr):
 
 @triton.jit
 def read_word(at, mask, ASM: tl.constexpr):
-    """Read 64 bits, bypassing caches; Triton's options for that differ between makers."""
+    """Read 64 bits, bypassing caches; Triton's options for that differ between GPU makers."""
     if ASM:
         return tl.load(at, mask=mask, other=0, volatile=True)
     else:
@@ -117,15 +117,15 @@ def as_bf16(value):
     """Return the nearest BF16 (ties to even) in the lower 16 of 32 bits; equal on all targets."""
     bits = value.to(tl.int32, bitcast=True)
     near = bits + 0x7FFF + ((bits >> 16) & 1)
-    near = tl.where(value == value, near, bits | 0x400000)  # or some NaNs would become infinite
+    near = tl.where(value == value, near, bits | 0x400000)  # else some NaNs would become infinite
     return (near >> 16) & 0xFFFF
 
 
 @triton.jit
 def words_of(x, at, n, HALVES: tl.constexpr):
-    """Return the two words of each pair of packets `at` of n numbers x.
+    """Return the two words for each of the packet pairs `at`, given n numbers x.
 
-    With HALVES, numbers are rounded to BF16, four in a pair; else there are two of 32 bits.
+    If HALVES, numbers are rounded to BF16, four to a pair; otherwise a pair has two F32 numbers.
     """
     if HALVES:
         at *= 4
@@ -140,7 +140,7 @@ def words_of(x, at, n, HALVES: tl.constexpr):
 
 @triton.jit
 def numbers_of(first, second, HALVES: tl.constexpr):
-    """Return the numbers in words of `words_of`, in order: (pairs, 2), or (pairs, 2, 2)."""
+    """Return the numbers in words from `words_of`, in order: (pairs, 2), or (pairs, 2, 2)."""
     if HALVES:
         even = tl.join((first << 16), (first >> 16) << 16)
         odd = tl.join((second << 16), (second >> 16) << 16)
@@ -151,16 +151,16 @@ def numbers_of(first, second, HALVES: tl.constexpr):
 
 @triton.jit
 def half_of(table, member, epoch, SLOT: tl.constexpr):
-    """Return the address of the half of a slot that a round uses; it has SLOT packets."""
+    """Return the address of the half slot that a round uses; it has SLOT packets."""
     return tl.load(table + member) + (epoch & 1).to(tl.int64) * (SLOT * 8)
 
 
 @triton.jit
 def push(table, seat, epoch, at, first, second, inside, n_pairs, N: tl.constexpr,
          HAS_OWN: tl.constexpr, SLOT: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """Write this program's packets, pairs `at`, for all other members; the first also the header.
+    """Write this program's packet pairs `at` for all other members; program 0 adds the header.
 
-    `n_pairs` counts the pairs of all programs.
+    `n_pairs` counts all programs' pairs.
     """
     lane = tl.arange(0, at.shape[0]).to(tl.int64)
     header = at * 0 + (HAS_VALUES if HAS_OWN else IS_EMPTY)
@@ -184,17 +184,17 @@ def push(table, seat, epoch, at, first, second, inside, n_pairs, N: tl.constexpr
 def received(table, seat, begin, epoch, at, inside, stop, begun, turn, patience, probe, nothing,
              N: tl.constexpr, TOGETHER: tl.constexpr, SLOT: tl.constexpr,
              ASM: tl.constexpr):  # fmt: skip
-    """Wait for the pairs `at` of TOGETHER members from seat `begin` on.
+    """Wait for the pairs `at` from TOGETHER members, starting at seat `begin`.
 
     Args:
         stop: whether not to wait.
-        begun, turn: time at which this program began to wait, and its number of polls since then.
-        probe: distance of the pairs that are polled until all of them have arrived; 1 for all.
-        nothing: word in place of missing packets: of members without values, and of this rank.
+        begun, turn: when this program started to wait, and how often it has polled since then.
+        probe: distance between the pairs polled until all of those have arrived; 1 polls all.
+        nothing: word for missing packets: from members without values, and from this rank.
 
     Returns:
         Both words of each pair, for each member; the number of polls; and 0, or 16 * the reason to
-        stop waiting + 1 + the seat it waited for.
+        stop waiting + 1 + the missing member's seat.
     """
     M: tl.constexpr = N - begin if N - begin < TOGETHER else TOGETHER
     addresses, headers, firsts, seconds = (), (), (), ()
@@ -241,7 +241,7 @@ def received(table, seat, begin, epoch, at, inside, stop, begun, turn, patience,
 
 @triton.jit
 def note(table, flags, epoch, state, N: tl.constexpr):
-    """Make later kernels not wait if this one gave up, and report a late member to the host."""
+    """Make later kernels not wait if this one gave up; report a late member to the host."""
     if state >= 16 * ABORTED:
         tl.store(flags, 1)
         if state >= 16 * LATE:
@@ -253,7 +253,7 @@ def note(table, flags, epoch, state, N: tl.constexpr):
 def collect(table, flags, seat, epoch, at, own, own_2, inside, patience, probe, N: tl.constexpr,
             TOGETHER: tl.constexpr, HALVES: tl.constexpr, HAS_OWN: tl.constexpr,
             SLOT: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """Return the sum of all members' numbers, in the order of seats: (pairs * their numbers,)."""
+    """Return the sum of all members' numbers, added in seat order: (pairs * numbers per pair,)."""
     stop = tl.load(flags) | tl.load(flags + 1)
     begun, turn = time_now(epoch, ASM), epoch * 0
     nothing = -0x7FFF8000 if HALVES else -0x80000000  # -0.0, which changes no sum
@@ -277,7 +277,7 @@ def collect(table, flags, seat, epoch, at, own, own_2, inside, patience, probe, 
 
 @triton.jit
 def end_round(words, epoch):
-    """Increment the round's number for the next kernel, once all programs have read it."""
+    """Increment the round number for the next kernel, once all programs have read it."""
     tl.debug_barrier()  # all threads have read the number
     n = tl.num_programs(0)
     ticket = n - 1
@@ -293,23 +293,23 @@ def all_reduce(x, out, table, words, flags, seat, n, patience, probe, N: tl.cons
                TOGETHER: tl.constexpr, HALVES: tl.constexpr, HAS_OWN: tl.constexpr,
                PUSH: tl.constexpr, COLLECT: tl.constexpr, SLOT: tl.constexpr, PAIRS: tl.constexpr,
                ASM: tl.constexpr):  # fmt: skip
-    """Sum n numbers over all members; PAIRS pairs of packets per program.
+    """Sum n numbers over all members; PAIRS packet pairs per program.
 
     Args:
         x: contiguous F32 (n,); any pointer if not HAS_OWN.
         out: output, F32 (n,).
-        table: addresses, int64 (2 * N + 2,): of the slots to write for each member, of the slots
-            that each member writes, of the status and of the host's word (both int64).
-        words: int32 (2,): the round's number, and the number of programs that are done with it.
+        table: addresses, int64 (2 * N + 2,): for each member, the slot to write; for each member,
+            the slot it writes; the status word and the host's word (both int64).
+        words: int32 (2,): the round number, and the number of programs that are done with it.
         flags: the rank's flags, int32 (2,): a kernel gave up; kernels must not wait.
         seat: this rank's index in its group of N.
-        patience: longest wait, in units of 1024 ns; in polls where there is no clock.
+        patience: longest wait, in units of 1024 ns, or in polls if there is no clock.
         probe: see `received`.
-        TOGETHER: members to wait for at once.
-        HALVES: whether packets hold BF16, see `words_of`.
+        TOGETHER: members to wait for simultaneously.
+        HALVES: whether packets hold BF16; see `words_of`.
         HAS_OWN: whether this rank has values.
         PUSH, COLLECT: which of the two steps to do.
-        SLOT: packets in a half of a slot.
+        SLOT: packets per half slot.
     """
     PER: tl.constexpr = 4 if HALVES else 2
     n_pairs = (n + PER - 1) // PER
@@ -332,9 +332,9 @@ def all_reduce(x, out, table, words, flags, seat, n, patience, probe, N: tl.cons
 def all_words(x, out, table, words, flags, seat, n, patience, probe, N: tl.constexpr,
               TOGETHER: tl.constexpr, PUSH: tl.constexpr, COLLECT: tl.constexpr,
               SLOT: tl.constexpr, PAIRS: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """Gather n words (int32) of each member in `out` (N, n), -1 where they did not arrive.
+    """Gather n words (int32) from each member in `out` (N, n); -1 for those that did not arrive.
 
-    Other arguments are as in `all_reduce`.
+    The other arguments are as in `all_reduce`.
     """
     n_pairs = (n + 1) // 2
     at = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
@@ -372,11 +372,11 @@ def add_norm(x, own, own_bias, inner_weight, inner_bias, weight, bias, sum_scale
              HAS_DELTA_BIAS: tl.constexpr, HAS_INNER_WEIGHT: tl.constexpr,
              HAS_INNER_BIAS: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
              HAS_SCALE: tl.constexpr, HAS_SUM_SCALE: tl.constexpr):  # fmt: skip
-    """Compute `elementwise.add_norm` of the sum of all members' rows; a row per program.
+    """Compute `elementwise.add_norm` for the sum of all members' rows; one row per program.
 
     Args:
-        own: this rank's rows, F32 (rows, n); any pointer if not HAS_OWN. Other arguments are as in
-            `elementwise.add_norm` and `all_reduce`.
+        own: this rank's rows, F32 (rows, n); any pointer if not HAS_OWN. The other arguments are as
+            in `elementwise.add_norm` and `all_reduce`.
     """
     PER: tl.constexpr = 4 if HALVES else 2
     n *= UNIT

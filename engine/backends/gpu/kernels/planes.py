@@ -1,12 +1,11 @@
 """Device functions that read planes; see `engine.formats.quants.layout` for their format.
 
-All functions work element by element on tensors of any shape, with one element for each pair of a
-block of 32 columns and a row of a tile: `block` and `row` are broadcast against each other, `tile`
-is the address of the tile (a pointer to bytes, or one for each element), and `mask` says which
-elements exist; others are read as 0. The constants come from
-`engine.backends.gpu.quantised.constants_of`.
+All functions work element by element on tensors of any shape. An element is a pair of a block of 32
+columns and a row in a tile: `block` and `row` are broadcast against each other, `tile` is the
+tile's address (a pointer to bytes, or one per element), and `mask` says which elements exist;
+others are read as 0. The constants come from `engine.backends.gpu.quantised.constants_of`.
 
-A *quad* is a 32-bit word with four neighbouring columns of a row, the first one in the lowest byte:
+A *quad* is a 32-bit word with four adjacent columns of a row, the first one in the lowest byte:
 quad i of a block has columns 4i … 4i+3. Its bytes are unsigned codes, or signed numbers if the
 layout has a table or eight bits.
 """
@@ -23,14 +22,14 @@ SUPER = tl.constexpr(8)
 
 @triton.constexpr_function
 def scale_bytes(SCALE, SUB):
-    """Return the bytes of the scales of a block of 16 rows."""
+    """Return the number of scale bytes per block of 16 rows."""
     size = {"f16": 2, "f16_min": 4, "f32": 4, "super_min": 2}.get(SCALE, 1)
     return 16 * (32 // SUB) * size
 
 
 @triton.constexpr_function
 def super_bytes(SCALE):
-    """Return the bytes of the factors of 256 columns and 16 rows."""
+    """Return the number of bytes for the factors of 256 columns and 16 rows."""
     return {"super": 32, "super_min": 64, "super_nibbles": 64}.get(SCALE, 0)
 
 
@@ -50,7 +49,7 @@ def splat(number):
 @triton.jit
 def starts(n_blocks, LOW: tl.constexpr, HIGH: tl.constexpr, SCALE: tl.constexpr,
            SUB: tl.constexpr):  # fmt: skip
-    """Return the offsets of the planes `high`, `scales` and `supers` in a tile, in bytes."""
+    """Return the byte offsets of the planes `high`, `scales` and `supers` in a tile."""
     high = n_blocks * (64 * LOW)
     scales = high + n_blocks * (64 * HIGH)
     return high, scales, scales + n_blocks * scale_bytes(SCALE, SUB)
@@ -70,19 +69,19 @@ def halves(address, mask):
 
 @triton.jit
 def low_words(tile, block, row, mask, LINE: tl.constexpr, LOW: tl.constexpr):
-    """Load line LINE < LOW of the plane `low`; it has bits of 8 / LOW quads."""
+    """Load line LINE < LOW of the plane `low`; it has bits from 8 / LOW quads."""
     return words(tile + (block * (64 * LOW) + row * 4 + 64 * LINE), mask)
 
 
 @triton.jit
 def high_words(tile, high, block, row, mask, LINE: tl.constexpr, HIGH: tl.constexpr):
-    """Load line LINE < HIGH of the plane that begins at `high`."""
+    """Load line LINE < HIGH of the plane that starts at `high`."""
     return words(tile + (high + block * (64 * HIGH) + row * 4 + 64 * LINE), mask)
 
 
 @triton.jit
 def low_part(low, PART: tl.constexpr, LOW: tl.constexpr):
-    """Return the lower bits of one of the quads that share stored words."""
+    """Return one quad's lower bits, given a word whose bits several quads share."""
     if LOW == 8:
         return low
     else:
@@ -91,9 +90,9 @@ def low_part(low, PART: tl.constexpr, LOW: tl.constexpr):
 
 @triton.jit
 def high_part(high, QUAD: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr):
-    """Return the upper bits of quad QUAD, in their place in its bytes.
+    """Return the upper bits of quad QUAD, at their place in its bytes.
 
-    `high` is the stored line with these bits, number QUAD * HIGH // 8.
+    `high` is the stored line that has these bits; its index is QUAD * HIGH // 8.
     """
     SHIFT: tl.constexpr = LOW - QUAD * HIGH % 8
     MASK: tl.constexpr = splat(((1 << HIGH) - 1) << LOW)
@@ -105,11 +104,11 @@ def high_part(high, QUAD: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr):
 
 @triton.jit
 def quad_of(low, high, QUAD: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr):
-    """Return the codes of quad QUAD from its stored words, before any table look-up.
+    """Return the codes in quad QUAD, given its stored words, before any table look-up.
 
     Args:
-        low: stored line of the quad's lower bits, number `low_line`.
-        high: stored line of its upper bits, number QUAD * HIGH // 8; unused where HIGH is 0.
+        low: stored line with the quad's lower bits; its index is `low_line`.
+        high: stored line with its upper bits; its index is QUAD * HIGH // 8; unused if HIGH is 0.
     """
     code = low_part(low, QUAD // 4 if LOW == 4 else QUAD % (8 // LOW), LOW)
     if HIGH > 0:
@@ -119,14 +118,14 @@ def quad_of(low, high, QUAD: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr
 
 @triton.constexpr_function
 def low_line(QUAD, LOW):
-    """Return the number of the line of the plane `low` with the bits of a quad."""
+    """Return the index of the line in the plane `low` that has a quad's bits."""
     return QUAD % 4 if LOW == 4 else QUAD * LOW // 8
 
 
 @triton.jit
 def quads(tile, high, block, row, mask, LOW: tl.constexpr, HIGH: tl.constexpr,
           TABLE: tl.constexpr):  # fmt: skip
-    """Return all eight quads of a block, in order; each stored word is read once."""
+    """Return all eight quads in a block, in order; each stored word is read once."""
     lows = ()
     for line in tl.static_range(LOW):
         lows = lows + (low_words(tile, block, row, mask, line, LOW),)
@@ -145,10 +144,10 @@ def quads(tile, high, block, row, mask, LOW: tl.constexpr, HIGH: tl.constexpr,
 
 @triton.jit
 def looked_up(code, TABLE: tl.constexpr, BITS: tl.constexpr):
-    """Return the table's numbers for codes of BITS bits, four in a word; without table the codes.
+    """Return table entries for BITS-bit codes, four to a word; the codes if there is no table.
 
-    Each bit chooses between two halves of the table, for four bytes at once, in plain arithmetic
-    that works on all targets.
+    Each bit chooses between two halves of the table, for four bytes simultaneously, in plain
+    arithmetic that works on all targets.
     """
     found = (code,)
     if len(TABLE) > 0:
@@ -166,7 +165,7 @@ def looked_up(code, TABLE: tl.constexpr, BITS: tl.constexpr):
 
 @triton.jit
 def byte_of(quad, COLUMN: tl.constexpr, IS_SIGNED: tl.constexpr):
-    """Return the number of one of a quad's four columns, as a 32-bit integer."""
+    """Return the number in one of a quad's four columns, as a 32-bit integer."""
     if IS_SIGNED:
         return (quad << (24 - 8 * COLUMN)) >> 24
     else:
@@ -176,9 +175,9 @@ def byte_of(quad, COLUMN: tl.constexpr, IS_SIGNED: tl.constexpr):
 @triton.jit
 def scale_numbers(tile, scales, block, row, mask, SCALE: tl.constexpr, SUB: tl.constexpr,
                   SIGNED: tl.constexpr):  # fmt: skip
-    """Load the plane `scales`: a tuple with the scale of each sub-block, and one of minima.
+    """Load the plane `scales`: a tuple of the sub-blocks' scales, and one of their minima.
 
-    They are F32; of types with factors for 256 columns, 32-bit integers that these multiply.
+    They are F32, or 32-bit integers to multiply by the factors if 256 columns share factors.
     """
     at = tile + (scales + block * scale_bytes(SCALE, SUB))
     numbers, minima = (), ()
@@ -206,16 +205,16 @@ def scale_numbers(tile, scales, block, row, mask, SCALE: tl.constexpr, SUB: tl.c
 
 @triton.jit
 def half_power(code):
-    """Return half of 2 ** (code - 127), made of its bits; the two smallest are subnormal."""
+    """Return half of 2 ** (code - 127), built from its bits; the two smallest are subnormal."""
     bits = tl.where(code < 2, 0x00200000 << (code & 1), (code - 1) << 23)
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def factors(tile, supers, block, row, mask, skip, SCALE: tl.constexpr):
-    """Load a block's factors of scales and of minima, F32, for types that have them.
+    """Load a block's factors for scales and for minima, F32, for types that have them.
 
-    `skip` is the number of blocks of the first 256 columns that are not held (`Extent.skip`).
+    `skip` is how many of the first 256 columns' blocks are not stored (`Extent.skip`).
     """
     at = tile + (supers + (block + skip) // 8 * super_bytes(SCALE) + row * 2)
     of_scales = halves(at, mask)
@@ -228,10 +227,10 @@ def factors(tile, supers, block, row, mask, skip, SCALE: tl.constexpr):
 @triton.jit
 def scales_of(tile, scales, supers, block, row, mask, skip, SCALE: tl.constexpr, SUB: tl.constexpr,
               SIGNED: tl.constexpr):  # fmt: skip
-    """Return the scales of codes and the minima to add, with the roundings of `formats.quants`.
+    """Return the scales for codes and the minima to add, rounded as in `formats.quants`.
 
-    These are a tuple of F32 scales, one for each sub-block, and a tuple of as many minima, or an
-    empty one.
+    They are a tuple of F32 scales, one per sub-block, and a tuple with as many minima, or an empty
+    one.
     """
     numbers, minima = scale_numbers(tile, scales, block, row, mask, SCALE, SUB, SIGNED)
     if super_bytes(SCALE) > 0:
@@ -248,7 +247,7 @@ def scales_of(tile, scales, supers, block, row, mask, skip, SCALE: tl.constexpr,
 
 @triton.jit
 def joined(parts):
-    """Join 2, 4 or 8 tensors in new last dimensions of 2, which index the tensors in order."""
+    """Join 2, 4 or 8 tensors along new last dimensions of size 2, which index them in order."""
     for _ in tl.static_range(len(parts).bit_length() - 1):
         pairs = ()
         for n in tl.static_range(len(parts) // 2):
@@ -260,7 +259,7 @@ def joined(parts):
 @triton.jit
 def numbers_of(found, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr,
                TABLE: tl.constexpr):  # fmt: skip
-    """Return the 32 columns of eight quads of shape (a, b) as 32-bit integers (a, b, 32)."""
+    """Return the 32 columns in eight quads of shape (a, b) as 32-bit integers (a, b, 32)."""
     IS_SIGNED: tl.constexpr = LOW == 8 or len(TABLE) > 0
     words = tl.reshape(joined(found), (found[0].shape[0], found[0].shape[1], 8))
     columns = ()
@@ -274,12 +273,12 @@ def numbers_of(found, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr,
 def weights(tile, n_blocks, block, row, mask, skip, LOW: tl.constexpr, HIGH: tl.constexpr,
             ZERO: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
             SIGNED: tl.constexpr):  # fmt: skip
-    """Dequantise blocks of rows to F32 (a, b, 32), bit-equal to the dequantised file.
+    """Dequantise blocks in rows to F32 (a, b, 32), bit-equal to the dequantised file.
 
     Args:
-        tile: address of the tile; or of each element's tile.
-        n_blocks: blocks of a row in the planes.
-        block, row, mask: tensors of shape (a, b), or that broadcast to it.
+        tile: address of the tile, or of each element's tile.
+        n_blocks: blocks per row in the planes.
+        block, row, mask: tensors with shape (a, b), or broadcastable to it.
     """
     high, scales, supers = starts(n_blocks, LOW, HIGH, SCALE, SUB)
     found = quads(tile, high, block, row, mask, LOW, HIGH, TABLE)
@@ -303,19 +302,19 @@ def sub_blocks(parts):
 
 @triton.constexpr_function
 def is_narrow(TABLE, LOW):
-    """Return whether 16 numbers, counted from the least, all fit into 7 bits."""
+    """Return whether 16 numbers, counted from the smallest, all fit into 7 bits."""
     return LOW == 4 and len(TABLE) > 0 and max(TABLE) - min(TABLE) < 128
 
 
 @triton.constexpr_function
 def table_bias(TABLE, LOW, ASM):
-    """Return the number to add to a table's numbers before look-ups."""
+    """Return the offset to add to a table's numbers before look-ups."""
     return -min(TABLE) if ASM and is_narrow(TABLE, LOW) else 0
 
 
 @triton.constexpr_function
 def table_word(TABLE, n, BIAS):
-    """Return numbers 4 n to 4 n + 3 of a table, plus BIAS, in one word."""
+    """Return a table's numbers 4 n to 4 n + 3, plus BIAS, in one word."""
     numbers = [number + BIAS & 255 for number in TABLE[4 * n : 4 * n + 4]]
     found = sum(number << 8 * place for place, number in enumerate(numbers))
     return found - (1 << 32) if found >> 31 else found
@@ -323,7 +322,7 @@ def table_word(TABLE, n, BIAS):
 
 @triton.constexpr_function
 def has_signed_quads(LOW, TABLE, ASM):
-    """Return whether the bytes of `row_quads` are signed."""
+    """Return whether the bytes from `row_quads` are signed."""
     return LOW == 8 or (len(TABLE) > 0 and not (ASM and is_narrow(TABLE, LOW)))
 
 
@@ -336,9 +335,9 @@ def has_high_halves(LOW, HIGH, TABLE):
 @triton.jit
 def block_words(tile, block, row, n_blocks, skip, LOW: tl.constexpr, HIGH: tl.constexpr,
                 SCALE: tl.constexpr, SUB: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """Load the stored words of a block: `low`, `high`, `scales`, `supers`, each a tuple.
+    """Load a block's stored words: `low`, `high`, `scales`, `supers`, each a tuple.
 
-    `row` is the first of four rows, a multiple of four.
+    `row` is the first of four rows, and a multiple of four.
     """
     high_at, scales_at, supers_at = starts(n_blocks, LOW, HIGH, SCALE, SUB)
     at = tile + (block * (64 * LOW) + row * 4)
@@ -361,7 +360,7 @@ def block_words(tile, block, row, n_blocks, skip, LOW: tl.constexpr, HIGH: tl.co
 
 @triton.jit
 def scale_words(at, row, SCALE: tl.constexpr, SUB: tl.constexpr, ASM: tl.constexpr):
-    """Load the words of a block's scales, from address `at` on."""
+    """Load the words of a block's scales, starting at address `at`."""
     words = ()
     for sub in tl.static_range(32 // SUB):
         if SCALE == "f16" or SCALE == "f16_min":
@@ -380,11 +379,11 @@ def scale_words(at, row, SCALE: tl.constexpr, SUB: tl.constexpr, ASM: tl.constex
 @triton.jit
 def row_quads(low, high, ROW: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
               TABLE: tl.constexpr, IS_HIGH: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """Return the eight quads of one of the four rows: codes, or numbers plus `table_bias`.
+    """Return the eight quads for one of the four rows: codes, or numbers plus `table_bias`.
 
     Args:
         low, high: words that `block_words` returned.
-        IS_HIGH: whether quads 4 to 7 stay in the upper halves of their bytes, see
+        IS_HIGH: whether quads 4 to 7 stay in the upper halves of their bytes; see
             `has_high_halves`.
     """
     quads = ()
@@ -415,8 +414,8 @@ def row_quads(low, high, ROW: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexp
 def looked_up_halves(stored, TABLE: tl.constexpr):
     """Look up the lower and the upper halves of four bytes in a table, plus `table_bias`.
 
-    Three bits of a selector of `chosen_bytes` select one of eight bytes; the fourth replaces the
-    byte by its sign. If no number is negative, the wrong half of the table thus gives 0.
+    In a selector for `chosen_bytes`, three bits select one of eight bytes; the fourth replaces the
+    byte by its sign. So if no number is negative, the wrong half of the table gives 0.
     """
     BIAS: tl.constexpr = table_bias(TABLE, 4, True)
     t0: tl.constexpr = table_word(TABLE, 0, BIAS)
@@ -438,7 +437,7 @@ def looked_up_halves(stored, TABLE: tl.constexpr):
 
 @triton.jit
 def looked_up_eight(code, TABLE: tl.constexpr):
-    """Look up four codes of three bits, one in each byte, in a table of eight numbers."""
+    """Look up four three-bit codes, one in each byte, in a table of eight numbers."""
     pairs = code | (code >> 4)
     selector = chosen_bytes(pairs, pairs, 0x3120)
     return chosen_bytes(table_word(TABLE, 0, 0), table_word(TABLE, 1, 0), selector)
@@ -446,7 +445,7 @@ def looked_up_eight(code, TABLE: tl.constexpr):
 
 @triton.jit
 def half_at(words, ROW: tl.constexpr, FIRST: tl.constexpr):
-    """Return one of the four F16 numbers in two words from `words[FIRST]` on, as F32."""
+    """Return one of the four F16 numbers in two words, the first being `words[FIRST]`, as F32."""
     bits = (words[FIRST + ROW // 2] >> (ROW % 2 * 16)).to(tl.int16)
     return bits.to(tl.float16, bitcast=True).to(tl.float32)
 
@@ -454,7 +453,7 @@ def half_at(words, ROW: tl.constexpr, FIRST: tl.constexpr):
 @triton.jit
 def row_scales(scales, supers, ROW: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
                SIGNED: tl.constexpr):  # fmt: skip
-    """Return the scales of a row's sub-blocks and its minima, two tuples of F32.
+    """Return the scales and minima of a row's sub-blocks, two tuples of F32.
 
     `scales` and `supers` are words from `block_words`.
     """

@@ -1,13 +1,13 @@
-"""Kernels of recurrent layers: a program holds part of the state and walks through the tokens.
+"""Kernels for recurrent layers: a program keeps part of the state and walks through the tokens.
 
-States are read once. The parts of a state are independent, and one warp holds a part, so that
-nothing synchronises within a program. If heads share keys, `key_of` has the key head of each head.
-Sizes of heads are constants; strides are between tokens.
+States are read once. The parts of a state are independent, and one warp holds a part, so nothing
+synchronises within a program. If heads share keys, `key_of` maps each head to its key head. Head
+sizes are constants; strides are between tokens.
 
-Without PLACED, the tokens continue one state, which is written once, in place. With PLACED, they
-are rows of several sequences, with a program for the chain that starts at each row, see
-`gpu.page_tables.StateChains`: `state` has `slot_size` elements for each slot, a chain reads the
-state of its first row once, and the state after each row is written. Rows that repeat one get its
+If not PLACED, the tokens continue one state, which is written once, in place. If PLACED, they are
+rows from several sequences, and a program runs for the chain that starts at each row (see
+`gpu.page_tables.StateChains`): `state` has `slot_size` elements per slot, a chain reads its first
+row's state once, and the state after each row is written. Rows that repeat another row get its
 result.
 """
 
@@ -16,12 +16,12 @@ import triton.language as tl
 
 from engine.backends.gpu.kernels.elementwise import activated, sigmoid, softplus
 
-CHAIN_WORDS = tl.constexpr(4)  # int64 words of each row, see `gpu.page_tables.WORDS`
+CHAIN_WORDS = tl.constexpr(4)  # int64 words per row; see `gpu.page_tables.WORDS`
 
 
 @triton.jit
 def n_in_chain(chains, row):
-    """Return the number of rows of the chain that starts at a row; 0 or less if none does."""
+    """Return the number of rows in the chain that starts at a row; 0 or less if none does."""
     return tl.load(chains + row * CHAIN_WORDS).to(tl.int32)
 
 
@@ -39,9 +39,9 @@ def state_after(chains, row, slot_size):
 
 @triton.jit
 def store_repeats(chains, row, y, stride, at, result, mask):
-    """Store a row's result again for each row after it that repeats it.
+    """Store a row's result again for each later row that repeats it.
 
-    `y` points to the row's own result; its repetitions are `stride` elements apart.
+    `y` points to the row's own result; each repetition is `stride` elements further.
     """
     for n in range(tl.load(chains + row * CHAIN_WORDS + 3).to(tl.int32)):
         tl.store(y + (n + 1) * stride + at, result, mask=mask)
@@ -49,7 +49,7 @@ def store_repeats(chains, row, y, stride, at, result, mask):
 
 @triton.jit
 def unit(x, eps):
-    """Normalise a vector to length one, like `Ops.l2_norm`."""
+    """Normalise a vector to unit length, like `Ops.l2_norm`."""
     return x / tl.maximum(tl.sqrt(tl.sum(x * x)), eps)
 
 
@@ -63,14 +63,14 @@ def delta_net(q, k, v, step, beta, step_bias, rate, key_of, state, chains, y, n_
     """Compute `Ops.delta_net`, COLUMNS columns of one head's state per program.
 
     Args:
-        q, k: F32 (n_token, key heads, N_KEY), of any length.
+        q, k: F32 (n_token, key heads, N_KEY), not normalised.
         v: F32 (n_token, n_head, N_VALUE).
         step: decay steps, F32 (n_token, n_head), or (n_token, n_head, N_KEY) if PER_CHANNEL.
         beta: F32 (n_token, n_head), before the sigmoid.
         step_bias: F32 (n_head,), or (n_head, N_KEY) if PER_CHANNEL.
         rate: decay rates, F32 (n_head,), negative.
         key_of: int64 (n_head,) if HAS_MAP.
-        state: F32 (n_head, N_KEY, N_VALUE), updated; one for each slot if PLACED.
+        state: F32 (n_head, N_KEY, N_VALUE), updated; one per slot if PLACED.
         chains: int64 (n_token, CHAIN_WORDS) if PLACED.
         y: output, F32 (n_token, n_head, N_VALUE).
         scale: factor on the normalised queries.
@@ -134,13 +134,13 @@ def selective_scan(x, step, a, b, c, d, gate, state, chains, y, n_token, slot_si
                    x_stride, step_stride, b_stride, c_stride, gate_stride, PLACED: tl.constexpr,
                    N_STATE: tl.constexpr, SIZE: tl.constexpr,
                    CHANNELS: tl.constexpr):  # fmt: skip
-    """Compute `Ops.selective_scan` of CHANNELS channels in each program.
+    """Compute `Ops.selective_scan` for CHANNELS channels in each program.
 
     Args:
         x: F32 (n_token, n_channel).
         step: F32 (n_token, n_channel), before the softplus.
         gate: F32 (n_token, n_channel); its SiLU is a factor on the output.
-        a, state: F32 (n_channel, N_STATE); the state is updated. One for each slot if PLACED.
+        a, state: F32 (n_channel, N_STATE); state is updated, with one per slot if PLACED.
         chains: int64 (n_token, CHAIN_WORDS) if PLACED.
         b, c: F32 (n_token, N_STATE).
         d: F32 (n_channel,).
@@ -200,12 +200,12 @@ def state_space_scan(x, step, step_bias, a, b, c, d, gate, key_of, state, chains
 
     Args:
         x: F32 (n_token, n_head, N_ROW).
-        step: F32 (n_token, n_head), before bias and softplus.
+        step: F32 (n_token, n_head), before the bias and softplus.
         step_bias, a, d: F32 (n_head,).
         b, c: F32 (n_token, groups, N_STATE).
         gate: F32 (n_token, n_head * N_ROW); its SiLU is a factor on the output.
-        key_of: group of each head, int64 (n_head,), if HAS_MAP.
-        state: F32 (n_head, N_ROW, N_STATE), updated; one for each slot if PLACED.
+        key_of: each head's group, int64 (n_head,), if HAS_MAP.
+        state: F32 (n_head, N_ROW, N_STATE), updated; one per slot if PLACED.
         chains: int64 (n_token, CHAIN_WORDS) if PLACED.
         y: contiguous output, F32 (n_token, n_head, N_ROW).
         SIZE: a power of two, at least N_STATE.
@@ -261,12 +261,12 @@ def scan_chunks(q, k, v, products, from_start, to_end, inverse, state, y, n_chun
                 PRECISION: tl.constexpr):  # fmt: skip
     """Compute `model.forward.recurrent.scan_chunks`, COLUMNS columns of a head's state per program.
 
-    The columns are held as PARTS matrices of ROWS rows, so that no operand takes all registers.
+    The columns are kept as PARTS matrices of ROWS rows, so that no operand takes all registers.
 
     Args:
-        q, k: F32 (n_chunk, n_head, CHUNK, N_KEY), contiguous like all others.
+        q, k: F32 (n_chunk, n_head, CHUNK, N_KEY); contiguous, like all other arguments.
         v: F32 (n_chunk, n_head, CHUNK, N_VALUE).
-        products, inverse: F32 (n_chunk, n_head, CHUNK, CHUNK); inverse if HAS_INVERSE.
+        products, inverse: F32 (n_chunk, n_head, CHUNK, CHUNK); inverse only if HAS_INVERSE.
         from_start, to_end: F32 (n_chunk, n_head, CHUNK, N_KEY if PER_CHANNEL else 1).
         state: F32 (n_head, N_KEY, N_VALUE), or (n_head, N_VALUE, N_KEY) if IS_TRANSPOSED; updated.
         y: output, F32 (n_chunk * CHUNK, n_head, N_VALUE).
@@ -323,7 +323,7 @@ def scan_chunks(q, k, v, products, from_start, to_end, inverse, state, y, n_chun
 @triton.jit
 def part_of_state(part: tl.constexpr, column, IS_TRANSPOSED: tl.constexpr, N_KEY: tl.constexpr,
                   N_VALUE: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    """Return the offsets of some rows and columns of a head's state, and a mask of them."""
+    """Return the offsets of some rows and columns in a head's state, and a mask of them."""
     row = part * ROWS + tl.arange(0, ROWS)
     inside = (row < N_KEY)[:, None] & (column < N_VALUE)[None, :]
     if IS_TRANSPOSED:
@@ -334,14 +334,14 @@ def part_of_state(part: tl.constexpr, column, IS_TRANSPOSED: tl.constexpr, N_KEY
 
 @triton.jit
 def part_of_keys(part: tl.constexpr, token, N_KEY: tl.constexpr, ROWS: tl.constexpr):
-    """Return the offsets of a chunk's key elements that some rows of the state use, and a mask."""
+    """Return the offsets of a chunk's key elements for some of the state's rows, and a mask."""
     row = part * ROWS + tl.arange(0, ROWS)
     return token[:, None] * N_KEY + row[None, :], (row < N_KEY)[None, :]
 
 
 @triton.jit
 def decay_of(decay, start, at, token, inside, PER_CHANNEL: tl.constexpr, N_KEY: tl.constexpr):
-    """Load the decays of a chunk's tokens, of some elements of the keys or of whole keys."""
+    """Load the decays for a chunk's tokens, per key element if PER_CHANNEL, else per token."""
     if PER_CHANNEL:
         return tl.load(decay + start * N_KEY + at, mask=inside, other=0.0)
     else:
@@ -352,18 +352,18 @@ def decay_of(decay, start, at, token, inside, PER_CHANNEL: tl.constexpr, N_KEY: 
 def causal_conv(x, before, after, state, weight, bias, y, n_token, n_channel, stride,
                 TAPS: tl.constexpr, ACT: tl.constexpr, HAS_BIAS: tl.constexpr,
                 HAS_GATES: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Convolve BLOCK channels of TOKENS tokens, after the inputs in `state`, which is updated.
+    """Convolve BLOCK channels of TOKENS tokens; `state` has the earlier inputs and is updated.
 
-    Only the program of the first tokens reads the state, so that it can be updated in place; more
-    than TOKENS tokens need TOKENS ≥ TAPS - 1. Sums have the same order for any number of tokens.
-    Each thread holds the same channels of everything it loads, so that threads exchange nothing.
+    Only the program for the first tokens reads the state, so that it can be updated in place; more
+    than TOKENS tokens need TOKENS ≥ TAPS - 1. The order of sums does not depend on the token count.
+    Each thread has the same channels in everything it loads, so threads exchange nothing.
 
     Args:
         x: inputs, F32 (n_token, n_channel), `stride` elements from token to token.
-        before, after: factors on x and on the result, like x; any pointers without HAS_GATES.
+        before, after: factors on x and on the result, shaped like x; any pointers if not HAS_GATES.
         state: inputs before x, F32 (n_channel, TAPS - 1), oldest first.
         weight: F32 (n_channel, TAPS), the last column for the token itself.
-        bias: F32 (n_channel,); any pointer without HAS_BIAS.
+        bias: F32 (n_channel,); any pointer if not HAS_BIAS.
         y: contiguous output, F32 (n_token, n_channel).
         ACT: the activation that follows, or "none".
     """
@@ -400,13 +400,13 @@ def causal_conv(x, before, after, state, weight, bias, y, n_token, n_channel, st
 def causal_conv_of_chains(x, before, after, state, chains, weight, bias, y, slot_size, n_channel,
                           stride, TAPS: tl.constexpr, ACT: tl.constexpr, HAS_BIAS: tl.constexpr,
                           HAS_GATES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Convolve BLOCK channels of the chain that starts at a row, see `gpu.page_tables.StateChains`.
+    """Convolve BLOCK channels of the chain that starts at a row; see `gpu.page_tables.StateChains`.
 
     The last row comes first: the first row may overwrite the state before it, which others read.
-    Sums have the order of `causal_conv`.
+    Sums are in the same order as in `causal_conv`.
 
     Args:
-        state: F32 (slots, n_channel, TAPS - 1), with `slot_size` elements for each slot.
+        state: F32 (slots, n_channel, TAPS - 1), with `slot_size` elements per slot.
         chains: int64 (rows, CHAIN_WORDS).
     """
     stride = stride.to(tl.int64)
@@ -448,7 +448,7 @@ def causal_conv_of_chains(x, before, after, state, chains, weight, bias, y, slot
 @triton.jit
 def input_at(x, before, state, place, channel, wanted, stride, TAPS: tl.constexpr,
              HAS_GATES: tl.constexpr):  # fmt: skip
-    """Load the inputs of token `place`; before the first token they are in the state."""
+    """Load token `place`'s inputs; inputs before the first token are in the state."""
     is_new = wanted & (place >= 0)
     value = tl.load(x + place * stride + channel, mask=is_new, other=0.0)
     if HAS_GATES:

@@ -1,15 +1,15 @@
 """Four small kernels that sample a token from logits as `engine.decoding.sampling.sampler` does.
 
-`survey` reads all logits, applies the penalties and finds the largest of each group of neighbours.
+`survey` reads all logits, applies the penalties and finds the largest in each group of neighbours.
 From those, `bound` finds a threshold that enough tokens reach; `gather` collects these tokens, in
 any order; `draw` sorts and filters them, samples one, and writes the next step's inputs.
 
-`settings`, `state`, `limits` and `found` are vectors with the indices below. Where ranks have a
-slice of the logits each, `sharded_sampling` replaces the last two kernels.
+`settings`, `state`, `limits` and `found` are vectors with the indices below. If each rank has a
+slice of the logits, `sharded_sampling` replaces the last two kernels.
 
-The second dimension of the grids is the row: several rows are sampled in parallel. `rows`, int32
-(rows, 3), has each one's row of the logits; its slot, the index of its sampler in all other
-tensors, which are dense with the slots first; and the index of its mask, -1 without one.
+The second grid dimension is the row: several rows are sampled in parallel. `rows`, int32 (rows, 3),
+has, for each row, its index in the logits; its slot, which is its sampler's index in all other
+tensors (dense, slots first); and its mask's index, or -1 for no mask.
 """
 
 import triton
@@ -20,20 +20,20 @@ from engine.backends.gpu.kernels.asm import atomic_add
 # indices in `settings`
 REPEAT, FREQUENCY, PRESENCE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 IS_PENALISED = tl.constexpr(3)
-N_LAST = tl.constexpr(4)  # number of tokens that count for the penalties; -1 for all, 0 for none
+N_LAST = tl.constexpr(4)  # number of tokens that the penalties consider; -1 for all, 0 for none
 N_WANTED = tl.constexpr(5)  # number of most likely tokens to consider
-IS_TOP_K = tl.constexpr(6)  # whether only those have a probability; else all count for top-p
+IS_TOP_K = tl.constexpr(6)  # whether only those have a probability; otherwise all count for top-p
 TOP_P = tl.constexpr(7)
 MIN_P = tl.constexpr(8)  # logarithm of min-p, rounded to F32; -inf for none
 TEMPERATURE = tl.constexpr(9)
-IS_BY_ID = tl.constexpr(10)  # whether tokens are accumulated by rising id, not by falling logit
+IS_BY_ID = tl.constexpr(10)  # whether tokens are accumulated by ascending id, not descending logit
 N_SETTING = tl.constexpr(11)
 
 N_STEP, N_UNIFORM, N_HISTORY, HALT = (
     tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3),
 )  # fmt: skip
 """Indices in `state`: steps so far; random numbers used; tokens added to the history; how sampling
-ended, DRAWN as long as it has not."""
+ended, or DRAWN if it has not."""
 N_STATE = tl.constexpr(4)
 
 BEST, BOUND = tl.constexpr(0), tl.constexpr(1)
@@ -43,34 +43,34 @@ N_FOUND, IS_WHOLE, N_DONE, CHECK = (
     tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3),
 )  # fmt: skip
 """Indices in `found`: number of candidates; whether no other token could pass the filters; finished
-programs of the kernel after `bound`; checksum of the residual stream."""
+programs in the kernel after `bound`; checksum of the residual stream."""
 N_FACT = tl.constexpr(4)
 
 DRAWN, UNUSABLE, FOR_HOST, WRONG = (
     tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3),
 )  # fmt: skip
-"""Endings of a step: a token; logits that are NaN or infinite; the host has to sample; ranks have
-computed with different numbers, and the id is replaced by a bit for each seat to blame."""
+"""Outcomes of a step: a token; logits are NaN or infinite; the host has to sample; the ranks'
+numbers differ, and a bit for each seat to blame replaces the id."""
 
-ENDING_BITS, ENDING_MASK = tl.constexpr(4), tl.constexpr((1 << 4) - 1)  # the ending's bits in HALT
+ENDING_BITS, ENDING_MASK = tl.constexpr(4), tl.constexpr((1 << 4) - 1)  # the outcome's bits in HALT
 WORD_BITS, ENTRY_BITS = tl.constexpr(32), tl.constexpr(36)
-"""Shifts in an entry of the ring: `(step number << ENTRY_BITS) | (ending << WORD_BITS) | id`."""
+"""Shifts in a ring entry: `(step number << ENTRY_BITS) | (outcome << WORD_BITS) | id`."""
 
 LARGEST = tl.constexpr((1 << 31) - 1)  # int32
 LOWEST = tl.constexpr(-(1 << 63))  # int64
-RANK_OF_NONE = tl.constexpr(0x007FFFFF)  # `rank_of` -inf, below that of all numbers
+RANK_OF_NONE = tl.constexpr(0x007FFFFF)  # `rank_of(-inf)`, below that of all numbers
 
 
 @triton.jit
 def rank_of(x):
-    """Return uint32 in the order of x (F32), equal for equal x, including both zeros."""
+    """Return uint32 values in the order of x (F32), equal for equal x, including 0 and -0."""
     bits = tl.where(x == 0, 0.0, x).to(tl.uint32, bitcast=True)
     return tl.where((bits >> 31) != 0, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
 
 
 @triton.jit
 def number_of(rank):
-    """Return the F32 of a `rank_of`."""
+    """Return the F32 value for a result of `rank_of`."""
     bits = tl.where((rank >> 31) != 0, rank ^ 0x80000000, rank ^ 0xFFFFFFFF)
     return bits.to(tl.float32, bitcast=True)
 
@@ -87,7 +87,7 @@ def _filtered(x, there, n, best, is_whole, total, settings):
 
     Args:
         x: logits in the order of accumulation, (N,); the first n are `there`.
-        total: sum of the probabilities of all tokens, relative to the largest; unused with top-k.
+        total: sum of all tokens' probabilities, relative to the largest; unused with top-k.
     """
     lane = tl.arange(0, x.shape[0])
     is_known = (tl.load(settings + IS_TOP_K) != 0) | is_whole
@@ -106,14 +106,14 @@ def _filtered(x, there, n, best, is_whole, total, settings):
 
 @triton.jit
 def sort(x, n, run, SIZE: tl.constexpr):
-    """Sort x (SIZE,) by falling value: a bitonic sort, as a loop to keep the code short.
+    """Sort x (SIZE,) in descending order: a bitonic sort, written as a loop to keep the code short.
 
     Args:
         n: number of entries; the rest are LOWEST.
-        run: 2, or twice the length of runs that are already sorted, alternately falling and rising.
+        run: 2, or twice the length of already sorted runs, alternately descending and ascending.
     """
     lane = tl.arange(0, SIZE)
-    run = tl.full((), 0, tl.int32) + run  # not a constant at compile time, so that loops stay loops
+    run = tl.full((), 0, tl.int32) + run  # not a compile-time constant, so that loops stay loops
     while (run <= SIZE) & (run // 2 < n):
         step = run // 2
         while step > 0:
@@ -157,7 +157,7 @@ def choose(packed, n_found, best, is_whole, total, settings, uniform, SIZE: tl.c
 
 @triton.jit
 def _count(counts, token, change, first, n_own, is_wanted):
-    """Add `change` to a token's count in the history, if it is in the rank's slice."""
+    """Add `change` to a token's count in the history if the token is in the rank's slice."""
     own = token - first
     if is_wanted & (own >= 0) & (own < n_own):
         atomic_add(counts + own, change, "relaxed")
@@ -183,13 +183,13 @@ def finish(token, now, settings, state, counts, history, ids, position, ring, fi
            RING: tl.constexpr):  # fmt: skip
     """Write the next step's inputs, and the result for the host.
 
-    If no token was sampled, this step and all later ones change only the ring: the same token at
+    If no token was sampled, this step and all later ones change only the ring; the same token at
     the same position is then computed again.
 
     Args:
-        token: the sampled token, or what replaces its id.
-        now: ending of this step, if no earlier step halted.
-        counts: counts in the history of n_own tokens from `first` on.
+        token: the sampled token, or the value that replaces its id.
+        now: this step's outcome, if no earlier step halted.
+        counts: counts in the history for n_own tokens, starting at `first`.
     """
     halt, n_step = tl.load(state + HALT), tl.load(state + N_STEP)
     is_new = halt == DRAWN
@@ -217,14 +217,14 @@ def _slot(rows):
 @triton.jit(do_not_specialize=["n_vocab"])
 def survey(logits, rows, masks, counts, settings, penalised, maxima, n_vocab, FACTOR: tl.constexpr,
            BLOCK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
-    """Compute logits after penalties and the largest of each GROUP; BLOCK logits per program.
+    """Compute logits after penalties, and the largest in each GROUP; BLOCK logits per program.
 
-    NaN becomes +inf, and so shows in the maxima.
+    NaN becomes +inf, so it shows in the maxima.
 
     Args:
-        logits, penalised: input and output, F32 (n_vocab,) of each row and slot.
-        masks: a bit for each allowed token, int32 (ceil(n_vocab / 32),) of each mask.
-        counts: count of each token in the history, int32 (n_vocab,); negative if it is banned.
+        logits, penalised: input and output, F32 (n_vocab,) per row and per slot.
+        masks: a bit for each allowed token, int32 (ceil(n_vocab / 32),) per mask.
+        counts: each token's count in the history, int32 (n_vocab,); negative if it is banned.
         maxima: output, F32 (ceil(n_vocab / BLOCK) * BLOCK / GROUP,).
         FACTOR: a power of two that divides n_vocab, so that loads can be wide.
     """
@@ -260,8 +260,8 @@ def survey(logits, rows, masks, counts, settings, penalised, maxima, n_vocab, FA
 def _check_of(stream, n_embd, BLOCK: tl.constexpr):
     """Return an int32 checksum of a residual stream, F32 (n_embd,); all NaNs count as equal.
 
-    Each number is mixed with its index (Appleby's finaliser of MurmurHash3); sums of integers do
-    not depend on their order.
+    Each number is mixed with its index (Appleby's MurmurHash3 finaliser); sums of integers do not
+    depend on their order.
     """
     total = tl.zeros((BLOCK,), tl.int64)
     for first in range(0, n_embd, BLOCK):
@@ -280,16 +280,16 @@ def bound(maxima, stream, rows, settings, limits, found, n_group, n_maxima, n_em
           SIZE: tl.constexpr, HAS_STREAM: tl.constexpr, STREAM_BLOCK: tl.constexpr):  # fmt: skip
     """Find a threshold that the wanted tokens reach, and few others; one program per row.
 
-    As many maxima reach it as tokens are wanted, and each is a different token. It is found bit by
-    bit, from the highest, until the count is right. Without top-k, min-p may raise it, since it
-    certainly excludes all tokens below.
+    As many maxima reach it as tokens are wanted, and each is a different token. The threshold is
+    found bit by bit, starting with the highest, until the count is right. If top-k is off, min-p
+    may raise it, since min-p excludes all lower tokens anyway.
 
     Args:
         maxima: F32 (n_maxima,), of which the first n_group count.
-        stream: residual stream of the first row's logits, F32 (n_embd,), if HAS_STREAM; ranks
+        stream: residual stream behind the first row's logits, F32 (n_embd,), if HAS_STREAM; ranks
             compare its checksum.
         SIZE: a power of two, at least n_group.
-        STREAM_BLOCK: elements of the stream to read at a time.
+        STREAM_BLOCK: elements of the stream to read per iteration.
     """
     slot, at = _slot(rows), tl.arange(0, SIZE)
     settings += slot * N_SETTING
@@ -327,10 +327,10 @@ def bound(maxima, stream, rows, settings, limits, found, n_group, n_maxima, n_em
 def candidates_of(penalised, settings, limits, found, candidates, sums, n_vocab, first,
                   IS_SPLIT: tl.constexpr, FACTOR: tl.constexpr, BLOCK: tl.constexpr,
                   ROOM: tl.constexpr):  # fmt: skip
-    """Do a program's part of `gather`; `first` is the id of the first logit.
+    """Do one program's part of `gather`; `first` is the first logit's token id.
 
     Args:
-        IS_SPLIT: whether candidates are packed by falling logit, whatever order `choose` needs.
+        IS_SPLIT: whether to pack candidates by descending logit, whatever order `choose` needs.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < n_vocab // FACTOR * FACTOR  # shows the compiler the factor
@@ -355,7 +355,7 @@ def candidates_of(penalised, settings, limits, found, candidates, sums, n_vocab,
 
 @triton.jit
 def total_of(sums, n_sum, settings, SUMS: tl.constexpr):
-    """Return the sum of all programs' `sums` (also this kernel's), 0 where none are written."""
+    """Return the total of all programs' `sums`, including this kernel's; 0 if none are written."""
     at = tl.arange(0, SUMS)
     n = tl.where(tl.load(settings + TOP_P) < 1, n_sum, 0)
     n = tl.where(tl.load(settings + IS_TOP_K) != 0, 0, n)
@@ -365,13 +365,13 @@ def total_of(sums, n_sum, settings, SUMS: tl.constexpr):
 @triton.jit(do_not_specialize=["n_vocab"])
 def gather(penalised, rows, settings, limits, found, candidates, sums, n_vocab,
            FACTOR: tl.constexpr, BLOCK: tl.constexpr, ROOM: tl.constexpr):  # fmt: skip
-    """Gather the tokens that reach the bound, packed so that `choose` takes them by falling value.
+    """Gather the tokens that reach the bound, packed for `choose` to take in descending order.
 
     Args:
-        candidates: output, int64 (ROOM,): rank of the logit and id counted from above; the upper
-            half is compared first.
-        sums: output, F64 (programs,): sums of the probabilities of all tokens, as multiples of the
-            largest; written where top-p needs them.
+        candidates: output, int64 (ROOM,): the logit's rank in the upper half, which decides the
+            order, and the id counted from above in the lower half.
+        sums: output, F64 (programs,): sums of all tokens' probabilities, relative to the largest;
+            written if top-p needs them.
     """
     slot = _slot(rows)
     candidates_of(
@@ -393,15 +393,15 @@ def _of_all(candidates, n_found, best, is_whole, total, settings, uniform, SIZE:
 def draw(rows, candidates, sums, settings, limits, found, uniforms, state, counts, history, ids,
          position, ring, n_sum, n_vocab, n_uniform, n_history, FEW: tl.constexpr,
          ROOM: tl.constexpr, SUMS: tl.constexpr, RING: tl.constexpr):  # fmt: skip
-    """Sample a token and write the next step's inputs, see `finish`; one program per row.
+    """Sample a token and write the next step's inputs (see `finish`); one program per row.
 
     Args:
         uniforms: ring of random numbers in [0, 1), F64 (n_uniform,).
         state: int64 (N_STATE,).
         history: ring of the last tokens, int32 (n_history,).
-        ids, position: token and position of the next step, (1,).
-        ring: ring of results for the host, int64 (RING,), see ENTRY_BITS.
-        FEW: candidates for which a smaller sort is enough.
+        ids, position: the next step's token and position, (1,).
+        ring: ring of results for the host, int64 (RING,); see ENTRY_BITS.
+        FEW: number of candidates up to which a smaller sort is enough.
         SUMS: a power of two, at least n_sum.
     """
     slot = _slot(rows)

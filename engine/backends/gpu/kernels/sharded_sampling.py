@@ -1,11 +1,11 @@
-"""Sharded sampling: ranks with a slice of the logits each sample the same token.
+"""Sharded sampling: ranks that each have a slice of the logits all sample the same token.
 
-After `sampling.survey` and `sampling.bound` of its slice, a rank offers its candidates: `offer`
-gathers and packs them into a message, ranks exchange these, and `decide` merges them in the order
-of seats. It uses only data that all ranks have, so all sample the same token.
+After `sampling.survey` and `sampling.bound` on its slice, a rank offers its candidates: `offer`
+gathers and packs them into a message, the ranks exchange messages, and `decide` merges them in seat
+order. It uses only data that all ranks have, so all sample the same token.
 
-A message is int64: MARK, CHECK_WORD, INFO and SUM, then SENT candidates by falling logit, packed as
-in `sampling.gather`.
+A message is int64: MARK, CHECK_WORD, INFO and SUM, then SENT candidates by descending logit, packed
+as in `sampling.gather`.
 """
 
 import triton
@@ -37,14 +37,14 @@ from engine.backends.gpu.kernels.sampling import (
     total_of,
 )  # fmt: skip
 
-MARK = tl.constexpr(0)  # the step's number; in the lower half the token before the sampled one
-CHECK_WORD = tl.constexpr(1)  # in the lower half the hidden state's checksum; whether there is one
-INFO = tl.constexpr(2)  # number of candidates, OVER_BIT, LACKS_BIT; above, the largest logit
-SUM = tl.constexpr(3)  # sum of the slice's probabilities, as multiples of the largest there
+MARK = tl.constexpr(0)  # the step's number; in the lower half, the token before the sampled one
+CHECK_WORD = tl.constexpr(1)  # lower half: the hidden state's checksum; upper: whether there is one
+INFO = tl.constexpr(2)  # number of candidates, OVER_BIT, LACKS_BIT; above them, the largest logit
+SUM = tl.constexpr(3)  # sum of the slice's probabilities, relative to its largest one
 N_HEAD = tl.constexpr(4)  # words before the candidates
 
 OVER_BIT, LACKS_BIT = tl.constexpr(1 << 16), tl.constexpr(1 << 17)
-"""Bits of INFO: there was no room for all candidates; other tokens could pass the filters."""
+"""Bits in INFO: there was no room for all candidates; other tokens could pass the filters."""
 
 LOWER_HALF = tl.constexpr((1 << 32) - 1)
 
@@ -58,14 +58,14 @@ def offer(penalised, settings, limits, found, candidates, sums, state, ids, mess
 
     Args:
         message: output, int64 (N_HEAD + SENT,).
-        n_own, first: number of logits, and id of the first.
+        n_own, first: number of logits, and the first one's id.
         n_sum: number of programs.
-        SENT: most candidates of a message, at least as many as are wanted.
+        SENT: maximum number of candidates in a message, at least as many as are wanted.
         SUMS: a power of two, at least n_sum.
     """
     candidates_of(penalised, settings, limits, found, candidates, sums, n_own, first, True, FACTOR,
                   BLOCK, ROOM)  # fmt: skip
-    tl.debug_barrier()  # all threads have written before one of them counts the program
+    tl.debug_barrier()  # all threads have written before one counts the program
     if atomic_add(found + N_DONE, 1, "acq_rel") == n_sum - 1:
         n_found = tl.load(found + N_FOUND, cache_modifier=".cg")
         n_sent = tl.minimum(n_found, tl.load(settings + N_WANTED).to(tl.int32))
@@ -97,7 +97,7 @@ def _send(candidates, n, n_sent, message, SIZE: tl.constexpr):
 
 @triton.jit
 def _best_of(info):
-    """Return the largest logit of each slice; infinite if a link has corrupted it to NaN."""
+    """Return each slice's largest logit; infinite if a link has corrupted it to NaN."""
     best = (info >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     return tl.where(best == best, best, float("inf"))
 
@@ -110,18 +110,18 @@ def _n_sent(info, STRIDE: tl.constexpr):
 
 @triton.jit
 def _agree(mark, check, other_mark, other_check):
-    """Return whether two ranks' marks and checksums agree; not all ranks have a stream."""
+    """Return whether two ranks' marks and checksums agree; some ranks have no checksum."""
     is_same = (check == other_check) | ((check >> 32) == 0) | ((other_check >> 32) == 0)
     return (mark == other_mark) & is_same
 
 
 @triton.jit
 def _wrong(msgs, own, seat, n_rank, SEATS: tl.constexpr, STRIDE: tl.constexpr):
-    """Return a bit for each seat that computed with other numbers than the rest.
+    """Return a bit for each seat whose numbers differ from the rest.
 
-    These are the seats that no majority agrees with. If there are none, because not all ranks can
-    be compared, they are the seats with less agreement than another. If this rank's message differs
-    from the one that it reads back, messages were not exchanged; only this seat is named.
+    These are the seats that no majority agrees with. If there are none because not all ranks can
+    be compared, they are the seats with less agreement than another. If the message that this rank
+    reads back differs from its own, messages were not exchanged, and only this seat is named.
     """
     mine, other = tl.arange(0, SEATS)[:, None], tl.arange(0, SEATS)[None, :]
     is_mine, is_other = mine < n_rank, other < n_rank
@@ -150,25 +150,25 @@ def _logit_of(packed):
 @triton.jit
 def _merged(msgs, n_rank, settings, limit, best, total, n_each, uniform, SIZE: tl.constexpr,
             STRIDE: tl.constexpr):  # fmt: skip
-    """Merge the candidates of all ranks that are not below a limit, and `choose` a token.
+    """Merge all ranks' candidates, except those below a limit, and `choose` a token.
 
     Args:
-        limit: packed candidate; below it there may be tokens that no rank has sent.
-        n_each: a power of two, at least every rank's number of candidates.
-        SIZE: at least n_each for each rank.
+        limit: packed candidate; below it, there may be tokens that no rank has sent.
+        n_each: a power of two, at least any rank's number of candidates.
+        SIZE: at least n_each per rank.
     """
     lane = tl.arange(0, SIZE)
     rank, place = lane // n_each, lane % n_each
     is_rank = rank < n_rank
     info = tl.load(msgs + rank * STRIDE + INFO, mask=is_rank, other=0)
-    # alternately falling and rising: a bitonic sort has runs of this length
+    # alternately descending and ascending, like the runs in a bitonic sort
     place = tl.where(rank % 2 != 0, n_each - 1 - place, place)
     there = is_rank & (place < _n_sent(info, STRIDE))
     packed = tl.load(msgs + rank * STRIDE + N_HEAD + place, mask=there, other=LOWEST)
     there = there & (packed >= limit)
     least = best + tl.load(settings + MIN_P).to(tl.float32)
     is_by_id = tl.load(settings + IS_BY_ID) != 0
-    # sorted by id, candidates below min-p of all ranks' largest logit would lie between others
+    # if sorted by id, candidates below min-p of the overall largest logit would lie between others
     there = there & ((_logit_of(packed) >= least) | (is_by_id == 0))
     by_id = ((packed & LOWER_HALF) << 32) | ((packed >> 32) + 0x80000000)
     packed = tl.where(there, tl.where(is_by_id, by_id, packed), LOWEST)
@@ -182,15 +182,15 @@ def _merged(msgs, n_rank, settings, limit, best, total, n_each, uniform, SIZE: t
 def decide(msgs, own, settings, uniforms, state, counts, history, ids, position, ring, seat, n_rank,
            n_own, first, n_vocab, SEATS: tl.constexpr, FEW: tl.constexpr, SENT: tl.constexpr,
            UNIFORMS: tl.constexpr, RING: tl.constexpr):  # fmt: skip
-    """Sample a token from the messages of all ranks and write the next step's inputs; one program.
+    """Sample a token from all ranks' messages and write the next step's inputs; one program.
 
     Args:
-        msgs: messages of all ranks, int64 (n_rank, N_HEAD + SENT).
-        own: message that this rank sent, (N_HEAD + SENT,).
-        uniforms: see `sampling.draw`, also for the following arguments.
-        counts: counts in the history of the n_own tokens from `first` on.
+        msgs: all ranks' messages, int64 (n_rank, N_HEAD + SENT).
+        own: the message that this rank sent, (N_HEAD + SENT,).
+        uniforms: for this and the next arguments, see `sampling.draw`.
+        counts: counts in the history for n_own tokens, starting at `first`.
         SEATS: a power of two, at least n_rank.
-        FEW: candidates per rank for which a smaller sort is enough.
+        FEW: candidates per rank up to which a smaller sort is enough.
     """
     STRIDE: tl.constexpr = N_HEAD + SENT
     at = tl.arange(0, SEATS)

@@ -1,9 +1,9 @@
-"""Tile GEMM of up to some hundred rows with weights in planes, on the tensor cores.
+"""Tile GEMM for up to a few hundred rows with weights in planes, on the tensor cores.
 
-Weights are dequantised to F16 or BF16 where they are multiplied. A 32-bit word of the plane `low`
-has four neighbouring columns of each of several quads (see `gpu.kernels.planes`). So byte c of part
-p of all words in a step is one matrix (rows, words), and the activations that multiply it are
-stored together, too (`shorten`). Only stored words move between threads.
+Weights are dequantised to F16 or BF16 right before they are multiplied. A 32-bit word in the plane
+`low` has four adjacent columns of each of several quads (see `gpu.kernels.planes`). So byte c of
+part p, over all words in a step, is one matrix (rows, words), and the activations that it is
+multiplied by are stored together, too (`shorten`). Only stored words move between threads.
 """
 
 import triton
@@ -25,7 +25,7 @@ from engine.backends.gpu.kernels.planes import (
 
 @triton.constexpr_function
 def offset(LOW, ZERO, TABLE, ASM):
-    """Return the number to subtract from the bytes of `codes_of`."""
+    """Return the offset to subtract from the bytes of `codes_of`."""
     if ASM and is_narrow(TABLE, LOW):
         return -min(TABLE)
     return 128 if LOW == 8 or len(TABLE) > 0 else ZERO
@@ -38,11 +38,11 @@ def shorten(x, row_stride, scale, out, n_blocks, lead, n_columns, LOW: tl.conste
 
     Args:
         x: F32 (T, n_columns), rows `row_stride` elements apart.
-        scale: divisors of rows, (T,), where HAS_SCALE.
+        scale: divisor of each row, (T,), if HAS_SCALE.
         out: output, F16 or BF16 (T, n_step, 32 / LOW, BLOCKS * LOW): for each step and position in
-            words, the columns of all words. Columns outside the matrix are 0.
-        lead: columns of the first block that are not in x.
-        BLOCKS: blocks of 32 columns in a step.
+            words, the columns from all words. Columns outside the matrix are 0.
+        lead: columns in the first block that are not in x.
+        BLOCKS: blocks of 32 columns per step.
     """
     row, step = tl.program_id(0).to(tl.int64), tl.program_id(1)
     SIZE: tl.constexpr = 32 * BLOCKS
@@ -65,7 +65,7 @@ def shorten(x, row_stride, scale, out, n_blocks, lead, n_columns, LOW: tl.conste
 
 @triton.jit
 def numbers(code, magic, COLUMN: tl.constexpr, BIAS: tl.constexpr, ASM: tl.constexpr):
-    """Return byte COLUMN of words, unsigned, minus BIAS, as F32: by the bits of 2^23 + byte."""
+    """Return byte COLUMN of words, unsigned, minus BIAS, as F32, using the bits of 2^23 + byte."""
     if ASM:  # one instruction instead of three: the byte, two zero bytes, the top byte of `magic`
         bits = chosen_bytes(code, magic, 0x7440 + COLUMN)
     else:
@@ -76,16 +76,16 @@ def numbers(code, magic, COLUMN: tl.constexpr, BIAS: tl.constexpr, ASM: tl.const
 @triton.jit
 def plain_scales(start, at, block, inside, SCALE: tl.constexpr, SUBS: tl.constexpr,
                  STEP: tl.constexpr):  # fmt: skip
-    """Load the scales and minima of blocks of rows, a tuple of F32 each, for each sub-block.
+    """Load scales and minima for blocks of rows: two tuples of F32, with an entry per sub-block.
 
     Args:
-        start: pointer to the plane `scales` of the first tile.
-        at: offset in bytes from there to each row's tile, and index in the plane of the row and
-            first sub-block, see `stored_words`.
-        block: block of each word, (1, words).
+        start: pointer to the plane `scales` in the first tile.
+        at: byte offset from there to each row's tile, and the index in the plane of the row and
+            first sub-block; see `stored_words`.
+        block: each word's block, (1, words).
         inside: mask of the blocks and rows that exist, (rows, words).
-        SUBS: sub-blocks in a tuple.
-        STEP: sub-blocks in a block.
+        SUBS: number of sub-blocks in a tuple.
+        STEP: number of sub-blocks in a block.
     """
     tile, lane = at
     factors, added = (), ()
@@ -111,11 +111,11 @@ def plain_scales(start, at, block, inside, SCALE: tl.constexpr, SUBS: tl.constex
 @triton.jit
 def super_scales(start, supers, skip, at, lane, block, inside, SCALE: tl.constexpr,
                  SUBS: tl.constexpr, STEP: tl.constexpr, SIGNED: tl.constexpr):  # fmt: skip
-    """Load scales and minima like `plain_scales` for types with factors of 256 columns.
+    """Load scales and minima like `plain_scales`, for types with factors per 256 columns.
 
     Args:
-        supers: pointer to the plane of these factors, in the first tile.
-        lane: index of each row in its tile.
+        supers: pointer to the plane with these factors, in the first tile.
+        lane: each row's index in its tile.
     """
     KINDS: tl.constexpr = 2 if has_minimum(SCALE) else 1
     tile, sub_lane = at
@@ -145,11 +145,11 @@ def super_scales(start, supers, skip, at, lane, block, inside, SCALE: tl.constex
 @triton.jit
 def codes_of(low, highs, shift, LOW: tl.constexpr, HIGH: tl.constexpr, TABLE: tl.constexpr,
              ASM: tl.constexpr):  # fmt: skip
-    """Return a tuple with the codes of each part of words of the plane `low`, four bytes in a word.
+    """Return a tuple with the codes in each part of words from the plane `low`, four to a word.
 
     Args:
-        highs: words with the codes' upper bits, one or two (see `gpu.kernels.planes`).
-        shift: line of each word in its block.
+        highs: one or two words with the codes' upper bits (see `gpu.kernels.planes`).
+        shift: each word's line in its block.
     """
     codes = ()
     if LOW == 8:
@@ -188,17 +188,17 @@ def multiplied(weights, numbers, total, IS_INTERPRETED: tl.constexpr):
 def stored_words(tile, at, lane, is_row, block, line, shift, n_blocks, skip, ASM: tl.constexpr,
                  LOW: tl.constexpr, HIGH: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr,
                  SUB: tl.constexpr, SIGNED: tl.constexpr):  # fmt: skip
-    """Load what `weights_at` needs: tuples of each part's codes, of scales, and of minima.
+    """Load what `weights_at` needs: three tuples, with each part's codes, scales, and minima.
 
     Args:
-        tile: pointer to the bytes of the first tile.
-        at: offset in bytes from there to each row's tile, (rows, 1).
-        lane: index of the row in its tile, (rows, 1).
+        tile: pointer to the first tile's bytes.
+        at: byte offset from there to each row's tile, (rows, 1).
+        lane: each row's index in its tile, (rows, 1).
         is_row: mask of the rows that exist, (rows, 1).
-        block, line: block, and line in it, of each word, (1, words).
-        shift: equal to line, but possibly loaded from memory, see `product`.
+        block, line: each word's block, and its line in that block, (1, words).
+        shift: equal to line, but possibly loaded from memory; see `product`.
     """
-    # of two quads in a word, each has its own sub-block; four quads share one
+    # two quads in a word have a sub-block each; four quads share one
     IN_WORD: tl.constexpr = 32 // SUB if LOW == 4 else 1
     sub_at = at, lane + line * 16 if LOW == 2 and SUB == 16 else lane
     high, scales, supers = starts(n_blocks, LOW, HIGH, SCALE, SUB)
@@ -223,7 +223,7 @@ def stored_words(tile, at, lane, is_row, block, line, shift, n_blocks, skip, ASM
 def weights_at(stored, magic, PART: tl.constexpr, COLUMN: tl.constexpr, ASM: tl.constexpr,
                LOW: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr,
                SUB: tl.constexpr):  # fmt: skip
-    """Return the weights of one column of one part of all words, F32 (rows, words).
+    """Return the weights for one column in one part of all words, F32 (rows, words).
 
     Args:
         stored: result of `stored_words`.
@@ -246,7 +246,7 @@ def step_product(total, x, stored, magic, WORDS: tl.constexpr, IS_INTERPRETED: t
 
     Args:
         total: sums, F32 (rows, tokens).
-        x: pointers to the activations of the first position in words, (WORDS, tokens); the next
+        x: pointers to the activations for the first position in words, (WORDS, tokens); each next
             position is WORDS elements further.
         stored, magic: see `weights_at`.
     """
@@ -270,13 +270,13 @@ def product(x, planes, tile_bytes, n_tile, n_blocks, skip, n_token, n_rows, n_st
         x: F16 or BF16 (n_token, n_step, 32 / LOW, BLOCKS * LOW), as `shorten` writes it.
         planes: bytes (n_tile, tile_bytes); tile_bytes is a multiple of 64.
         n_blocks, skip: see `Extent`.
-        ramp: 32-bit words 0, 1, … 7, then eight times the bits of 2^23 as F32. They are loaded
+        ramp: 32-bit words 0, 1, … 7, then the bits of 2^23 as F32, eight times. They are loaded
             because Triton converts stored words to the operand's layout before decoding them only
-            if all inputs of the decoding are loaded or constant; and unlike constants, loaded words
-            are not written to registers again and again.
+            if all inputs to the decoding are loaded or constant; and loaded words, unlike
+            constants, are not written to registers again and again.
         y: output, F32 (parts, n_token, n_rows): sums over parts of the columns.
         ROWS, TOKENS: powers of two, at least 16.
-        BLOCKS: blocks of 32 columns in a step; BLOCKS * LOW is a power of two, at least 16.
+        BLOCKS: blocks of 32 columns per step; BLOCKS * LOW is a power of two, at least 16.
     """
     WORDS: tl.constexpr = BLOCKS * LOW
     tile_bytes = tl.multiple_of(tile_bytes, 64)
@@ -286,7 +286,7 @@ def product(x, planes, tile_bytes, n_tile, n_blocks, skip, n_token, n_rows, n_st
     tile = planes + first_tile.to(tl.int64) * tile_bytes
     at, lane = (row // 16 * tile_bytes)[:, None], (row % 16)[:, None]
     is_row = (first_tile + row // 16 < n_tile)[:, None]
-    # rows of x beyond the last one read the last one
+    # threads for rows beyond x's last row read the last one
     x_at = x + (tl.minimum(token, n_token - 1)[None, :] * (n_step * (32 * BLOCKS)) + word[:, None])
     block, line = (word // LOW)[None, :], (word % LOW)[None, :]
     shift, magic = line, line

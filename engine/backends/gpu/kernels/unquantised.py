@@ -1,7 +1,7 @@
-"""Gemv kernels for matrices in F16, BF16 or F32, and for one matrix of each head (`x Wᵀ`, `x W`).
+"""Gemv kernels for matrices in F16, BF16 or F32, and for one matrix per head (`x Wᵀ`, `x W`).
 
-Programs of the latter are (heads, parts of a matrix, rows of x): each row is multiplied separately,
-in F32, so that it has the same bits in any batch. Matrices are small and stay in the cache.
+The latter's grid is (heads, parts of a matrix, rows of x): each row is multiplied separately,
+in F32, so that it has the same bits in any batch. The matrices are small and stay in the cache.
 """
 
 import triton
@@ -17,8 +17,8 @@ def product(x, data, y, n_row, n_rows, x_stride, n_columns, M: tl.constexpr, ROW
             STEP: tl.constexpr, ALIGNED: tl.constexpr):  # fmt: skip
     """Compute `y = x Wᵀ`: ROWS rows of W per program, all columns.
 
-    Sums are F32, and their order is the same for any number of rows of x and of W. Each row of W is
-    a separate tensor with the shape of a row of x: so Triton gives both the same layout, and no
+    Sums are F32, and their order does not depend on the number of rows in x and W. Each row of W is
+    a separate tensor with the shape of a row of x, so Triton gives both the same layout, and no
     number moves between threads before the sums.
 
     Args:
@@ -26,8 +26,8 @@ def product(x, data, y, n_row, n_rows, x_stride, n_columns, M: tl.constexpr, ROW
         data: contiguous W (n_rows, n_columns).
         y: output, F32 (n_row, n_rows).
         M: see `engine.backends.gpu.kernels.gemv.products`.
-        STEP: columns at a time.
-        x_stride, n_columns: divided by ALIGNED, so that the compiler knows a factor of them.
+        STEP: columns per iteration.
+        x_stride, n_columns: divided by ALIGNED, so that the compiler knows a common factor.
     """
     n_columns *= ALIGNED
     x_stride *= ALIGNED
@@ -41,7 +41,7 @@ def product(x, data, y, n_row, n_rows, x_stride, n_columns, M: tl.constexpr, ROW
         inside = column < n_columns
         weights = ()
         for row in tl.static_range(ROWS):
-            # rows beyond the last one read the last one
+            # indices beyond the last row read the last row
             start = tl.minimum(first_row + row, n_rows - 1).to(tl.int64) * n_columns
             weight = tl.load(data + start + column, mask=inside, other=0.0)
             weights = weights + (weight.to(tl.float32),)
@@ -64,16 +64,16 @@ def dequantise(planes, tile_bytes, n_blocks, skip, lead, n_columns, n_rows, firs
                BLOCKS: tl.constexpr, IS_EXACT: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
                ZERO: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
                SIGNED: tl.constexpr):  # fmt: skip
-    """Dequantise BLOCKS blocks of 16 rows of a matrix in each program.
+    """Dequantise BLOCKS blocks in 16 rows of a matrix per program.
 
     Args:
         planes: bytes (n_tile, tile_bytes).
         tile_bytes: a multiple of 64.
         n_blocks, skip, lead, n_columns: see `Extent`.
-        n_rows: rows to write, from row `first` on.
-        out: contiguous output (n_rows, n_columns) of any float type, rounded to nearest.
+        n_rows: number of rows to write, starting at row `first`.
+        out: contiguous output (n_rows, n_columns) in any float type, rounded to nearest.
         BLOCKS: a power of two.
-        IS_EXACT: see `Extent`; then rows of `out` are aligned and stored with wide accesses.
+        IS_EXACT: see `Extent`; if set, rows of `out` are aligned and stored with wide accesses.
     """
     number = first // 16 + tl.program_id(0)
     block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)[None, :]
@@ -100,12 +100,12 @@ def look_up(planes, tile_bytes, n_blocks, skip, lead, n_columns, n_rows, ids, ou
             BLOCKS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr,
             TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
             SIGNED: tl.constexpr):  # fmt: skip
-    """Dequantise BLOCKS blocks of one row in each program; zeros if the row does not exist.
+    """Dequantise BLOCKS blocks of one row per program; write zeros if the row does not exist.
 
     Args:
-        n_rows: rows of the matrix.
-        ids: row numbers, integers (n,), of any value.
-        out: output, F32 (n, n_columns); other arguments as in `dequantise`.
+        n_rows: number of rows in the matrix.
+        ids: row indices, integers (n,), of any value.
+        out: output, F32 (n, n_columns); the other arguments are as in `dequantise`.
     """
     index = tl.program_id(0).to(tl.int64)
     row = tl.load(ids + index).to(tl.int64)
@@ -138,14 +138,14 @@ def planes_product(x, planes, y, tile_bytes, n_tile, n_blocks, skip, lead, n_col
                    x_row, x_head, BLOCKS: tl.constexpr, ROWS: tl.constexpr, ASM: tl.constexpr,
                    LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
                    SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr):  # fmt: skip
-    """Compute `y = x Wᵀ` with rows `first` to `first + n_out` of W, ROWS rows in each program.
+    """Compute `y = x Wᵀ` for rows `first` to `first + n_out` of W, ROWS rows per program.
 
     Args:
         x: F32 (n_row, n_head, n_columns).
-        x_row, x_head: elements between rows and between heads of x.
+        x_row, x_head: element strides between rows and between heads in x.
         planes: bytes (n_head, n_tile, tile_bytes); tile_bytes is a multiple of 64.
         y: contiguous output, F32 (n_row, n_head, n_out).
-        BLOCKS: blocks of 32 columns at a time.
+        BLOCKS: blocks of 32 columns per iteration.
         ROWS: a multiple of 16.
     """
     WORDS: tl.constexpr = BLOCKS * LOW
@@ -182,12 +182,12 @@ def planes_transposed(x, planes, y, tile_bytes, n_tile, n_blocks, skip, lead, n_
                       ASM: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr,
                       TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
                       SIGNED: tl.constexpr):  # fmt: skip
-    """Compute `y = x W` with rows `first` to `first + n_in` of W, BLOCKS blocks in each program.
+    """Compute `y = x W` for rows `first` to `first + n_in` of W, BLOCKS blocks per program.
 
     Args:
         x: F32 (n_row, n_head, n_in).
         y: contiguous output, F32 (n_row, n_head, n_columns).
-        ROWS: rows at a time; other arguments as in `planes_product`.
+        ROWS: rows per iteration; the other arguments are as in `planes_product`.
     """
     WORDS: tl.constexpr = BLOCKS * LOW
     head, m = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -224,7 +224,7 @@ def planes_transposed(x, planes, y, tile_bytes, n_tile, n_blocks, skip, lead, n_
 @triton.jit
 def plain_part(data, n_rows, n_columns, first_row, first_column, ROWS: tl.constexpr,
                COLUMNS: tl.constexpr):  # fmt: skip
-    """Load rows and columns of this program's head, F32 (ROWS, COLUMNS); 0 outside the matrix."""
+    """Load rows and columns for this program's head, F32 (ROWS, COLUMNS); 0 outside the matrix."""
     row = first_row + tl.arange(0, ROWS)[:, None]
     column = first_column + tl.arange(0, COLUMNS)[None, :]
     start = data + tl.program_id(0).to(tl.int64) * n_rows * n_columns
@@ -235,15 +235,15 @@ def plain_part(data, n_rows, n_columns, first_row, first_column, ROWS: tl.conste
 @triton.jit(do_not_specialize=["n_rows", "n_columns", "first", "n_out", "x_row", "x_head"])
 def plain_product(x, data, y, n_rows, n_columns, first, n_out, x_row, x_head, ROWS: tl.constexpr,
                   COLUMNS: tl.constexpr, ALIGNED: tl.constexpr):  # fmt: skip
-    """Compute `y = x Wᵀ` with rows `first` to `first + n_out` of W, ROWS rows in each program.
+    """Compute `y = x Wᵀ` for rows `first` to `first + n_out` of W, ROWS rows per program.
 
     Args:
         x: F32 (n_row, n_head, n_columns).
-        x_row, x_head: elements between rows and between heads of x.
+        x_row, x_head: element strides between rows and between heads in x.
         data: contiguous matrices (n_head, n_rows, n_columns).
         n_columns: divided by ALIGNED, so that the compiler knows a factor of it.
         y: contiguous output, F32 (n_row, n_head, n_out).
-        COLUMNS: columns at a time.
+        COLUMNS: columns per iteration.
     """
     n_columns *= ALIGNED
     head, m = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -262,12 +262,12 @@ def plain_product(x, data, y, n_rows, n_columns, first, n_out, x_row, x_head, RO
 @triton.jit(do_not_specialize=["n_rows", "n_columns", "first", "n_in", "x_row", "x_head"])
 def plain_transposed(x, data, y, n_rows, n_columns, first, n_in, x_row, x_head, ROWS: tl.constexpr,
                      COLUMNS: tl.constexpr, ALIGNED: tl.constexpr):  # fmt: skip
-    """Compute `y = x W` with rows `first` to `first + n_in` of W, COLUMNS columns in each program.
+    """Compute `y = x W` for rows `first` to `first + n_in` of W, COLUMNS columns per program.
 
     Args:
         x: F32 (n_row, n_head, n_in).
         y: contiguous output, F32 (n_row, n_head, n_columns).
-        ROWS: rows at a time; other arguments as in `plain_product`.
+        ROWS: rows per iteration; the other arguments are as in `plain_product`.
     """
     n_columns *= ALIGNED
     head, m = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)

@@ -1,1 +1,1 @@
-"""Compilation, configuration, launch and capture of kernels; imports no kernel or user of one."""
+"""Compiling, configuring, launching and capturing kernels; imports no kernels or their users."""

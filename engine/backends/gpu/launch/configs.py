@@ -1,12 +1,12 @@
-"""Launch configurations of kernels, and which kernels may be used on a kind of GPU.
+"""Launch configurations for kernels, and which kernels may be used on a kind of GPU.
 
-Configurations follow fixed rules, replaced where a search found better ones. Nothing is tried out
-while a model runs. A rule depends only on sizes that are known when a model is loaded, so that the
-same product is always computed by the same kernel.
+Configurations follow fixed rules, except where a search found better ones. Nothing is tried out
+while a model runs. A rule depends only on sizes that are known when a model is loaded, so the same
+product is always computed by the same kernel.
 
-A kernel with wrong results on a kind of GPU (`gpu.checks`) is refused there. A function that
-decides whether its kernel serves calls `allows` or is `refusable`; its callers have a fallback. The
-choice is the same for all cards of a kind, so that they continue to compute the same bits.
+A kernel that gives wrong results on a kind of GPU (`gpu.checks`) is refused there. A function that
+decides whether its kernel can be used calls `allows` or is `refusable`; its callers have a
+fallback. The choice is the same for all cards of a kind, so that their results stay bit-equal.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ GemvOperands = Literal["int8", "f32"]
 
 @dataclass(frozen=True, slots=True)
 class KernelTarget:
-    """Properties of a device that kernels are compiled for.
+    """Properties of a device for which kernels are compiled.
 
     Attributes:
         maker: "interpreter" for Triton's interpreter on the CPU.
-        capability: NVIDIA's compute capability times ten, such as 90; 0 elsewhere.
+        capability: ten times NVIDIA's compute capability, for example 90; 0 for other makers.
         n_sm: number of multiprocessors.
     """
 
@@ -46,7 +46,7 @@ class KernelTarget:
 
     @property
     def is_interpreted(self) -> bool:
-        """Whether numpy computes, which has no BF16."""
+        """Whether numpy does the computing, which has no BF16."""
         return self.maker == "interpreter"
 
     @property
@@ -56,12 +56,12 @@ class KernelTarget:
 
     @property
     def gemv_operands(self) -> GemvOperands:
-        """Type of the activations that gemv multiplies: "int8" (by `dp4a`) or "f32"."""
+        """Type of the activations in gemv: "int8" (multiplied by `dp4a`) or "f32"."""
         return "int8" if self.maker == "interpreter" or self.capability >= 61 else "f32"
 
     @property
     def dot_precision(self) -> str:
-        """`input_precision` of `tl.dot` with F32 operands for a result as exact as F32."""
+        """`input_precision` with which `tl.dot` on F32 operands is as exact as F32."""
         return "tf32x3" if self.capability >= 80 else "ieee"
 
 
@@ -73,7 +73,7 @@ _cards: dict[torch.device, KernelTarget] = {}
 
 
 def target_of(device: torch.device) -> KernelTarget:
-    """Return the target for tensors on `device`; for "meta", the one of `use_target`."""
+    """Return the target for tensors on `device`; for "meta", the one set by `use_target`."""
     found = _cards.get(device)
     if found is None and device.type == "cuda":
         found = _cards[device] = _card(device)
@@ -84,7 +84,7 @@ def target_of(device: torch.device) -> KernelTarget:
 
 @contextmanager
 def use_target(target: KernelTarget) -> Iterator[None]:
-    """Use this target for the device "meta", on this thread."""
+    """Use this target for the device "meta" on this thread."""
     before = getattr(_aim, "target", None)
     _aim.target = target
     try:
@@ -105,17 +105,17 @@ Rule = Callable[..., Config]
 Key = tuple[str, int, int, str, tuple[tuple[str, Any], ...]]
 
 WARP = 32  # threads per warp
-MAX_WARPS = 4  # most warps of a gemv program: few, so that some programs load while others end
+MAX_WARPS = 4  # max. warps per gemv program; few, so that some programs load while others finish
 PROGRAMS_PER_SM = 2  # gemv programs per multiprocessor below which columns are split
-PLAIN_PER_THREAD = 8  # columns that a thread loads at once: 16 bytes of F16 or BF16
+PLAIN_PER_THREAD = 8  # columns that a thread loads together: 16 bytes of F16 or BF16
 PLAIN_PROGRAMS_PER_SM = 4  # unquantised gemv programs before each takes more rows
 
 
 def gemv_config(target: KernelTarget, *, n_blocks: int) -> Config:
-    """Return the warps of a gemv program and the blocks that each thread prefetches.
+    """Return a gemv program's warp count, and how many blocks each thread prefetches.
 
-    Each warp has at least a second block, so that there is one to prefetch. Used for experts, too:
-    they are small and many programs start together, so a program loads all it needs at once.
+    Each warp has at least a second block, so that there is one to prefetch. Also used for experts:
+    they are small and many programs start together, so a program loads all it needs right away.
     """
     n_warps = 1
     while n_warps < MAX_WARPS and 2 * n_warps * WARP // 4 < n_blocks:
@@ -128,7 +128,7 @@ def gemv_parts_config(
 ) -> Config:
     """Return the number of programs that share a tile of a small matrix (split K).
 
-    Each has at least one step.
+    Each program has at least one step.
     """
     wanted = PROGRAMS_PER_SM * target.n_sm * TILE // max(TILE, n_rows)
     n_step = -(-n_blocks // (num_warps * WARP // 4))
@@ -137,12 +137,12 @@ def gemv_parts_config(
 
 
 def tile_gemm_config(target: KernelTarget, *, n_token: int, low: int) -> Config:
-    """Return the tile sizes of a tile GEMM; see `engine.backends.gpu.kernels.tile_gemm.product`.
+    """Return the tile sizes for a tile GEMM; see `engine.backends.gpu.kernels.tile_gemm.product`.
 
     A tile has as many rows of x as registers and shared memory allow, so that weights are decoded
-    once. Few sizes are used, since each is compiled for each type. Hopper's tensor cores read x
-    from shared memory and have more of it. If a program has little else to do, more stages hide
-    more of the memory's latency.
+    once. Only a few sizes are used, since each is compiled for each type. Hopper's tensor cores
+    read x from shared memory, and there is more of it. If a program has little else to do, more
+    stages hide more of the memory latency.
     """
     is_hopper = target.maker == "nvidia" and 90 <= target.capability < 100
     has_cores = target.maker != "nvidia" or target.capability >= 80
@@ -165,7 +165,7 @@ def tile_gemm_config(target: KernelTarget, *, n_token: int, low: int) -> Config:
 def unquantised_config(
     target: KernelTarget, *, n_token: int, n_rows: int, n_columns: int
 ) -> Config:
-    """Return the warps, rows and columns per step of a gemv program with unquantised weights."""
+    """Return the warps, rows and columns per step for gemv programs with unquantised weights."""
     n_warps = 4
     while n_warps > 1 and n_warps * WARP * PLAIN_PER_THREAD >= 2 * n_columns:
         n_warps //= 2
@@ -176,8 +176,8 @@ def unquantised_config(
 
 
 def expert_gemm_config(target: KernelTarget, *, rows: int) -> Config:
-    """Return the tile sizes of a GEMM of a block of `rows` rows with their expert's matrix."""
-    if target.maker == "nvidia" and target.capability < 80:  # Triton cannot use their cores
+    """Return the tile sizes for a GEMM of `rows` rows with their expert's matrix."""
+    if target.maker == "nvidia" and target.capability < 80:  # Triton cannot use their tensor cores
         return {"columns": 64, "blocks": 1, "num_warps": 2, "num_stages": 2}
     if rows >= 128:
         return {"columns": 128, "blocks": 2, "num_warps": 8, "num_stages": 2}
@@ -192,19 +192,19 @@ RULES: dict[str, Rule] = {
     "expert_rows": gemv_config,
     "expert_blocks": expert_gemm_config,
 }
-"""Rules by the name of their kernel in configuration files."""
+"""Rules, by their kernel's name in configuration files."""
 
 _found: dict[Key, Config] = {}
 
 
 def config_of(target: KernelTarget, kernel: str, **facts: Any) -> Config:
-    """Return a kernel's configuration: the result of a search, else of its rule for `facts`."""
+    """Return a kernel's configuration: a search result if there is one, else its rule's result."""
     found = _found.get(key_of(target, kernel, facts))
     return RULES[kernel](target, **facts) if found is None else found
 
 
 def key_of(target: KernelTarget, kernel: str, facts: Mapping[str, Any]) -> Key:
-    """Return the key of a saved configuration; `n_token` is rounded up to a power of two."""
+    """Return a saved configuration's key, with `n_token` rounded up to a power of two."""
     if "n_token" in facts:
         facts = {**facts, "n_token": 1 << (facts["n_token"] - 1).bit_length()}
     return (target.maker, target.capability, target.n_sm, kernel, tuple(sorted(facts.items())))
@@ -217,11 +217,11 @@ def use_found(found: Mapping[Key, Config]) -> None:
 
 
 FILE_NAME = "kernels.json"
-LARGEST = 1 << 20  # largest number in a configuration
+LARGEST = 1 << 20  # largest number allowed in a configuration
 
 
 def configs_file() -> Path | None:
-    """Return the path in the user's cache folder; None if the system has none."""
+    """Return the path in the user's cache folder; None if the system has no such folder."""
     folder = cache_folder()
     return folder / FILE_NAME if folder else None
 
@@ -241,7 +241,7 @@ def read_configs(path: Path | None) -> dict[Key, Config]:
 
 
 def save_configs(path: Path | None, found: Mapping[Key, Config]) -> None:
-    """Add configurations to the file; they replace entries of the same keys."""
+    """Add configurations to the file, replacing entries with the same keys."""
     everything = {**read_configs(path), **found}
     configs = [
         {
@@ -254,7 +254,7 @@ def save_configs(path: Path | None, found: Mapping[Key, Config]) -> None:
 
 
 def _made(entry: Any) -> tuple[Key, Config] | None:
-    """Return an entry's key and configuration; None if a field is missing or of another type."""
+    """Return an entry's key and configuration; None if a field is missing or has the wrong type."""
     if not isinstance(entry, dict):
         return None
     maker, kernel, facts = entry.get("maker"), entry.get("kernel"), entry.get("facts")
@@ -271,7 +271,7 @@ def _made(entry: Any) -> tuple[Key, Config] | None:
 
 
 KernelKey = tuple[str | int, ...]
-"""Name of a kernel, and properties of its variants: type of the weights, number of rows."""
+"""A kernel's name, and properties of its variants: weight type, number of rows."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -296,7 +296,7 @@ def allows(device: torch.device, *key: str | int) -> bool:
 
 
 def refusable(function: Callable[P, T | None]) -> Callable[P, T | None]:
-    """Decorate a function to return None if its kernel, of the same name, is refused."""
+    """Make a function return None if its kernel, which has the same name, is refused."""
 
     @wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T | None:
@@ -308,7 +308,7 @@ def refusable(function: Callable[P, T | None]) -> Callable[P, T | None]:
 
 
 def refuse(device: torch.device, keys: Collection[KernelKey]) -> None:
-    """Refuse kernels on all devices of a kind for the rest of this process."""
+    """Refuse kernels on all devices of this kind for the rest of the process."""
     if keys:
         target = target_of(device)
         with _lock:
@@ -330,7 +330,7 @@ def allow_all() -> None:
 
 @contextmanager
 def watched(on_trial: Collection[KernelKey] = ()) -> Iterator[dict[KernelKey, None]]:
-    """Collect the kernels that this thread asks for, with those on trial refused."""
+    """Collect the kernels that this thread asks for, while those on trial are refused."""
     global _n_watching
     asked: dict[KernelKey, None] = {}
     with _lock:

@@ -1,8 +1,8 @@
-"""Capture of a whole computation, such as one token, and its replay without host work.
+"""Capture of a whole computation, for example one token, and its replay without host work.
 
-On NVIDIA and AMD GPUs this is a CUDA graph, or several graphs with host steps between them. For
-interpreted kernels it is a `Tape`, which repeats the operations on the same memory; that also
-proves that nothing was captured which differs from token to token.
+On NVIDIA and AMD GPUs, this is a CUDA graph, or several graphs with host steps between them. For
+interpreted kernels, it is a `Tape`, which repeats the operations on the same memory; that also
+proves that nothing was captured that differs from token to token.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Step = Callable[[], object]
 
 
 class NotRepeatable(Exception):
-    """Error of a computation that cannot be captured; its only argument says why."""
+    """Raised if a computation cannot be captured; its only argument says why."""
 
     def __str__(self) -> str:
         reason: str = self.args[0]  # a `Sentence` keeps its template
@@ -49,7 +49,7 @@ _capturing = threading.Lock()  # PyTorch captures one graph at a time
 
 
 def refuse_capture(reason: str) -> None:
-    """Declare that the current computation is valid for this token only.
+    """Declare that the current computation is valid only for this token.
 
     Raises:
         NotRepeatable: this thread is capturing.
@@ -59,9 +59,9 @@ def refuse_capture(reason: str) -> None:
 
 
 def host_step(step: Step) -> None:
-    """Run a host step between kernels, such as a barrier of the ranks; replays repeat it.
+    """Run a host step between kernels, for example a barrier of the ranks; replays repeat it.
 
-    It does not wait for earlier work of the device.
+    It does not wait for the device's earlier work.
     """
     record: Callable[[Step], None] | None = getattr(_thread, "record_step", None)
     if record is None:
@@ -71,10 +71,10 @@ def host_step(step: Step) -> None:
 
 
 def host_step_value(step: Callable[[], Tensor | None]) -> Tensor | None:
-    """Return the tensor of a host step, such as an all-reduce on the host.
+    """Return a host step's tensor, for example the result of an all-reduce on the host.
 
-    While this thread captures, the tensor is in memory that each replay overwrites. A step returns
-    tensors of one shape always, or never.
+    While this thread captures, the tensor is in memory that each replay overwrites. A step must
+    either always return a tensor, of the same shape, or always return None.
     """
     if getattr(_thread, "record_step", None) is None:
         return step()
@@ -95,11 +95,11 @@ def host_step_value(step: Callable[[], Tensor | None]) -> Tensor | None:
 def capture(device: torch.device, compute: Callable[[], T]) -> Captured[T]:
     """Capture what `compute` does on a device.
 
-    `compute` must have run before, so that one-time work is done (compiled kernels, memory that
-    stays). Capturing does not compute anything, except with host steps, and on a tape.
+    `compute` must have run before, so that one-time work is done (compiling kernels, allocating
+    memory that stays). Capturing computes nothing, except with host steps and on a tape.
 
     Raises:
-        NotRepeatable: `compute` reads results back, or does something else that cannot be repeated.
+        NotRepeatable: `compute` reads results back, or does something else that is not repeatable.
     """
     if device.type != "cuda":
         return Tape(compute)
@@ -118,7 +118,7 @@ def _capturing_with(record_step: Callable[[Step], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _not_capturing() -> Iterator[None]:
-    """Suspend capturing for a host step: a replay runs the step, not its parts."""
+    """Suspend capturing for a host step, since replays run the step, not its parts."""
     record, _thread.record_step, _thread.is_capturing = _thread.record_step, None, False
     try:
         with intercept_launches(lambda start: True), _disable_current_modes():
@@ -128,7 +128,7 @@ def _not_capturing() -> Iterator[None]:
 
 
 class CudaGraphRecorder:
-    """Recorder of the graphs of one computation, captured one after the other on one stream.
+    """Recorder for the graphs of one computation, captured one after another on one stream.
 
     They share a memory pool, since they run in order.
     """
@@ -142,13 +142,13 @@ class CudaGraphRecorder:
         self._graph: Any = None
 
     def open(self) -> None:
-        """Make a stream that can be captured torch's current one."""
+        """Make a stream that can be captured torch's current stream."""
         self._before = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(self._before)
         torch.cuda.set_stream(self._stream)
 
     def begin(self) -> None:
-        """Begin a graph: launches from now on are captured instead of executed."""
+        """Start a graph: launches from now on are captured instead of executed."""
         _capturing.acquire()
         try:
             self._graph = torch.cuda.CUDAGraph()
@@ -160,7 +160,7 @@ class CudaGraphRecorder:
             raise
 
     def end(self) -> Step:
-        """End the graph; return a function that launches it."""
+        """Finish the graph; return a function that launches it."""
         graph, self._graph = self._graph, None
         try:
             with warnings.catch_warnings():  # there may be no kernel between two host steps
@@ -186,9 +186,9 @@ class CudaGraphRecorder:
         self._before.wait_stream(self._stream)
 
     def _leave_pool(self) -> None:
-        """End the allocator's capture mode, which torch leaves on when a capture fails.
+        """Leave the allocator's capture mode, in which torch remains after a capture fails.
 
-        In that mode the allocator frees no cached memory when a device is full.
+        In that mode, the allocator frees no cached memory when a device is full.
         """
         binding: Any = torch._C
         with contextlib.suppress(RuntimeError):  # the mode may be off already

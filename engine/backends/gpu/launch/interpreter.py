@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-MAX_CONSTANTS = 4096  # remembered constants at which all are dropped
+MAX_CONSTANTS = 4096  # number of cached constants at which all are dropped
 
 
 def share_shapes() -> None:
-    """Make block types of one shape share the objects that describe it, also with tensors."""
+    """Make block types with the same shape share the objects that describe it, also in tensors."""
     from triton.language import core
 
     block, tensor = core.block_type, core.tensor
@@ -22,7 +22,7 @@ def share_shapes() -> None:
 
 
 def _with_known_shapes(make: Callable[..., None], core: Any) -> Callable[..., None]:
-    """Return the initialiser of block types, with a cache of checked shapes."""
+    """Return the initialiser for block types, with a cache of checked shapes."""
     constexpr, known = core.constexpr, dict[tuple[int, ...], tuple[Any, Any]]()
 
     def init(self: Any, element_ty: Any, shape: Any) -> None:
@@ -40,7 +40,7 @@ def _with_known_shapes(make: Callable[..., None], core: Any) -> Callable[..., No
 
 
 def _of_known_shape(make: Callable[..., None], core: Any) -> Callable[..., None]:
-    """Return the initialiser of tensors, which takes the shape's objects from the type."""
+    """Return the initialiser for tensors, which takes the shape's objects from the type."""
     scalar = core.tuple([]), core.constexpr(1)
 
     def init(self: Any, handle: Any, kind: Any) -> None:
@@ -58,7 +58,7 @@ def _of_known_shape(make: Callable[..., None], core: Any) -> Callable[..., None]
 
 
 def shorten_checks() -> None:
-    """Skip conversions for operations on tensors of one type and shape."""
+    """Skip conversions in operations on tensors with the same type and shape."""
     from triton.language import core
     from triton.language.semantic import TritonSemantic as Semantic
 
@@ -89,10 +89,10 @@ def _unless_same_shape(broadcast: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_known_operands(convert: Callable[..., Any], tensor: type[Any]) -> Callable[..., Any]:
-    """Return `convert`, which gives two operands one type and shape, with a cache for constants.
+    """Return `convert`, which gives two operands the same type and shape, with a constant cache.
 
-    Operands of one type differ at most in shape, except floats to divide, of which Triton widens
-    some. Zeros are not cached: there are two that are equal.
+    Operands with the same type differ at most in shape, except floats to divide, of which Triton
+    widens some. Zeros are not cached, because 0 and -0 are equal.
     """
     known: dict[tuple[object, ...], Any] = {}
 
@@ -124,7 +124,7 @@ _lock = threading.RLock()
 
 
 def interpret(run: Callable[[], None]) -> None:
-    """Run an interpreted kernel, one at a time: Triton patches its own functions for that."""
+    """Run an interpreted kernel, one at a time, because Triton patches its own functions for it."""
     with _lock:
         _patch_interpreter()
         run()
@@ -132,10 +132,10 @@ def interpret(run: Callable[[], None]) -> None:
 
 @cache
 def _patch_interpreter() -> None:
-    """Disable the interpreter's slowest steps, and fix bugs of its versions.
+    """Disable the interpreter's slowest steps, and fix bugs in some of its versions.
 
-    The steps are checks for integer overflow, patching Triton's functions again for each function
-    that a kernel calls, building a table of types for each result, and the ones that `share_shapes`
+    The steps are checking for integer overflow, patching Triton's functions again for each function
+    that a kernel calls, building a table of types for each result, and those that `share_shapes`
     and `shorten_checks` skip. A Triton version that is built differently is left alone.
     """
     from triton.language import standard
@@ -148,7 +148,7 @@ def _patch_interpreter() -> None:
         builder.options = replace(builder.options, sanitize_overflow=False)
     function = interpreter.InterpretedFunction
     if hasattr(function, "rewrite") and hasattr(interpreter, "_patch_lang"):
-        # functions of Triton's standard library see another module than kernels do
+        # functions in Triton's standard library see a different module than kernels do
         interpreter._patch_lang(standard.zeros.fn)
         function.__call__ = _call
     if hasattr(interpreter, "_get_np_dtype"):
@@ -160,10 +160,10 @@ def _patch_interpreter() -> None:
 
 
 def _with_booleans(binary_op: Callable[..., Any], handle: type[Any]) -> Callable[..., Any]:
-    """Return `binary_op` with boolean results of comparisons.
+    """Return `binary_op`, changed so that comparisons give booleans.
 
-    Triton gives them the type that was compared, so that a comparison of two scalars becomes a
-    block of such numbers; as a mask, Triton 3.8 and newer reject it.
+    Triton gives the result the type that was compared, so that comparing two scalars gives a block
+    of such numbers; Triton 3.8 and newer reject that as a mask.
     """
     from triton.language import int1
 
@@ -175,9 +175,9 @@ def _with_booleans(binary_op: Callable[..., Any], handle: type[Any]) -> Callable
 
 
 def _with_index(patch: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """Return `patch` with tensors that are valid in `range`.
+    """Return `patch`, changed so that tensors are valid in `range`.
 
-    Triton 3.7 and older convert an array of one number, which numpy 2.5 and newer reject.
+    Triton 3.7 and older convert an array with one number, which numpy 2.5 and newer reject.
     """
 
     def patch_tensor(tensor: Any, scope: Any) -> None:

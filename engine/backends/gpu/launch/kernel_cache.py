@@ -1,7 +1,7 @@
-"""On-disk cache of compiled kernels for GPUs: a folder per version, in Tandem's cache folder.
+"""On-disk cache for compiled GPU kernels: one folder per version, in Tandem's cache folder.
 
-Triton keys kernels by source and target. Tandem chooses the folder and deletes the ones of other
-versions some time after their last use. The user's variable TRITON_CACHE_DIR has precedence.
+Triton keys kernels by source and target. Tandem chooses the folder and deletes those of other
+versions some time after their last use. If the user has set TRITON_CACHE_DIR, it takes precedence.
 Triton executes the files there, so a folder that other users can write to is not used.
 """
 
@@ -27,14 +27,14 @@ from engine.util.sanitize import package_version
 log = logging.getLogger(__name__)
 
 VARIABLE = "TRITON_CACHE_DIR"  # environment variable that Triton reads at each look-up
-KERNELS_VARIABLE = "TANDEM_KERNEL_CACHE"  # the folder of all kernels, also for the CPU
+KERNELS_VARIABLE = "TANDEM_KERNEL_CACHE"  # the folder for all kernels, including those for the CPU
 
-UNUSED_S = 14 * 24 * 3600.0  # without use, another version's folder is deleted
-NEEDED_BYTES = 64 << 20  # free disk space required; the kernels of a model take some MiB
+UNUSED_S = 14 * 24 * 3600.0  # how long another version's folder may be unused before it is deleted
+NEEDED_BYTES = 64 << 20  # required free disk space; a model's kernels take a few MiB
 
 MAX_PATH = 110
-"""Longest path of the folder on Windows, in characters. A whole path has at most 260, and Triton
-adds 52 for a hash, 60 for a unique temporary name, and the kernel's name."""
+"""Longest folder path on Windows, in characters. A whole path has at most 260, and Triton adds 52
+for a hash, 60 for a unique temporary name, and the kernel's name."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -48,13 +48,13 @@ def use_cache(target: str, triton_version: str) -> Path:
     """Make Triton cache its kernels in Tandem's folder from now on.
 
     Args:
-        target: name of the targets of all GPUs together, such as "sm90".
+        target: name for all GPUs' targets together, for example "sm90".
 
-    Returns:
-        The folder: the user's choice, Tandem's, or a temporary one if nothing can be kept or other
-        users could have put kernels there.
+        Returns:
+        The folder: the user's choice, Tandem's, or a temporary one if nothing can be kept, or if
+        other users could have put kernels there.
 
-    Raises:
+        Raises:
         EngineError: no file can be written anywhere.
     """
     with _lock:
@@ -97,7 +97,7 @@ def leave_cache(folder: str, error: OSError) -> None:
     """Switch from `folder`, which is full, to a temporary one; once for all threads.
 
     Raises:
-        EngineError: `folder` is temporary already, or no other can be created.
+        EngineError: `folder` is already temporary, or no other can be created.
     """
     with _lock:
         if cache_in_use() != folder:
@@ -128,7 +128,7 @@ def writing_problem(folder: Path) -> str:
 
 
 def prune(folder: Path, version: str) -> None:
-    """Delete neighbours of `folder` that belong to other versions and were not used lately."""
+    """Delete neighbours of `folder` that belong to other versions and were not used recently."""
     for other in folder.parent.iterdir():
         if other.name.startswith(f"{version}-") or not other.is_dir():
             continue
@@ -143,7 +143,7 @@ def prune(folder: Path, version: str) -> None:
 def short_path(folder: Path) -> Path:
     """Return a folder's short ASCII path, if Windows has one and it is needed.
 
-    The path is passed to other makers' compilers, some of which cannot read other paths.
+    The path is passed to other vendors' compilers, some of which cannot read other paths.
     """
     if sys.platform == "win32" and not (str(folder).isascii() and len(str(folder)) <= MAX_PATH):
         import ctypes

@@ -1,10 +1,10 @@
 """The function that launches kernels, and their compilation before the first launch.
 
-All launches pass through `launch`, so they can be collected, recorded and repeated. No argument of
-a launch differs from token to token: such values are in device memory. So the launches of one token
+All launches go through `launch`, so they can be collected, recorded and repeated. No argument of a
+launch changes from token to token; values that do are in device memory. So one token's launches
 serve for all tokens, in a CUDA graph, and few launches differ from earlier ones in more than
-addresses. Triton examines the arguments of each launch to find the compiled variant, which takes
-longer than many kernels run. Here it does that only once for equal launches.
+addresses. For each launch, Triton examines the arguments to find the compiled variant, which takes
+longer than many kernels run. Here this happens only once for equal launches.
 
 Kernels are compiled in the background. A pass over meta tensors collects the kernels that a model
 will launch (`intercept_launches`). Each variant is compiled once, while weights load. The real
@@ -40,21 +40,21 @@ Argument = Tensor | int | float
 
 log = logging.getLogger(__name__)
 
-ALIGNMENT = 16  # divisor of addresses and integers that get their own variant from Triton
+ALIGNMENT = 16  # addresses and integers divisible by it get their own Triton variant
 MAX_INT32 = (1 << 31) - 1
 MAX_INT64 = (1 << 63) - 1
-MAX_KNOWN = 1 << 14  # remembered kinds of launches at which all are dropped
-MAX_THREADS = 4  # most compiling threads; more gain little, since part of the work is in Python
-POLL_S = 0.05  # seconds between two checks whether a wait was cancelled
+MAX_KNOWN = 1 << 14  # number of remembered launch kinds at which all are dropped
+MAX_THREADS = 4  # max. compiling threads; more gain little, since part of the work is in Python
+POLL_S = 0.05  # seconds between checks of whether a wait was cancelled
 COMPILING = Sentence("Compiling kernels")  # what `Cancelled` names
 
 CompileProgress = Callable[[int, int], None]
-"""Callback: number of compiled variants, number of all; from several threads, one at a time."""
+"""Callback: number of compiled variants, total; called from several threads, one at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
-    """A kernel with the arguments of one launch.
+    """A kernel with the arguments for one launch.
 
     Args:
         kernel: a function decorated with `triton.jit`.
@@ -79,7 +79,7 @@ class KernelLaunch:
         interpret(lambda: run(*self.args, **self.constants))
 
     def compiled(self) -> Any:
-        """Return the compiled kernel for such arguments; compile it if necessary."""
+        """Return the kernel compiled for such arguments; compile it if necessary."""
         return self.kernel.warmup(
             *self.args, grid=self.grid, **self.constants, num_warps=self.num_warps,
             num_stages=self.num_stages,
@@ -88,9 +88,9 @@ class KernelLaunch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FixedConstants:
-    """Values of `tl.constexpr` parameters, compared by identity.
+    """Values for `tl.constexpr` parameters, compared by identity.
 
-    A launch with them passes and compares no names and values; for the most frequent kernels.
+    A launch with them neither passes nor compares names and values; for the most frequent kernels.
     """
 
     values: Mapping[str, Any]
@@ -99,7 +99,7 @@ class FixedConstants:
 NO_CONSTANTS = FixedConstants({})
 
 LaunchHook = Callable[[KernelLaunch], bool]
-"""Callback before each launch of a thread; returns whether to launch."""
+"""Callback before each of a thread's launches; returns whether to launch."""
 
 
 class _Thread(threading.local):
@@ -119,18 +119,18 @@ def launch(
     kernel: Any, grid: Sequence[int], *args: Argument, num_warps: int = 4, num_stages: int = 2,
     fixed: FixedConstants = NO_CONSTANTS, **constants: Any,
 ) -> None:  # fmt: skip
-    """Launch a kernel on the device of its tensors, on torch's current stream.
+    """Launch a kernel on its tensors' device, on torch's current stream.
 
-    With meta tensors, the kernel is not launched, only passed to the thread's hook.
+    If the tensors are meta tensors, the kernel is not launched, only passed to the thread's hook.
 
     Args:
         grid: number of programs in each of up to three dimensions; nothing happens if one is 0.
         args: run-time arguments, in the order of the kernel's parameters; at least one is a tensor.
-        fixed: values of some `tl.constexpr` parameters; one object for equal values.
-        constants: all others by name.
+        fixed: values for some `tl.constexpr` parameters; pass the same object for equal values.
+        constants: values for all others, by name.
 
     Raises:
-        EngineError: kernels cannot be launched on this machine, see `own_launcher.prepare`.
+        EngineError: kernels cannot be launched on this machine; see `own_launcher.prepare`.
     """
     if 0 in grid:
         return
@@ -148,7 +148,7 @@ def launch(
         if not tensor.is_meta:
             request().run()
         return
-    # all parts are hashed at once, the function by identity; Triton's kernel hashes its source
+    # one hash over all parts, with the function by identity; Triton's kernel hashes its source
     key = (kernel.fn, device, num_warps, num_stages, fixed, *kinds, *constants, *constants.values())
     start = _known.get(key)
     if start is None:
@@ -162,11 +162,11 @@ def launch(
 
 
 def _examined(args: Sequence[Any]) -> tuple[list[float], list[object], Any]:
-    """Examine the arguments of a launch, in one loop, since this runs for each launch.
+    """Examine a launch's arguments, in a single loop because every launch does this.
 
     Returns:
         Their values, with addresses for tensors; their kinds, which determine what Triton compiles
-        (integers by value, which is stricter than Triton, tensors by type and alignment, other
+        (integers by value, which is stricter than Triton; tensors by type and alignment; other
         numbers by type); and one of the tensors.
     """
     values: list[float] = []
@@ -189,7 +189,7 @@ def _examined(args: Sequence[Any]) -> tuple[list[float], list[object], Any]:
             addresses |= address
     if addresses % ALIGNMENT:
         kinds += [value % ALIGNMENT == 0 for value in values]
-    if torch.version.hip:  # there offsets have 32 bits if memory is small
+    if torch.version.hip:  # there, offsets are 32-bit if the memory is small
         kinds += [isinstance(x, Tensor) and is_far(x) for x in args]
     return values, kinds, tensor
 
@@ -212,10 +212,10 @@ def _remember(key: tuple[object, ...], request: KernelLaunch, device: int) -> St
 
 
 def _by_triton(compiled: Any, places: Sequence[int], n_param: int) -> Start:
-    """Return a function that starts a compiled kernel by Triton's launcher.
+    """Return a function that starts a compiled kernel with Triton's launcher.
 
-    `places` are the positions of the run-time arguments among all `n_param` parameters; the
-    launcher takes the others, too, but ignores them.
+    `places` are the indices of the run-time arguments among all `n_param` parameters; the launcher
+    takes the other parameters too, but ignores them.
     """
     run, about = compiled.run, (compiled.function, compiled.packed_metadata, None, None, None)
     others: list[float | None] = [None] * n_param
@@ -231,7 +231,7 @@ def _by_triton(compiled: Any, places: Sequence[int], n_param: int) -> Start:
 
 @contextmanager
 def intercept_launches(hook: LaunchHook) -> Iterator[None]:
-    """Call `hook` before each launch of this thread; launches that it rejects do not happen."""
+    """Call `hook` before each of this thread's launches; launches that it rejects do not happen."""
     before = _thread.hook
     _thread.hook = hook
     try:
@@ -241,7 +241,7 @@ def intercept_launches(hook: LaunchHook) -> Iterator[None]:
 
 
 def is_far(x: Tensor) -> bool:
-    """Return whether a tensor's memory is too large for offsets of 32 bits."""
+    """Return whether a tensor's memory is too large for 32-bit offsets."""
     return x.untyped_storage().nbytes() > MAX_INT32
 
 
@@ -254,10 +254,9 @@ class Compiling(Compilation):
     """Compilation of kernel variants for one GPU, in threads that start immediately.
 
     Args:
-        launches: launches of the kernels, with meta or real tensors; duplicates of a variant do no
-            harm.
-        on_progress: callback, called first with nothing compiled.
-        n_threads: number of threads; None for the default of this machine.
+        launches: launches of the kernels, with meta or real tensors; duplicate variants do no harm.
+        on_progress: callback; the first call says that nothing is compiled yet.
+        n_threads: number of threads; None for this machine's default.
 
     Attributes:
         n_total: number of variants.
@@ -299,11 +298,11 @@ class Compiling(Compilation):
         """Wait until all variants are compiled.
 
         Args:
-            is_cancelled: cancellation check, polled.
+            is_cancelled: called repeatedly to check for cancellation.
 
-        Raises:
+            Raises:
             EngineError: a variant cannot be compiled; those not started are cancelled.
-            Cancelled: `is_cancelled` or `cancel` ended the wait.
+            Cancelled: `is_cancelled` or `cancel` stopped the wait.
         """
         for future in self._futures:
             self._wait_for(future, is_cancelled)
@@ -324,7 +323,7 @@ class Compiling(Compilation):
                 raise
 
     def _compile(self, launch: KernelLaunch, device: torch.device) -> None:
-        if self._has_failed:  # an earlier variant has; `wait` raises its error first
+        if self._has_failed:  # an earlier variant has failed; `wait` raises its error first
             return
         try:
             compile_launch(launch, device)
@@ -339,7 +338,7 @@ class Compiling(Compilation):
 def _create_kernel_caches(launches: Iterable[KernelLaunch], device: torch.device) -> None:
     """Create each kernel's table of compiled variants for this device.
 
-    Triton creates it on first use, keyed by the device index of its driver; if two threads did that
+    Triton creates it on first use, keyed by its driver's device index; if two threads did so
     simultaneously, one would lose its variant.
     """
     driver = import_module("triton.runtime").driver
@@ -366,8 +365,8 @@ def compile_launch(launch: KernelLaunch, device: torch.device) -> Any:
         leave_cache(folder, error)
     except EngineError:
         raise
-    except Exception as error:  # compilers fail in all ways
-        if is_out_of_memory(error):  # loading a kernel takes some
+    except Exception as error:  # compilers fail in many ways
+        if is_out_of_memory(error):  # loading a kernel takes some memory
             raise
         raise _compile_error(launch, error) from error
     return compile_launch(launch, device)
@@ -403,7 +402,7 @@ def variants(launches: Iterable[KernelLaunch]) -> list[KernelLaunch]:
 
 
 def variant_key(launch: KernelLaunch) -> Hashable:
-    """Return a key of the variant that Triton compiles: equal keys mean one compiled kernel."""
+    """Return a key for the variant that Triton compiles; equal keys mean one compiled kernel."""
     params = [p for p in launch.kernel.params if not p.is_constexpr]
     kinds = tuple(
         _specialisation(arg, is_plain=param.do_not_specialize)
@@ -415,11 +414,11 @@ def variant_key(launch: KernelLaunch) -> Hashable:
 
 
 def _specialisation(arg: Argument, *, is_plain: bool) -> Hashable:
-    """Return the properties of an argument that Triton compiles variants for.
+    """Return the properties of an argument for which Triton compiles separate variants.
 
     `is_plain` says that the kernel is not specialised for this argument's values.
     """
-    if isinstance(arg, Tensor):  # on "meta" an address is the offset from an aligned one
+    if isinstance(arg, Tensor):  # on "meta", the address is the offset from an aligned one
         is_aligned = not is_plain and arg.data_ptr() % ALIGNMENT == 0
         return str(arg.dtype), is_aligned, is_far(arg)
     if isinstance(arg, bool | float):

@@ -1,8 +1,8 @@
-"""Launcher of Triton's kernels that needs neither a C compiler nor Python.h.
+"""Launcher for Triton's kernels that needs neither a C compiler nor Python.h.
 
 Triton has a driver object that describes the device, loads compiled kernels and launches them.
-`OwnDriver` is one for NVIDIA GPUs, written with ctypes. Triton still compiles kernels and chooses
-the variant for the arguments, once for equal launches (`kernel_launch`).
+`OwnDriver` is one for NVIDIA GPUs, written with ctypes. Triton still compiles kernels and, once for
+equal launches (`kernel_launch`), chooses the variant for the arguments.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Start = Callable[[Sequence[int], int, Sequence[float]], None]
 """Function that launches one compiled kernel; parameters as in `OwnLauncher.start`."""
 
 Launcher = Literal["triton", "own"]
-"""Launcher of kernels: Triton's, which needs a C compiler once, or Tandem's own."""
+"""Launcher for kernels: Triton's, which needs a C compiler once, or Tandem's own."""
 
 log = logging.getLogger(__name__)
 
@@ -52,30 +52,30 @@ SIZES: Mapping[str, int] = {
     "i1": 1, "u1": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "i32": 4, "u32": 4, "i64": 8, "u64": 8,
     "f32": 4, "fp32": 4, "fp64": 8, "*": 8,
 }  # fmt: skip
-"""Bytes of a parameter of each of Triton's types; "*" is an address."""
+"""Bytes per parameter for each of Triton's types; "*" is an address."""
 
-N_SCRATCH = 2  # addresses of scratch memory that follow a kernel's own arguments
-SLOT_BYTES = 8  # bytes of each argument's slot; CUDA reads as many of them as the parameter has
-MAX_ARGUMENTS = 128  # most arguments of a kernel, including scratch memory
+N_SCRATCH = 2  # number of scratch memory addresses that follow a kernel's own arguments
+SLOT_BYTES = 8  # bytes per argument slot; CUDA reads as many of them as the parameter has
+MAX_ARGUMENTS = 128  # max. arguments of a kernel, including scratch memory
 
 PACKED = {"f32": "f4x", "fp32": "f4x", "fp64": "d", "u64": "Q", "*": "Q"}
-"""Format of `struct` for an argument's slot, by Triton's type; "q" for other integers.
+"""`struct` format for an argument's slot, by Triton's type; "q" for other integers.
 
-Little-endian, as on all processors that CUDA runs on.
+Little-endian, like all processors that CUDA runs on.
 """
 
-NO_SCRATCH = "8x"  # format of the address of scratch memory for kernels that need none: zeros
+NO_SCRATCH = "8x"  # format for the scratch memory address if a kernel needs none: zeros
 
 
 def parameter_types(signature: Mapping[str, str]) -> list[tuple[int, str]]:
-    """Return the position and Triton's type of each argument that a compiled kernel reads.
+    """Return the index and Triton's type of each argument that a compiled kernel reads.
 
     Args:
-        signature: Triton's type of each argument, in order; "constexpr" for compiled-in constants,
+        signature: Triton's type for each argument, in order; "constexpr" for compiled-in constants,
             which are not read.
 
     Raises:
-        ValueError: an argument's type cannot be passed.
+        ValueError: an argument has a type that cannot be passed.
     """
     found: list[tuple[int, str]] = []
     for place, (name, kind) in enumerate(signature.items()):
@@ -94,10 +94,10 @@ def parameter_bytes(signature: Mapping[str, str]) -> list[int]:
 
 
 class _Arguments(threading.local):
-    """A thread's memory for the arguments of the current launch, and the address of each slot.
+    """A thread's memory for the current launch's arguments, and the address of each slot.
 
-    The driver copies the arguments before it returns. Other threads launch in parallel, since a
-    call through ctypes releases the GIL.
+    The driver copies the arguments before it returns. Each thread needs its own memory: ctypes
+    calls release the GIL, so other threads may launch in parallel.
     """
 
     def __init__(self) -> None:
@@ -111,12 +111,12 @@ _arguments = _Arguments()
 
 
 class OwnLauncher:
-    """Launcher of one compiled kernel; Triton creates it when it loads the kernel.
+    """Launcher for one compiled kernel; Triton creates it when it loads the kernel.
 
     Args:
-        source: Triton's source of the kernel, with its signature.
-        metadata: the compiler's metadata of the kernel.
-        current_device: returns the index of the device to launch on.
+        source: Triton's source for the kernel, with its signature.
+        metadata: the compiler's metadata for the kernel.
+        current_device: returns the index of the device on which to launch.
 
     Raises:
         ValueError: the kernel needs a kind of launch that is not implemented here.
@@ -146,8 +146,8 @@ class OwnLauncher:
 
         Args:
             function: handle of the loaded kernel.
-            places: positions of the function's values among the kernel's parameters; the kernel
-                need not read all of them, since a 1 may be compiled in.
+            places: indices of the function's values among the kernel's parameters; the kernel need
+                not read all of them, since a 1 may be compiled in.
 
         Raises:
             ValueError: the compiled kernel's parameters differ from its signature.
@@ -170,13 +170,13 @@ class OwnLauncher:
     def start(self, grid: Sequence[int], stream: int, values: Sequence[float]) -> None:
         """Launch the loaded kernel.
 
-        This runs for each launch, so it does as little as possible: fill the slots, call the
-        driver. Numbers are passed as C ints, anything longer as `c_void_p`.
+        This runs for each launch, so it does as little as possible: it fills the slots and calls
+        the driver. Numbers are passed as C ints, anything longer as `c_void_p`.
 
         Args:
             grid: number of programs in x, y and z; none is 0.
             stream: handle of the CUDA stream.
-            values: a number for each argument that the kernel reads, or its memory's address.
+            values: for each argument that the kernel reads, a number or an address in memory.
 
         Raises:
             EngineError: the driver refuses the launch.
@@ -187,7 +187,7 @@ class OwnLauncher:
             self._function, *grid, self._n_threads, 1, 1, self._shared_bytes,
             ctypes.c_void_p(stream), own.addresses, None,
         )  # fmt: skip
-        if failed == NO_CONTEXT:  # torch has not used the device in this thread yet
+        if failed == NO_CONTEXT:  # torch has not used the device on this thread yet
             self._api.enter(self._current_device())
             failed = self._launch(
                 self._function, *grid, self._n_threads, 1, 1, self._shared_bytes,
@@ -211,9 +211,9 @@ class OwnLauncher:
         self, x: int, y: int, z: int, stream: int, function: int, packed: object, about: object,
         on_enter: object, on_exit: object, *args: Any,
     ) -> None:  # fmt: skip
-        """Launch the kernel; called by Triton, with the parameters of Triton's launcher.
+        """Launch the kernel; called by Triton, with the parameters for Triton's own launcher.
 
-        `args` are all arguments in order, constants included.
+        `args` has all arguments in order, including constants.
         """
         if 0 in (x, y, z):
             return
@@ -226,7 +226,7 @@ def _value(argument: Any) -> Any:
 
 
 class OwnUtils:
-    """The driver's utility functions, under Triton's names."""
+    """The driver's utility functions, under the names that Triton uses."""
 
     def __init__(self, api: CudaApi) -> None:
         self._api = api
@@ -254,7 +254,7 @@ class OwnUtils:
 
 
 class OwnDriver:
-    """Triton's active driver object; its methods mirror Triton's own driver."""
+    """Triton's active driver object; its methods mirror those of Triton's own driver."""
 
     def __init__(self, api: CudaApi) -> None:
         self._api = api
@@ -347,7 +347,7 @@ def _choose() -> Launcher:
 
 
 def targets() -> str:
-    """Return the targets of all GPUs of this machine as one name, such as "sm86+sm90"."""
+    """Return the targets of all this machine's GPUs as one name, for example "sm86+sm90"."""
     numbers = range(torch.cuda.device_count())
     if torch.version.hip:
         names = {str(torch.cuda.get_device_properties(n).gcnArchName) for n in numbers}
@@ -360,7 +360,7 @@ def _build_launcher() -> str:
     """Make Triton build its launcher or load it from its cache; return why that fails, or ""."""
     try:
         _ = _triton_driver().active.utils
-    except Exception as error:  # noqa: BLE001 compilers fail in all ways
+    except Exception as error:  # noqa: BLE001 compilers fail in many ways
         return Sentence("Triton's own launcher fails ({problem})", problem=_first_line(error))
     return ""
 

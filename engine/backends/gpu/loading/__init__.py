@@ -1,4 +1,4 @@
-"""Loading of weights from the file into a GPU, and the dry run that finds the kernels to compile.
+"""Loading weights from the file into a GPU, and the dry run that finds the kernels to compile.
 
 Imports operations and products; must not import `decode`.
 """

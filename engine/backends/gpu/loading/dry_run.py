@@ -1,9 +1,9 @@
 """Dry run: a forward pass on meta tensors, which collects the kernels it would launch.
 
-So they are known before weights are read. It also fails if a layer reads a number back from the
-device, which a CUDA graph could not do either.
+The kernels are thus known before weights are read. The dry run also fails if a layer reads a number
+back from the device, which a CUDA graph could not do either.
 
-`OpCallLog` records the first operation that launches each compiled kernel: only these need a check
+`OpCallLog` records the first operation that launches each compiled kernel; only these need a check
 on the device (`gpu.checks`). Nested operations count as part of the outermost one.
 """
 
@@ -57,10 +57,10 @@ LOGGED = (
     "selective_scan", "state_space_scan", "assign", "experts", "sum_of_experts", "rope_angles",
     "ropes", "write_cache", "attention", "new_attention",
 )  # fmt: skip
-"""Operations of `Ops` that launch kernels."""
+"""Operations in `Ops` that launch kernels."""
 
 OF_WEIGHTS = ("matmul", "lookup", "per_head")
-"""Methods of weights that layers call directly."""
+"""Weight methods that layers call directly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class OpCall:
     Attributes:
         name: name of the operation, or of a weight's method, with the weight as first argument.
         args, named: arguments, with meta tensors.
-        mark: text that distinguishes compiled variants, types and cuts of weights.
+        mark: text that distinguishes compiled variants, weight types and cuts.
     """
 
     name: str
@@ -80,12 +80,12 @@ class OpCall:
 
 
 class OpCallLog:
-    """Log of the operations of a dry run.
+    """Log of a dry run's operations.
 
     Attributes:
         calls: the operations to check, in order.
-        routings: arguments of the routing that made each group of rows, by its id; with the group,
-            so that its id is not reused.
+        routings: for each group of rows, by its id, the group and the arguments of the routing that
+            created it; storing the group keeps its id from being reused.
         asked: kernels that the dry run asked for, including refused ones.
     """
 
@@ -100,12 +100,12 @@ class OpCallLog:
         self._begun: list[KernelLaunch] | None = None
 
     def note(self, launch: KernelLaunch) -> None:
-        """Record a launch of the current operation."""
+        """Record a launch by the current operation."""
         if self._begun is not None:
             self._begun.append(launch)
 
     def log_weight(self, weight: object) -> None:
-        """Log a weight's methods here from now on."""
+        """Log calls to a weight's methods here from now on."""
         for part in weight.parts if isinstance(weight, JoinedColumns) else [weight]:
             if isinstance(part, GpuPlanes | GpuPlain):
                 for name in OF_WEIGHTS:
@@ -134,7 +134,7 @@ class OpCallLog:
     ) -> None:  # fmt: skip
         weights = tuple(fact for value in (*args, *named.values()) for fact in _facts(value))
         quick = name, weights, tuple(map(_quick_key, begun))
-        if quick in self._seen:  # most calls: the same operation of another layer
+        if quick in self._seen:  # most calls: the same operation in another layer
             return
         self._seen.add(quick)
         key = name, weights, frozenset(map(variant_of, begun))
@@ -167,7 +167,7 @@ def _quick_key(launch: KernelLaunch) -> Hashable:
 
 
 def variant_of(launch: KernelLaunch) -> Hashable:
-    """Return a key of the variant that a launch starts, also for interpreted kernels."""
+    """Return a key for the variant that a launch starts; also works for interpreted kernels."""
     if hasattr(launch.kernel, "params"):
         return variant_key(launch)
     constants = tuple(sorted((name, str(value)) for name, value in launch.constants.items()))
@@ -175,12 +175,12 @@ def variant_of(launch: KernelLaunch) -> Hashable:
 
 
 def _is_shared(args: Sequence[Any]) -> bool:
-    """Return whether other ranks take part in a call; such kernels are proven with them."""
+    """Return whether other ranks take part in a call; such kernels are proven jointly with them."""
     return any(hasattr(value, "all_reduce") for value in args)
 
 
 def _facts(value: Any) -> list[str]:
-    """Return type and cut of an argument's weights: code that packs and unpacks depends on both."""
+    """Return the types and cuts of an argument's weights; packing and unpacking depend on both."""
     weight = getattr(value, "weight", value)
     parts = weight.parts if isinstance(weight, JoinedColumns) else [weight]
     return [fact for part in parts if (fact := _fact(part))]
@@ -204,7 +204,7 @@ def collect_launches(
     declaration: Declaration, rank: int, params: LoadParams, target: KernelTarget,
     row_counts: Sequence[int], log: OpCallLog | None = None,
 ) -> list[KernelLaunch]:  # fmt: skip
-    """Return the launches of forward passes over `row_counts` rows each, after one cached token.
+    """Return the launches in forward passes over `row_counts` rows each, after one cached token.
 
     Args:
         declaration: a separately declared model, which is unusable afterwards.
@@ -234,10 +234,10 @@ def collect_launches(
 
 
 def _passes(row_counts: Sequence[int]) -> Sequence[tuple[int, int]]:
-    """Return the passes to run: numbers of rows, and of rows that reach the last layer.
+    """Return the passes to run: row counts, and how many rows reach the last layer.
 
-    The second is 0 where all do, so that no block is left out. At the end of a prompt few do: one
-    row and two rows launch different variants of kernels, and more rows the variants of two.
+    The latter is 0 if all do, so that no block is left out. At the end of a prompt, only a few do:
+    one row and two rows launch different kernel variants; more rows launch the same ones as two.
     """
     most = max(row_counts)
     endings = [(most, 1), (most, 2)] if most > SMALL_BATCH else []
@@ -247,7 +247,7 @@ def _passes(row_counts: Sequence[int]) -> Sequence[tuple[int, int]]:
 def dry_run_context(
     declaration: Declaration, rank: int, params: LoadParams, log: OpCallLog | None = None
 ) -> tuple[Context, LoneRank]:
-    """Give a rank's modules meta tensors; return its context and communicator."""
+    """Give a rank's modules meta tensors; return the rank's context and communicator."""
     n_bytes = x_bytes(declaration.hp)
     size = CacheSize.asked(params, declaration.hp.n_ctx)
     ops: Ops = GpuOps(META, n_bytes, n_ctx=size.n_ctx)
@@ -315,7 +315,7 @@ def _one_shots(declaration: Declaration) -> OneShotGroups | None:
 
 
 class LoneRank:
-    """Communicator of a rank without peers: it adds nothing and makes up received values."""
+    """Communicator for a rank without peers: it adds nothing and makes up received values."""
 
     waited_s = 0.0
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-N_FILLERS = 4  # threads that read the file: one does not keep up with a fast link
+N_FILLERS = 4  # threads that read the file; one cannot keep up with a fast link
 
 Take = Callable[[Tensor], None]
 """Callback with bytes on the device; launches the work that uses them."""
@@ -43,7 +43,7 @@ class Buffer:
 
     Attributes:
         host: pinned host memory.
-        held: device memory; on the CPU the same as `host`.
+        held: device memory; on the CPU, the same as `host`.
         copied: event after the last copy to the device; None on the CPU.
         used: event after the last use on the device; None on the CPU.
     """
@@ -55,7 +55,7 @@ class Buffer:
 
 
 class CpuCopier:
-    """Copier of buffers to a device, in call order; here the CPU, which needs no copy."""
+    """Copier for buffers, in call order; here to the CPU, which needs no copy."""
 
     def buffer(self, n_bytes: int) -> Buffer:
         host = HostTensor((n_bytes,), torch.uint8, torch.device("cpu"))
@@ -72,11 +72,11 @@ class CpuCopier:
         """Note that all work that reads the device buffer has been launched."""
 
     def finish(self) -> None:
-        """Wait until all copies and the work that reads them have ended."""
+        """Wait until all copies and the work that reads them have finished."""
 
 
 class CudaCopier:
-    """Copier for a GPU, with its own stream."""
+    """Copier to a GPU, with a separate stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -135,12 +135,12 @@ class Staging:
     """Buffers between a file and a device; while one is copied, the next is filled.
 
     Use as a context manager: when it exits, everything sent has arrived, and the buffers are freed.
-    On an error, the part that is still in a buffer is not sent.
+    If there is an error, the part that is still in a buffer is not sent.
 
     Args:
         report: callback with the number of bytes sent; may raise to stop.
-        n_bytes: size of each buffer, allocated on first use, and the most to send at once.
-        copier: copies the buffers; None for the device's own.
+        n_bytes: size of each buffer, allocated on first use, and the maximum for one `send`.
+        copier: copies the buffers; None for the device's default copier.
     """
 
     def __init__(
@@ -160,12 +160,12 @@ class Staging:
         """Send bytes to the device, in call order.
 
         Args:
-            rows: 1 to `n_bytes` bytes, of three dimensions; other threads read them, even after
+            rows: 1 to `n_bytes` bytes, in three dimensions; other threads read them, even after
                 this returns.
             take: callback with the bytes on the device; they are overwritten after the work that it
                 launches.
 
-        Raises:
+            Raises:
             DeviceError: the device or the host refuses.
             ModelFileError: the file was truncated, or its drive fails.
         """
@@ -249,7 +249,7 @@ class Staging:
 
 
 def _shares(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Yield the part that each thread copies: some matrices, or some rows of all."""
+    """Yield each thread's part to copy: some matrices, or some rows of all matrices."""
     dim = 0 if shape[0] >= N_FILLERS else 1
     step = -(-shape[dim] // N_FILLERS)
     for start in range(0, shape[dim], step):

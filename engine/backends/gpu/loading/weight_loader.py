@@ -1,8 +1,8 @@
-"""Loads weights into a GPU: parts of the file are copied there and packed into planes there.
+"""Loads weights into a GPU: parts of the file are copied to it and packed into planes there.
 
-The host holds only a few buffers of a model at a time; see `engine.backends.gpu.loading.staging`.
-Packing reorders the same bits, like the CPU's packer (`cpu.kernels.packing.pack`), but with torch,
-and so on any device. It takes some rows at a time, so that it needs only `PACK_BYTES` of scratch.
+The host keeps only a few of a model's buffers in memory; see `engine.backends.gpu.loading.staging`.
+Packing reorders the same bits as the CPU's packer (`cpu.kernels.packing.pack`), but with torch, so
+it works on any device. It takes some rows at a time, so that `PACK_BYTES` of scratch are enough.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ if TYPE_CHECKING:
     from engine.model.layers.module import Slot
     from engine.model.sharding.placement import Slices
 
-WEIGHT_BYTES = 8  # most bytes that packing needs per weight, of any type
+WEIGHT_BYTES = 8  # max. bytes that packing needs per weight, for any type
 
 PIECE_WEIGHTS = PACK_BYTES // WEIGHT_BYTES
-"""Weights to pack at a time: enough for operations to outlast their launches."""
+"""Weights to pack at a time: enough for operations to last longer than their launches."""
 
 Read = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class BlockFields:
-    """Fields of a type's blocks, as functions of blocks uint8 (n, type_size).
+    """Fields in a type's blocks, as functions of blocks uint8 (n, type_size).
 
     Attributes:
-        codes: codes, uint8 (n, block_size), with the bits of both planes.
-        scales: scales, in the order and width of their plane, 32 columns together.
-        supers: byte offsets of the F16 factors of a super-block.
+        codes: codes, uint8 (n, block_size), with the bits for both planes.
+        scales: scales, with the order and width of their plane, for 32 columns together.
+        supers: byte offsets of the F16 factors in a super-block.
     """
 
     codes: Read
@@ -71,12 +71,12 @@ class BlockFields:
 
 @dataclass(frozen=True, slots=True)
 class PlaneParts:
-    """Contents of the planes, for some rows of some matrices.
+    """Contents of the planes for some rows in some matrices.
 
     Attributes:
-        low, high: words of codes (n, n_row, n_blocks, lines); None without such a plane.
+        low, high: words of codes (n, n_row, n_blocks, lines); None if there is no such plane.
         scales: scales (n, n_row, n_blocks, parts).
-        supers: factors of super-blocks, int16 (n, n_row, n_supers, parts), or None.
+        supers: factors for super-blocks, int16 (n, n_row, n_supers, parts), or None.
     """
 
     low: Tensor
@@ -86,13 +86,13 @@ class PlaneParts:
 
 
 def pack(raw: Tensor, type_number: int, extent: Extent, out: Tensor, out_row: int = 0) -> None:
-    """Write rows of the file into planes; other rows of the planes stay as they are.
+    """Write rows from the file into planes; other rows in the planes stay as they are.
 
     Args:
-        raw: some rows of each matrix, uint8 (n, n_row, row_bytes), with the blocks of the file
+        raw: some rows of each matrix, uint8 (n, n_row, row_bytes), with the blocks in the file
             that cover the extent.
         out: planes, uint8 (n, n_tile, tile_bytes), on the same device.
-        out_row: row of the planes at which the first row is written.
+        out_row: index of the row in the planes at which to start writing.
     """
     quant, n_row = QUANTS[type_number], raw.shape[1]
     n_weights = raw.shape[2] // quant.type_size * quant.block_size
@@ -140,9 +140,9 @@ def _supers(blocks: Tensor, offsets: tuple[int, ...], rows: torch.Size) -> Tenso
 
 
 def _lines(words: Tensor, n_bits: int) -> Tensor:
-    """Return a plane's lines (…, n_bits) from the eight words of a block, (…, 8).
+    """Return a plane's lines (…, n_bits), given a block's eight words (…, 8).
 
-    Each byte of the words is a code, of which the lowest n_bits are stored.
+    Each byte in the words is a code, of which the lowest n_bits are stored.
     """
     if n_bits == 8:
         return words
@@ -165,9 +165,9 @@ def _store(parts: PlaneParts, layout: Layout, extent: Extent, out: Tensor, out_r
 
 
 def _scatter(found: Tensor, out: Tensor, start: int, out_row: int) -> None:
-    """Write a plane's content (n, n_row, a, b) in the order of tiles, (n, tiles, a, b, 16).
+    """Write a plane's content (n, n_row, a, b) in tile order, (n, tiles, a, b, 16).
 
-    `start` is the offset of the plane in a tile, in bytes.
+    `start` is the plane's byte offset in a tile.
     """
     n, n_row, a, b = found.shape
     stop = start + a * b * TILE * found.itemsize
@@ -178,9 +178,9 @@ def _scatter(found: Tensor, out: Tensor, start: int, out_row: int) -> None:
 
 
 def _spans(out_row: int, n_row: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Yield slices of rows, of the tiles they fill, and of rows in each of these tiles.
+    """Yield slices of rows, of the tiles they fill, and of rows within each of these tiles.
 
-    The rows of a yield fill whole tiles, or a part of one.
+    The rows in each item fill whole tiles, or part of one.
     """
     row = 0
     while row < n_row:
@@ -203,7 +203,7 @@ def _halves(*offsets: int) -> Read:
 
 
 def _five(start: int) -> Read:
-    """Return a reader of five-bit codes: four bytes of fifth bits, then 16 of the others."""
+    """Return a reader for five-bit codes: four bytes of fifth bits, then 16 bytes of the others."""
     return lambda blocks: five_bits(blocks[:, start : start + 4], blocks[:, start + 4 :])
 
 
@@ -230,14 +230,14 @@ BLOCK_FIELDS: Mapping[int, BlockFields] = {
     Kind.IQ4_XS: BlockFields(dequantise.iq4_xs_codes, dequantise.iq4_xs_scales, (0,)),
     Kind.MXFP4: BlockFields(_nibbles(1), _bytes(0, 1)),
 }
-"""Fields of all types that are packed as in the file; offsets as in `ggml-common.h`."""
+"""Fields for all types that are packed as in the file; offsets as in `ggml-common.h`."""
 
 
-STORAGE = "kernels"  # storage of the matrices, see `engine.planning.plan.DevicePlan`
+STORAGE = "kernels"  # storage of the matrices; see `engine.planning.plan.DevicePlan`
 
 
 class Arenas:
-    """Memory for a rank's parts of tensors; it is freed once all tensors that share it are.
+    """Memory for a rank's parts of tensors; freed once all tensors that share it are freed.
 
     Args:
         slots: tensors that will be loaded, each once.
@@ -254,7 +254,7 @@ class Arenas:
         self._open: dict[object, Tensor] = {}
 
     def zeros(self, slot: Slot, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return zeroed memory for a part of a tensor."""
+        """Return zeroed memory for one part of a tensor."""
         key = arena_key(slot, STORAGE)
         if key not in self._left:
             return torch.zeros(tuple(shape), dtype=dtype, device=self._device)
@@ -264,23 +264,23 @@ class Arenas:
             free = torch.zeros(self._left[key], dtype=torch.uint8, device=self._device)
         found, rest = free[:n_bytes], free[aligned_bytes(n_bytes) :]
         if len(rest):
-            self._open[key] = rest  # otherwise only the tensors hold the memory
+            self._open[key] = rest  # otherwise, only the tensors keep the memory alive
         return found.view(dtype).view(*shape)
 
 
 Zeros = Callable[[Sequence[int], torch.dtype], Tensor]
-"""Function that returns zeroed device memory of a shape and type."""
+"""Function that returns zeroed device memory with a given shape and type."""
 
 Put = Callable[[slice, int, Tensor], None]
-"""Callback: a slice of matrices, their first row, and their bytes (n, n_row, …) on the device."""
+"""Callback with a slice of matrices, the first row, and their bytes (n, n_row, …) on the device."""
 
 
 def staging_for(
     slots: Sequence[Slot], rank: int, device: torch.device, report: Callable[[int], None]
 ) -> Staging:
-    """Return staging buffers of a suitable size for a rank's parts of some tensors.
+    """Return staging buffers of a suitable size for a rank's parts of the tensors.
 
-    `report` gets the number of bytes read from the file; it may raise to stop.
+    `report` is called with the number of bytes read from the file; it may raise to stop.
     """
     total = sum(packed_bytes(slot, piece) for slot in slots for piece in slot_pieces(slot, rank))
     longest = max((slot.tensor.row_bytes for slot in slots), default=0)
@@ -291,13 +291,13 @@ def load_for_gpu(
     file: GGUFFile, slot: Slot, pieces: Sequence[Slices], staging: Staging, arenas: Arenas,
     x_bytes: int,
 ) -> Weight:  # fmt: skip
-    """Load the parts of a matrix that a rank holds, in planes, or unquantised as in the file.
+    """Load a rank's parts of a matrix, in planes, or unquantised as in the file.
 
-    They are complete once `staging` has ended.
+    They are complete once `staging` has finished.
 
     Args:
-        pieces: slices of the file's tensor that the rank holds.
-        x_bytes: bytes of a quantised activation, see `engine.planning.footprint.x_bytes`.
+        pieces: the rank's slices of the file's tensor.
+        x_bytes: bytes per quantised activation; see `engine.planning.footprint.x_bytes`.
     """
     zeros = partial(arenas.zeros, slot)
 
@@ -342,7 +342,7 @@ def _load_plain(
 
 
 def send_bytes(raw: TensorBytes, staging: Staging) -> Tensor:
-    """Copy bytes (…, n_row, row_bytes) of the file to the device unchanged; wait for them."""
+    """Copy bytes (…, n_row, row_bytes) from the file to the device unchanged; wait for them."""
     whole = torch.empty(raw.shape, dtype=torch.uint8, device=staging.device)
     out = whole.view(-1, *raw.shape[-2:])
     everything = slice(0, raw.shape[-1])
@@ -358,10 +358,10 @@ def send_rows(
     """Send matrices to the device, several at a time, or some rows of one.
 
     Args:
-        source: stacks of matrices, see `cpu.packing.stacks`; a later stack of the same matrix holds
+        source: stacks of matrices; see `cpu.packing.stacks`; a later stack for the same matrix has
             more of its rows.
-        n_matrix: number of all matrices.
-        columns: range of bytes of each row to send.
+        n_matrix: total number of matrices.
+        columns: range of bytes to send from each row.
     """
     begun = [0] * n_matrix
     for offset, stack in source:

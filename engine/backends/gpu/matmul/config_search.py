@@ -1,9 +1,9 @@
-"""Search for faster configurations of kernels on a GPU of this machine; never while a model runs.
+"""Search for faster kernel configurations on one of this machine's GPUs; never while a model runs.
 
-Each search starts from the rule's configuration (`configs.RULES`). Then one number after the other
-is doubled, halved, or changed by one, as long as that is faster. A configuration that cannot be
-compiled or computes something else is rejected. Matrices are random, with a model's sizes and
-types.
+Each search starts from the rule's configuration (`configs.RULES`). Then one number after another is
+doubled, halved, or changed by one, as long as that is faster. A configuration that cannot be
+compiled, or that gives different results, is rejected. Matrices are random, with a model's sizes
+and types.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ if TYPE_CHECKING:
     from engine.util.progress import IsCancelled
 
 TuningProgress = Callable[[int, int, str], None]
-"""Callback: number of searches done, number of all searches, description of the next one."""
+"""Callback: number of searches done, total number, description of the next search."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTuning:
-    """Result of the search for the configuration of one kernel.
+    """Result of searching for one kernel's configuration.
 
     Attributes:
-        device: name of the GPU, such as "cuda:0".
-        kernel: name of the kernel's rule, a key of `engine.backends.gpu.launch.configs.RULES`.
-        facts: sizes of the product that the configuration is for, by name.
-        rule_s: seconds for one product with the rule's configuration.
-        best_s: seconds for one product with the best configuration.
+        device: name of the GPU, for example "cuda:0".
+        kernel: name of the kernel's rule, a key in `engine.backends.gpu.launch.configs.RULES`.
+        facts: the sizes, by name, of the product that the configuration is for.
+        rule_s: seconds per product with the rule's configuration.
+        best_s: seconds per product with the best configuration.
         n_tried: number of configurations measured.
     """
 
@@ -80,18 +80,18 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
     "rows": (1, 256), "columns": (32, 256), "step": (64, 4096), "programs_per_sm": (1, 8),
     "least_steps": (1, 16), "num_stages": (1, 5),
 }  # fmt: skip
-"""Range of each number of a configuration."""
+"""Range of each number in a configuration."""
 
 BY_ONE = ("num_stages",)  # numbers that change by one instead of by a factor of two
-WORTH = 0.98  # a configuration replaces the best one if it takes at most this part of its time
-TOKEN_COUNTS = (16, 32, 64, 128, 256)  # rows x of tile GEMMs to search
-EXPERT_ROWS = (16, 32, 64, 128)  # rows per expert of grouped GEMMs to search
+WORTH = 0.98  # a configuration replaces the best if it takes at most this fraction of its time
+TOKEN_COUNTS = (16, 32, 64, 128, 256)  # row counts of x in tile GEMMs to search
+EXPERT_ROWS = (16, 32, 64, 128)  # rows per expert in grouped GEMMs to search
 MAX_USED = 8  # assumed largest number of experts per token
-CODE_BITS = 0x3F  # bits that bytes of random planes may have, so that scales are finite
-DISTINCT_BYTES = 256 << 20  # size of all copies of a matrix: more than any GPU's cache holds
-MAX_COPIES = 32  # most copies of a matrix
+CODE_BITS = 0x3F  # bits that bytes in random planes may have, so that scales are finite
+DISTINCT_BYTES = 256 << 20  # total size of a matrix' copies: more than any GPU's cache holds
+MAX_COPIES = 32  # max. copies of a matrix
 N_REPLAYS = 8  # timed replays; the fastest counts
-TOLERANCE = 1e-3  # allowed difference of results, relative to the largest
+TOLERANCE = 1e-3  # allowed difference between results, relative to the largest
 
 
 class MatrixKind(NamedTuple):
@@ -99,7 +99,7 @@ class MatrixKind(NamedTuple):
 
     Attributes:
         type_number: GGML type; not in `LAYOUTS` for unquantised matrices.
-        dtype: type of an unquantised matrix' elements; None for quantised ones.
+        dtype: an unquantised matrix' element type; None for quantised matrices.
         n_expert: number of experts, each with such a matrix; 0 for a matrix that all tokens use.
     """
 
@@ -115,7 +115,7 @@ class MatrixKind(NamedTuple):
 
 
 class SearchCase(NamedTuple):
-    """A product to find the configuration for; `facts` are arguments of the rule of `kernel`."""
+    """A product that needs a configuration; `facts` are arguments for the rule of `kernel`."""
 
     kernel: str
     facts: Mapping[str, Any]
@@ -128,7 +128,7 @@ Timer = Callable[[torch.device, Callable[[], object], int], float]
 
 
 def graph_seconds(device: torch.device, compute: Callable[[], object], n: int) -> float:
-    """Return the seconds per product of a CUDA graph of the `n` products of `compute`."""
+    """Return the seconds per product, for a CUDA graph with the `n` products in `compute`."""
     graph = capture(device, compute)
     make_event: Callable[..., Any] = torch.cuda.Event
     begin, end = (make_event(enable_timing=True) for _ in range(2))
@@ -146,7 +146,7 @@ def graph_seconds(device: torch.device, compute: Callable[[], object], n: int) -
 def tune(
     path: str | Path, devices: Sequence[str], on_progress: TuningProgress, is_cancelled: IsCancelled
 ) -> list[KernelTuning]:
-    """Tune kernels, see `measuring.kernel_tuning.tune_kernels`; the devices are GPUs."""
+    """Tune kernels; see `measuring.kernel_tuning.tune_kernels`; the devices are GPUs."""
     prepare()
     with GGUFFile.open(path) as file:
         matrices = matrices_of(file)
@@ -159,10 +159,10 @@ def tune(
 
 
 def matrices_of(file: GGUFFile) -> list[MatrixKind]:
-    """Return the distinct kinds of matrices of a model.
+    """Return the distinct kinds of matrices in a model.
 
     Raises:
-        EngineError: the model has none that the kernels multiply.
+        EngineError: the model has no matrices that the kernels multiply.
     """
     plain_types = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
     found: dict[MatrixKind, None] = {}
@@ -229,7 +229,7 @@ class ConfigSearch:
                 return self._timer(self._device, compute, product.n_copies)
             except (Cancelled, KeyboardInterrupt):
                 raise
-            except Exception as error:  # compilers fail in all ways
+            except Exception as error:  # compilers fail in many ways
                 if fault_of(error):
                     raise
                 log.info("%s cannot be %s: %s", case.kernel, dict(config), error)
@@ -244,7 +244,7 @@ class ConfigSearch:
 def hill_climb(
     start: Config, seconds_of: Callable[[Config], float]
 ) -> tuple[Config, float, float, int]:
-    """Move from a configuration to a faster neighbour until none is faster.
+    """Move from a configuration to a faster neighbour until no neighbour is faster.
 
     Returns:
         The best configuration, its time and that of `start` in seconds, and the number of
@@ -281,10 +281,10 @@ def _frozen(config: Config) -> tuple[tuple[str, int], ...]:
 
 
 def search_cases(matrices: Iterable[MatrixKind]) -> list[tuple[str, MatrixKind, int]]:
-    """Return kernels, matrices and numbers of rows x to search for a model.
+    """Return the kernels, matrices and row counts of x to search for a model.
 
-    Large matrices come first where several have one key, and gemv's parts ("few_parts") after its
-    other numbers, on which they depend.
+    If several matrices have the same key, large ones come first; gemv's parts ("few_parts") come
+    after its other numbers, on which they depend.
     """
     ordered = sorted(matrices, key=lambda matrix: -matrix.n_rows * matrix.n_columns)
     planes = [matrix for matrix in ordered if matrix.dtype is None and not matrix.n_expert]
@@ -301,7 +301,7 @@ def search_cases(matrices: Iterable[MatrixKind]) -> list[tuple[str, MatrixKind, 
 
 
 def facts_of(kernel: str, target: KernelTarget, matrix: MatrixKind, n_token: int) -> dict[str, int]:
-    """Return the keyword arguments of a kernel's rule for a product."""
+    """Return the keyword arguments to a kernel's rule for a product."""
     n_rows, n_columns = matrix.n_rows, matrix.n_columns
     if matrix.dtype is not None:
         return {"n_token": n_token, "n_rows": n_rows, "n_columns": n_columns}
@@ -320,8 +320,8 @@ class ProductCopies:
     """Products with copies of a random matrix, too many for any cache.
 
     Attributes:
-        n_copies: number of copies; of a matrix with experts, number of groups of tokens that use
-            different experts.
+        n_copies: number of copies; for a matrix with experts, the number of groups of tokens that
+            use different experts.
     """
 
     def __init__(self, case: SearchCase, device: torch.device) -> None:
@@ -345,7 +345,7 @@ class ProductCopies:
         return self.compute_first(self.n_copies)
 
     def compute_first(self, n: int) -> list[Tensor]:
-        """Compute products with the first n copies; ValueError if no kernel serves."""
+        """Compute products with the first n copies; raise ValueError if no kernel supports them."""
         results = [product() for product in self._products[:n]]
         found = [result for result in results if result is not None]
         if len(found) < n:
@@ -380,7 +380,7 @@ def _random_weight(matrix: MatrixKind, device: torch.device) -> GpuPlanes | Tens
 
 
 def is_same(a: Tensor, b: Tensor) -> bool:
-    """Return whether two results agree up to the order of their sums; waits for the device."""
+    """Return whether two results agree except for the order of sums; waits for the device."""
     return bool((a - b).abs().max() <= TOLERANCE * b.abs().max())
 
 

@@ -1,7 +1,7 @@
-"""GEMM of many rows by the vendor's library, on weights dequantised to F16 or BF16.
+"""GEMM for many rows with the vendor's library, on weights dequantised to F16 or BF16.
 
-Sums are F32. Rows of weights are dequantised into a scratch buffer that is reused, as many at a
-time as keep the whole card busy (`engine.model.forward.batch.chunk_rows`).
+Sums are F32. Rows of weights are dequantised into a reusable scratch buffer, as many at a time as
+keep the whole card busy (`engine.model.forward.batch.chunk_rows`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from engine.backends.gpu.quantised import QuantisedMatrix
     from engine.formats.quants.layout import Extent
 
-BLOCKS = 8  # blocks of 32 columns that a program dequantises, of 16 rows each
-BLOCKS_OF_ROW = 32  # blocks of 32 columns that a program of a look-up dequantises, of one row
-SMALLEST = 2.0**-100  # least row divisor, for rows of zeros; its inverse is finite
+BLOCKS = 8  # blocks of 32 columns that each program dequantises, in each of 16 rows
+BLOCKS_OF_ROW = 32  # blocks of 32 columns that each program of a look-up dequantises, in one row
+SMALLEST = 2.0**-100  # smallest row divisor, for rows of zeros; its inverse is finite
 
 
 def dequantise_rows(
@@ -36,10 +36,10 @@ def dequantise_rows(
     """Dequantise rows `first` to `first + n` of a matrix; in F32 bit-equal to the dequantised file.
 
     Args:
-        planes: planes of one matrix, uint8 (n_tile, tile_bytes).
-        n_rows: number of rows of the matrix.
-        dtype: F32, F16 or BF16; the latter are rounded to nearest.
-        out: contiguous output (n, extent.n_columns) of `dtype`; None to allocate one.
+        planes: one matrix' planes, uint8 (n_tile, tile_bytes).
+        n_rows: number of rows in the matrix.
+        dtype: F32, F16 or BF16; the latter two are rounded to nearest.
+        out: contiguous output (n, extent.n_columns) in `dtype`; None to allocate one.
     """
     assert 0 <= first <= first + n <= n_rows, "there are no such rows"
     if out is None:
@@ -62,8 +62,8 @@ def look_up(planes: Tensor, type_number: int, extent: Extent, n_rows: int, ids: 
     """Return rows `ids` (T,) of a matrix as F32 (T, extent.n_columns).
 
     Args:
-        planes: planes of one matrix, uint8 (n_tile, tile_bytes).
-        n_rows: number of rows of the matrix; ids out of range give rows of zeros.
+        planes: one matrix' planes, uint8 (n_tile, tile_bytes).
+        n_rows: number of rows in the matrix; out-of-range ids give rows of zeros.
     """
     if not allows(planes.device, "look_up", type_number):
         return _searched(planes, type_number, extent, n_rows, ids)
@@ -78,7 +78,7 @@ def look_up(planes: Tensor, type_number: int, extent: Extent, n_rows: int, ids: 
 
 
 def _searched(planes: Tensor, type_number: int, extent: Extent, n_rows: int, ids: Tensor) -> Tensor:
-    """Compute `look_up` by dequantising all rows: the host does not know ids."""
+    """Compute `look_up` by dequantising all rows, since the host does not know the ids."""
     out = torch.zeros(len(ids), extent.n_columns, device=planes.device)
     step = max(TILE, DEVICE_CHUNK // extent.n_columns // TILE * TILE)
     for first in range(0, n_rows, step):
@@ -150,16 +150,16 @@ def _in_chunks(numbers: Tensor, weight: QuantisedMatrix | Tensor) -> Tensor:
 
 
 def half_dtype(device: torch.device) -> torch.dtype:
-    """Return the type of tensor-core operands: BF16 if the device has it, else F16."""
+    """Return the type for tensor-core operands: BF16 if the device has it, else F16."""
     target = target_of(device)
     is_old = target.maker == "nvidia" and target.capability < 80
     return torch.float16 if is_old else torch.bfloat16
 
 
 def to_half(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Round rows x (T, n) to F16 or BF16; return also factors (T, 1) on their products.
+    """Round rows x (T, n) to F16 or BF16; also return factors (T, 1) for their products.
 
-    These are None for BF16, which needs none.
+    The factors are None for BF16, which needs none.
     """
     if dtype != torch.float16:
         return x.to(dtype), None
@@ -187,7 +187,7 @@ def multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 def batched_multiply(a: Tensor, b: Tensor) -> Tensor:
-    """Return `a b` in F32 for each pair of a (n, T, k) and b (n, k, m), of one type."""
+    """Return `a b` in F32 for each pair from a (n, T, k) and b (n, k, m), of the same type."""
     if a.dtype == torch.float32 or a.is_cpu:
         return torch.bmm(a.float(), b.float())
     if torch.version.hip:

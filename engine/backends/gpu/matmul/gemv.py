@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_TOGETHER = 3  # most matrices in one launch
+MAX_TOGETHER = 3  # max. matrices in one launch
 
 
 def product(
     x: Tensor, weight: QuantisedMatrix, bias: Tensor | None = None, residual: Tensor | None = None
 ) -> Tensor | None:
-    """Return `x Wᵀ + bias + residual` (n, n_rows) in F32; None where the kernel does not serve.
+    """Return `x Wᵀ + bias + residual` (n, n_rows) in F32; None if the kernel does not apply.
 
     Args:
         x: rows (n, extent.n_columns), F32.
@@ -56,7 +56,7 @@ def product(
 def products(
     x: Tensor, weights: Sequence[QuantisedMatrix], biases: Sequence[Tensor | None] = ()
 ) -> list[Tensor] | None:
-    """Return `x Wᵀ + bias` of each matrix; None where the kernel does not serve.
+    """Return `x Wᵀ + bias` for each matrix; None if the kernel does not apply.
 
     x is quantised once per distinct extent.
 
@@ -87,7 +87,7 @@ def products(
 
 
 def gated(x: Tensor, gate: QuantisedMatrix, up: QuantisedMatrix, act: Activation) -> Tensor | None:
-    """Return `act(x gateᵀ) * (x upᵀ)`, see `Ops.gated`; None where the kernel does not serve.
+    """Return `act(x gateᵀ) * (x upᵀ)` (see `Ops.gated`); None if the kernel does not apply.
 
     Results that fill whole blocks are also quantised for the next product.
     """
@@ -114,7 +114,7 @@ def gated(x: Tensor, gate: QuantisedMatrix, up: QuantisedMatrix, act: Activation
 def serves(x: Tensor, weights: Sequence[QuantisedMatrix], kernel: str = "gemv") -> bool:
     """Return whether the kernels can multiply rows x by all of these matrices.
 
-    `kernel` is the name by which the kernel may be refused.
+    `kernel` is the name under which the kernel may be refused.
     """
     n = rows_at_once(x.shape[0])
     return (
@@ -137,7 +137,7 @@ def _launch_products(
     rows: QuantisedRows, weights: Sequence[QuantisedMatrix], biases: Sequence[Tensor | None],
     residual: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
-    """Multiply rows by up to three matrices of one type and extent, all with a bias or none."""
+    """Multiply rows by up to three matrices of one type and extent, with a bias each or none."""
     first = weights[0]
     m, config, parts = _launch_shape(rows, weights)
     device = first.planes.device
@@ -161,9 +161,9 @@ def _launch_products(
 def _launch_shape(
     rows: QuantisedRows, weights: Sequence[QuantisedMatrix]
 ) -> tuple[int, Config, list[int]]:
-    """Return the rows of a program, the configuration, and the parts per tile of each matrix.
+    """Return the rows per program, the configuration, and each matrix' parts per tile.
 
-    Warps and parts, on which a result's bits depend, follow from each matrix alone.
+    Warps and parts, which affect a result's bits, depend only on the matrix.
     """
     target = target_of(rows.numbers.device)
     n_blocks = weights[0].extent.n_blocks
@@ -191,9 +191,9 @@ def _constants(rows: QuantisedRows, weight: QuantisedMatrix, config: Config) -> 
 
 
 def _shared(rows: QuantisedRows, n_program: int, n_sums: int) -> tuple[Tensor, Tensor]:
-    """Return memory for partial sums and counters of programs that share a tile.
+    """Return memory for partial sums, and counters, for programs that share a tile.
 
-    If none do, any tensors will do. Several groups of rows need more counters than rows have.
+    If none do, any tensors will do. Several groups of rows need more counters than `rows` has.
     """
     if not n_program:
         return rows.facts.view(torch.float32), rows.counters
@@ -203,12 +203,12 @@ def _shared(rows: QuantisedRows, n_program: int, n_sums: int) -> tuple[Tensor, T
 
 
 def _padded(things: Sequence[T]) -> list[T]:
-    """Return `MAX_TOGETHER` things for the kernel's parameters, the last one repeated."""
+    """Return `MAX_TOGETHER` things for the kernel's parameters; the last one is repeated."""
     return [*things, *[things[-1]] * (MAX_TOGETHER - len(things))]
 
 
 def plain_product(x: Tensor, data: Tensor) -> Tensor | None:
-    """Return `x Wᵀ` (T, n_out) in F32 for x (T, n_in) in F32; None where the kernel does not serve.
+    """Return `x Wᵀ` (T, n_out) in F32 for x (T, n_in) in F32; None if the kernel does not apply.
 
     `data` is the matrix W (n_out, n_in) in F16, BF16 or F32.
     """

@@ -1,7 +1,7 @@
-"""GEMM of up to some hundred rows: one kernel dequantises weights and feeds the tensor cores.
+"""GEMM for up to a few hundred rows: one kernel dequantises weights and feeds the tensor cores.
 
-Gemv reads each weight once and computes in full precision; GEMM of long prompts dequantises to
-memory first. For row counts in between, both would take longer.
+Gemv reads each weight once and computes in full precision; the GEMM for long prompts first
+dequantises to memory. For row counts in between, both would take longer.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ if TYPE_CHECKING:
     from engine.formats.quants.layout import Extent
 
 MAX_ROWS = 256
-MAX_ROWS_WITHOUT_CORES = 32  # where Triton cannot use tensor cores: NVIDIA before Ampere
+MAX_ROWS_WITHOUT_CORES = 32  # if Triton cannot use tensor cores: NVIDIA before Ampere
 MIN_TOKENS = 16  # rows below which configurations do not differ
 ONE = 0x4B000000  # bits of 2^23 as F32; a byte put into the lowest bits is added to it
 
 
 class ShortRows(NamedTuple):
-    """Rows x as `kernels.tile_gemm.shorten` writes them, and factors (T, 1) on the products."""
+    """Rows x as written by `kernels.tile_gemm.shorten`, and factors (T, 1) on the products."""
 
     numbers: Tensor
     scale: Tensor | None
 
 
 def product(x: Tensor, weight: QuantisedMatrix) -> Tensor | None:
-    """Return `x Wᵀ` (T, n_rows) for x (T, n_in) in F32; None where the kernel does not serve."""
+    """Return `x Wᵀ` (T, n_rows) for x (T, n_in) in F32; None if the kernel does not apply."""
     results = products(x, [weight])
     return None if results is None else results[0]
 
 
 def products(x: Tensor, weights: Sequence[QuantisedMatrix]) -> list[Tensor] | None:
-    """Return `x Wᵀ` of each matrix; None where the kernel does not serve.
+    """Return `x Wᵀ` for each matrix; None if the kernel does not apply.
 
     x is rounded once for all matrices that read it in the same order.
     """
     target = target_of(x.device)
     if x.shape[0] > most_rows(target):
         return None
-    n_token = max(MIN_TOKENS, power_of_two(x.shape[0]))  # so that few variants exist
+    n_token = max(MIN_TOKENS, power_of_two(x.shape[0]))  # so that there are few variants
     if not all(allows(x.device, "tile_gemm", w.type_number, n_token) for w in weights):
         return None
     shorts: dict[tuple[Extent, int], ShortRows] = {}
@@ -69,7 +69,7 @@ def products(x: Tensor, weights: Sequence[QuantisedMatrix]) -> list[Tensor] | No
 
 
 def most_rows(target: KernelTarget) -> int:
-    """Return the most rows x that the kernel serves on a target."""
+    """Return the maximum number of rows x that the kernel supports on a target."""
     is_old = target.maker == "nvidia" and target.capability < 80
     return MAX_ROWS_WITHOUT_CORES if is_old else MAX_ROWS
 

@@ -1,9 +1,9 @@
 """Weights on a GPU: quantised matrices in planes, others as in the file.
 
-The number of rows x decides how they are multiplied: a few by gemv, which reads each weight once
-for all rows (`reference.few_rows`); up to some hundred by a tile GEMM, which converts weights to
+How they are multiplied depends on the number of rows x: a few by gemv, which reads each weight once
+for all rows (`reference.few_rows`); up to a few hundred by a tile GEMM, which converts weights to
 F16 or BF16 on their way to the tensor cores; more by the vendor's library, from weights converted
-in memory. Multi-head latent attention has one matrix per head: there, kernels multiply a few rows
+in memory. Multi-head latent attention has one matrix per head; there, kernels multiply a few rows,
 and the library multiplies more.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class GpuPlanes(QuantisedMatrix):
-    """A quantised matrix in planes; or one per expert or head, with planes of three dimensions."""
+    """A quantised matrix in planes, or one per expert or head if the planes have 3 dimensions."""
 
     @property
     def n_bytes(self) -> int:
@@ -50,7 +50,7 @@ class GpuPlanes(QuantisedMatrix):
         return self._in_pieces(x) if y is None else y
 
     def _in_pieces(self, x: Tensor) -> Tensor:
-        """Multiply some rows at a time if the kernel for many is refused.
+        """Multiply some rows at a time if the kernel for many rows is refused.
 
         Raises:
             EngineError: all kernels are refused.
@@ -79,7 +79,7 @@ class GpuPlanes(QuantisedMatrix):
         return y
 
     def one(self, index: int) -> GpuPlanes:
-        """Return the matrix of one expert or head."""
+        """Return one expert's or head's matrix."""
         return GpuPlanes(
             self.planes[index], self.type_number, self.n_rows, self.extent, self.x_bytes
         )
@@ -124,25 +124,25 @@ class GpuPlain:
         return per_head_product(x, held, is_transposed=transposed)
 
 
-WORDS = 64  # words of the plane `low` that a program of `x Wᵀ` reads at a time, of each row
+WORDS = 64  # words per row that a program of `x Wᵀ` reads from the plane `low` per iteration
 
 WORDS_TRANSPOSED, NUMBERS_TRANSPOSED = 16, 512
-"""Words of the plane `low` that a program of `x W` reads at a time, of each row, and sums that it
-holds for each of them: there every weight of a word has its own sum."""
+"""Words per row that a program of `x W` reads from the plane `low` per iteration, and sums that it
+keeps for each of them, since every weight in a word has a separate sum."""
 
-ROWS, COLUMNS = 4, 256  # that a program of `x Wᵀ` reads of an unquantised matrix at a time
+ROWS, COLUMNS = 4, 256  # rows and columns that a program of `x Wᵀ` reads per iteration, unquantised
 PLAIN_ROWS, PLAIN_COLUMNS = 16, 64  # the same for `x W`
 
 
 @dataclass(frozen=True, slots=True)
 class HeadMatrices:
-    """A range of rows of one matrix for each head.
+    """A range of rows in each head's matrix.
 
     Attributes:
         data: planes (n_head, n_tile, tile_bytes), or elements (n_head, n_rows, n_columns).
-        type_number: number of the GGML type of planes; None for elements.
-        extent: columns of the file's matrix that are held.
-        first, stop: first row of the range, and the one after its last.
+        type_number: GGML type number of planes; None for elements.
+        extent: the columns of the file's matrix that are stored.
+        first, stop: first row in the range, and the one after its last.
     """
 
     data: Tensor
@@ -169,9 +169,9 @@ class HeadMatrices:
 
 
 def per_head_product(x: Tensor, held: HeadMatrices, *, is_transposed: bool) -> Tensor:
-    """Return `x Wᵀ` of each head, or `x W`; see `engine.model.forward.ops.Weight.per_head`.
+    """Return `x Wᵀ` or `x W` for each head; see `engine.model.forward.ops.Weight.per_head`.
 
-    A few rows x (T, n_head, n), F32, have the same bits in any batch.
+    For few rows x (T, n_head, n), F32, each row's result has the same bits in any batch.
     """
     kind = str(held.data.dtype) if held.type_number is None else held.type_number
     is_few = 0 < x.shape[0] <= most_few_rows() and held.data.is_contiguous()
