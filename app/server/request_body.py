@@ -82,7 +82,7 @@ def too_large(most: int) -> Refusal:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a valid number")
 
 
 def _too_deep() -> Refusal:
@@ -154,7 +154,7 @@ async def read_body(
                     raise _too_many(settings.most_bodies)
                 values.add(piece)
     except TimeoutError:
-        text = f"The request has not come within {settings.most_read_s:g} seconds."
+        text = f"The request did not arrive within {settings.most_read_s:g} seconds."
         raise Refusal(408, text) from None
     except ClientDisconnect:
         raise Refusal(400, "The request ended in the middle.") from None
@@ -163,6 +163,6 @@ async def read_body(
 
 def _too_many(most: int) -> Refusal:
     return Refusal(
-        503, f"The requests under way have more than {most / MIB:g} MiB.", "Try again later.",
+        503, f"All requests in progress together have more than {most / MIB:g} MiB.", "Try again later.",
         code="too_many_bytes", retry_after_s=BUSY_S,
     )  # fmt: skip

@@ -83,7 +83,7 @@ def test_a_wrong_field_is_named(
         (b"", "is not JSON"),
         (b"{", "is not JSON"),
         (b"[]", "The request body must be an object, not a list of 0."),
-        (b'{"temperature": NaN}', "is no number"),
+        (b'{"temperature": NaN}', "is not a valid number"),
         (b'{"messages": [], "top_p": 1e999}', "too large"),
         (b'{"seed": 1' + b"0" * 5000 + b"}", "is not JSON"),
         (b'{"seed": 1' + b"0" * 400 + b"}", "too large"),
