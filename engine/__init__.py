@@ -1,7 +1,7 @@
 """Tandem's engine, which runs one GGUF language model on all devices of a machine.
 
-The imports below are the public surface; a front end uses nothing else. They run on first use of a
-name, so that `import engine` is cheap and torch is only imported by code that computes.
+The imports below are the public interface; front ends use nothing else. Each runs when its name is
+first used, so that `import engine` is cheap and only code that computes imports torch.
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ def __getattr__(name: str) -> object:
     """Import the module that defines `name`, on first use.
 
     Raises:
-        EngineMissing: it needs a library that is not installed.
+        EngineMissing: the module needs a library that is not installed.
     """
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'engine' has no attribute '{name}'")

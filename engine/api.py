@@ -58,22 +58,21 @@ RESPLITTING = Sentence("it is being re-split")
 
 
 class ImageSupport:
-    """Vision encoder of a loaded model, if an mmproj file is loaded with it.
+    """Vision encoder of a loaded model, if an mmproj file was loaded with it.
 
     Args:
-        params: settings of the load.
-        runtime: ranks of the model.
-        prompts: maker of the model's prompts, which gets a reader of images.
-        scheduler: scheduler of the model's answers, which gets the encoder.
-        is_cancelled: polled; returning True ends the loading.
+        params: load settings.
+        runtime: the model's ranks.
+        prompts: builder of the model's prompts, which is given an image reader.
+        scheduler: scheduler of the model's answers, which is given the encoder.
+        is_cancelled: polled; returning True stops the load.
 
     Attributes:
         encoder: the encoder; None if the model cannot see.
-        warnings: sentences for the user.
+        warnings: sentences to show the user.
 
     Raises:
-        EngineError: the file cannot be used with the model, the device is full, or it was
-            cancelled.
+        EngineError: the file does not fit the model, the device is full, or the load was cancelled.
     """
 
     def __init__(
@@ -118,17 +117,17 @@ class ImageSupport:
         runtime.note_beside("pictures", encoder.n_bytes)
 
     def make_way(self, runtime: ThreadRuntime, params: LoadParams) -> None:
-        """Free the encoder before a re-split that moves it to another device."""
+        """Free the encoder before a re-split if that moves it to another device."""
         if self.encoder is not None and self.encoder.device not in params.picture_devices:
             self.encoder = self._scheduler.runner.encoder = None
             runtime.note_beside("pictures", 0)
 
     def attach(self, runtime: ThreadRuntime) -> None:
-        """Continue after a re-split, which `make_way` preceded.
+        """Continue after a re-split for which `make_way` was called.
 
-        A failure is a fallback of the model, which continues without images.
+        If this fails, the model falls back to text only.
         """
-        if not runtime.ranks:  # a failed re-split has closed it
+        if not runtime.ranks:  # closed by a failed re-split
             return
         if self.encoder is not None:
             runtime.note_beside("pictures", self.encoder.n_bytes)
@@ -151,14 +150,14 @@ def load_model(
     Args:
         path: path of a GGUF file, or of any part of a split one.
         devices: device of each rank ("cpu", "cuda:0", …); a repeated one is a virtual device.
-        split: relative share of each rank, such as [3, 1]; None is even.
-        on_progress: receiver of the loading's progress.
-        is_cancelled: polled; returning True ends the loading.
-        options: further fields of `LoadParams`. `overrides` are pairs of a pattern and a device;
-            `control_vectors` pairs of a GGUF and a factor; `reserve` is bytes by device.
+        split: relative share of each rank, for example [3, 1]; None for equal shares.
+        on_progress: called with the load's progress.
+        is_cancelled: polled; returning True stops the load.
+        options: further fields of `LoadParams`. `overrides` are (pattern, device) pairs,
+            `control_vectors` are (GGUF, factor) pairs, and `reserve` is bytes by device.
 
     Raises:
-        EngineError: the file, the split or a device cannot be used, or it was cancelled.
+        EngineError: the file, the split or a device cannot be used, or the load was cancelled.
     """
     params = arguments.params_of(path, {"devices": devices, "split": split, **options})
     return Model(params, on_progress, is_cancelled)
@@ -170,21 +169,21 @@ class Model(Queries, SavedStates):
     It is thread-safe. Answers are batched: reading the next event computes a pass for all answers
     that are being read, so several threads may each read an answer, or one thread several in turn.
     An answer that is not read pauses after a few events, and one whose iterator is closed or
-    dropped frees its memory with the next pass. If the cache has no room for all, the newest wait,
-    or are recomputed later, with the same events.
+    dropped frees its memory with the next pass. If the cache has no room for all answers, the
+    newest ones wait or are recomputed later, with the same events.
 
     Everything else runs between two passes, one call after the other, while answers pause. `close`
     does not wait for answers: it frees the model, and their readers get an EngineError. A callback
     that calls the model during a call gets a `ModelBusy`; only `close` works there, and frees the
-    model at the end of that call. `is_cancelled` of an answer may be called on any thread that
-    reads one.
+    model at the end of the outer call. An answer's `is_cancelled` may be called on any thread that
+    reads an answer.
 
     Attributes:
         info: description of the model from the file's header.
-        model_hash: hash of the file's contents, whatever its name; see `gguf.identity`.
-        n_ctx: context in tokens.
-        params: current settings of the load and the split.
-        runtime: ranks of the model, for tests and tools.
+        model_hash: hash of the file's contents, independent of its name; see `gguf.identity`.
+        n_ctx: context size in tokens.
+        params: current load settings, including the split.
+        runtime: the model's ranks, for tests and tools.
         scheduler: scheduler of the answers, for tests and tools.
     """
 
@@ -234,7 +233,7 @@ class Model(Queries, SavedStates):
         self.scheduler.drafts = Drafts(self.params.n_draft, sources)
 
     def draft_variants(self) -> Mapping[str, Drafts]:
-        """Return drafts of each kind that the loaded model supports, to compare them."""
+        """Return the drafts for each drafter that the loaded model supports, to compare them."""
         return draft_variants(self.params, self._mtp, self._draft.source if self._draft else None)
 
     @contextmanager
@@ -270,27 +269,27 @@ class Model(Queries, SavedStates):
 
     @property
     def plan(self) -> Plan:
-        """Plan of the split, with the predicted memory."""
+        """Plan of the split, including predicted memory use."""
         return self.runtime.plan
 
     @property
     def n_threads(self) -> int:
-        """Number of CPU threads of all ranks."""
+        """Total number of CPU threads over all ranks."""
         return self.runtime.n_threads
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Current sentences on the split, the file and slow GPUs, for the user."""
+        """Current sentences about the split, the file and slow GPUs, to show the user."""
         return self.other_warnings + tuple(fallback.sentence for fallback in self.fallbacks)
 
     @property
     def other_warnings(self) -> tuple[str, ...]:
-        """Sentences of `warnings` that are not about `fallbacks`."""
+        """The `warnings` that are not about `fallbacks`."""
         return self.plan.warnings + self._prompts.warnings + self._images.warnings
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
-        """Fallbacks that make the GPUs slower; they may change at any token."""
+        """Current fallbacks that make the GPUs slower; they may change at any token."""
         return self.runtime.fallbacks.current
 
     def bench(
@@ -301,13 +300,13 @@ class Model(Queries, SavedStates):
 
         Args:
             test: numbers of tokens to measure.
-            repetitions: number of times that the test is measured.
-            warm_up: whether to run the test once before, with few tokens.
-            kernels: whether to record kernels on GPUs as well, for some further tokens.
-            is_cancelled: polled; returning True ends the test.
+            repetitions: number of times to run the test.
+            warm_up: whether to run the test once beforehand with few tokens.
+            kernels: whether to also record GPU kernels, for a few more tokens.
+            is_cancelled: polled; returning True stops the test.
 
         Raises:
-            EngineError: the context is too short for it, a device failed, or it was cancelled.
+            EngineError: the context is too short, a device failed, or the test was cancelled.
         """
         doing = Sentence("its speed is being measured")
         with (
@@ -329,14 +328,14 @@ class Model(Queries, SavedStates):
 
         Args:
             prompt: text or token ids to continue.
-            params: settings of sampling and of the answer's end.
+            params: settings for sampling and for ending the answer.
             is_cancelled: polled; returning True ends the answer.
-            timed_every: interval, in tokens, at which a token has a TokenTimes; 0 for none.
+            timed_every: interval, in tokens, between `TokenTimes` events; 0 for none.
 
         Returns:
             Iterator over PrefillProgress, TokenText, ContextShifted, and one Finished at the end.
-            It computes while an event is read, and raises an EngineError if the prompt cannot be
-            used, a device fails, or the model is closed.
+            Reading an event computes it, and raises an EngineError if the prompt cannot be used, a
+            device fails, or the model is closed.
         """
         steps = self._answers.plain(prompt, params, timed_every)
         return AnswerStream(self._occupancy, self.scheduler, steps, is_cancelled)
@@ -348,7 +347,7 @@ class Model(Queries, SavedStates):
         """Return the events of the answer to an `AnswerRequest` command; see `generate`.
 
         Args:
-            wake: set once the answer can continue after background work.
+            wake: event that is set when the answer can continue after background work.
         """
         steps = self._answers.to(request)
         return AnswerStream(self._occupancy, self.scheduler, steps, is_cancelled, wake)
@@ -356,8 +355,8 @@ class Model(Queries, SavedStates):
     def step(self) -> None:
         """Compute a pass for all answers that are being read.
 
-        Reading does so itself; this is for a thread that takes the events of several answers as
-        they come, see `AnswerStream.ready`.
+        Reading an answer already does this; `step` is for a thread that collects the events of
+        several answers as they come; see `AnswerStream.ready`.
 
         Raises:
             EngineError: the model has been closed.
@@ -372,14 +371,13 @@ class Model(Queries, SavedStates):
     ) -> None:  # fmt: skip
         """Re-split the loaded model; the cache keeps its tokens, and answers continue.
 
-        The cache keeps its bits. Later tokens are computed by the sums of the new split, which are
-        rounded differently, so if two tokens are about equally likely an answer may continue
-        differently.
+        The cached values stay bit-identical. Later tokens are computed with the new split, which
+        rounds sums differently, so an answer may change if two tokens are about equally likely.
 
         Args:
-            split: relative share of each rank; None is even.
+            split: relative share of each rank; None for equal shares.
             devices, split_mode, overrides: see `load_model`; None leaves them as they are.
-            on_progress: receiver of the loading's progress.
+            on_progress: called with the load's progress.
             is_cancelled: polled; returning True keeps the old split.
 
         Raises:
@@ -394,15 +392,15 @@ class Model(Queries, SavedStates):
         on_progress: ProgressSink = ignore,
         is_cancelled: IsCancelled = never,
     ) -> None:
-        """Re-split the loaded model by `params`; file, context, KV type and steering stay.
+        """Re-split the loaded model as in `params`; file, context, KV type and steering stay.
 
-        At no time does a device hold more weights, keys and values than the larger of its amounts
-        before and after, plus those of one block. If it fails, the old split stays; if even that is
-        impossible, because the file can no longer be read, the model is closed.
+        A device never stores more weights, keys and values than the larger of its amounts before
+        and after, plus those of one block. If it fails, the old split stays; if even that is
+        impossible because the file can no longer be read, the model is closed.
 
         Raises:
-            EngineError: the split cannot be made, a device is full, the file is gone or has
-                changed, or it was cancelled.
+            EngineError: the split is impossible, a device is full, the file is gone or has changed,
+                or the re-split was cancelled.
         """
         with self._occupancy.use(RESPLITTING, is_cancelled) as is_cancelled:
             self.runtime.runner.check_loaded()
@@ -429,29 +427,29 @@ class Model(Queries, SavedStates):
 
     @property
     def n_cached(self) -> int:
-        """Number of cached tokens of the sequence that was computed last."""
+        """Number of cached tokens in the sequence that was computed last."""
         with self._occupancy.use(Sentence("its tokens are being counted")):
             self.scheduler.settle()
             return len(self.scheduler.last)
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the model is still loaded: False once it is closed."""
+        """Whether the model is still loaded; False once it is closed."""
         return bool(self.runtime.ranks)
 
     @property
     def has_stopped(self) -> bool:
-        """Whether a GPU of the model has stopped working, so that it can no longer answer."""
+        """Whether one of the model's GPUs has stopped working, so that it can no longer answer."""
         return has_stopped(self.runtime.devices)
 
     def memory(self) -> list[DeviceMemory]:
-        """Return the predicted and the measured memory of each rank."""
+        """Return each rank's predicted and measured memory use."""
         with self._occupancy.use(Sentence("its memory is being measured")):
             self.runtime.runner.check_loaded()
             return self.runtime.memory()
 
     def close(self) -> None:
-        """Cancel all computation, free all memory and end the rank threads; safe to call twice."""
+        """Cancel all computation, free all memory and stop the rank threads; safe to call twice."""
         self._occupancy.close(self._close)
 
     def _close(self) -> None:

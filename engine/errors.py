@@ -1,8 +1,8 @@
 """All errors that users may see.
 
-`str(error)` is one sentence that says what happened and where, with the needed and the available
-amounts; `error.hint` says what to do. Any other exception is a bug. Both are templates with values,
-as f-strings could not be translated:
+`str(error)` is one sentence that says what happened and where, including needed and available
+amounts; `error.hint` says what to do. Any other exception is a bug. Messages and hints are
+templates with values, because f-strings cannot be translated:
 
     raise EngineError("{path} cannot be read: {why}.", "Check the drive.", path=path, why=why)
 
@@ -31,8 +31,8 @@ as f-strings could not be translated:
     ├─ EngineMissing(module)
     └─ EngineCrashed
 
-Errors cross threads and processes: each can be pickled, and its attributes have the names and types
-of its constructor's arguments, from which `process.codec` derives its schema.
+Errors cross threads and processes, so each can be pickled, and its attributes have the names and
+types of its constructor's arguments, from which `process.codec` derives a schema.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 MAX_CHARACTERS = 500
-"""Limit of a message, which may quote files and templates."""
+"""Maximum length of a message; it may quote files and templates."""
 
 
 class Sentence(str):
@@ -54,7 +54,7 @@ class Sentence(str):
 
     Args:
         template: text with the names of `values` in braces, optionally with a format: "{size:.1f}".
-        values: texts, numbers, and sentences, which are translated as well.
+        values: texts, numbers, or sentences, which are also translated.
     """
 
     template: str
@@ -93,7 +93,7 @@ def listed(items: Sequence[str]) -> str:
 
 
 def paragraph(*sentences: str) -> str:
-    """Return several sentences as one text; empty ones are left out."""
+    """Join sentences into one text, leaving out empty ones."""
     text = ""
     for sentence in filter(None, sentences):
         text = Sentence("{first} {second}", first=text, second=sentence) if text else sentence
@@ -104,9 +104,9 @@ class EngineError(Exception):
     """Base class of all errors that users may see.
 
     Args:
-        message: template of a sentence; of more than 500 characters, the middle is left out.
-        hint: template of a sentence that says what to do about it; may be empty.
-        values: values of the two templates; see `Sentence`.
+        message: template for a sentence; if longer than 500 characters, its middle is left out.
+        hint: template for a sentence that says what to do about it; may be empty.
+        values: values for the two templates; see `Sentence`.
     """
 
     def __init__(self, message: str, hint: str = "", **values: str | int | float) -> None:
@@ -136,7 +136,7 @@ def _rebuild(
 
 
 class ModelFileError(EngineError):
-    """Error of a file that cannot be used as a model."""
+    """Error for a file that cannot be used as a model."""
 
     def __init__(
         self, path: str | Path, message: str, hint: str = "", /, **values: str | int | float
@@ -146,7 +146,7 @@ class ModelFileError(EngineError):
 
 
 class InvalidGGUF(ModelFileError):
-    """Error of a file that is not well-formed GGUF."""
+    """Error for a file that is not well-formed GGUF."""
 
     def __init__(
         self, path: str | Path, problem: str, hint: str = "", /, **values: str | int | float
@@ -161,7 +161,7 @@ class InvalidGGUF(ModelFileError):
 
 
 class MissingShard(ModelFileError):
-    """Error of a split model with missing parts."""
+    """Error for a split model with missing parts."""
 
     def __init__(self, path: str | Path, missing: list[str]) -> None:
         names = ", ".join(missing)
@@ -176,7 +176,7 @@ class MissingShard(ModelFileError):
 
 
 class UnsupportedArchitecture(ModelFileError):
-    """Error of a model with an unsupported architecture."""
+    """Error for a model with an unsupported architecture."""
 
     def __init__(self, path: str | Path, name: str, supported: list[str]) -> None:
         super().__init__(
@@ -201,7 +201,7 @@ def _nearest(name: str, supported: list[str]) -> Sentence:
 
 
 class UnsupportedQuant(ModelFileError):
-    """Error of a tensor of a type that cannot be dequantised."""
+    """Error for a tensor whose type cannot be dequantised."""
 
     def __init__(self, path: str | Path, type_name: str, tensor: str) -> None:
         super().__init__(
@@ -217,15 +217,15 @@ class UnsupportedQuant(ModelFileError):
 
 
 class DeviceError(EngineError):
-    """Error of a device that is missing, too small, or broken."""
+    """Error for a device that is missing, too small, or broken."""
 
 
 class NoDevice(DeviceError):
-    """Error of a requested device that does not exist here, or cannot be used.
+    """Error for a requested device that does not exist on this machine or cannot be used.
 
     Args:
-        reason: why, as the end of a sentence, or a whole sentence.
-        remedy: command that makes it usable, if there is one.
+        reason: explanation, as the end of a sentence or a whole sentence.
+        remedy: command that makes the device usable, if any.
     """
 
     def __init__(self, device: str, reason: str = "", remedy: str = "") -> None:
@@ -240,12 +240,12 @@ class NoDevice(DeviceError):
 
 
 class OutOfDeviceMemory(DeviceError):
-    """Error of an allocation that does not fit.
+    """Error for an allocation that does not fit.
 
     Args:
         needed_bytes: requested bytes.
-        free_bytes: bytes that were free at that moment.
-        doing: purpose as the end of a sentence, such as "to load the model".
+        free_bytes: bytes that were free at the time.
+        doing: purpose, as the end of a sentence, for example "to load the model".
     """
 
     def __init__(self, device: str, needed_bytes: int, free_bytes: int, doing: str) -> None:
@@ -268,7 +268,7 @@ class OutOfDeviceMemory(DeviceError):
 
 
 def _shortage(needed_bytes: int, free_bytes: int) -> Sentence:
-    """Return free and needed memory in the first unit in which the two numbers differ."""
+    """Describe free and needed memory in the first unit in which the two numbers differ."""
     free, needed = free_bytes / GIB, needed_bytes / GIB
     if f"{free:.2f}" != f"{needed:.2f}":
         text = "{free:.2f} GiB free but {needed:.2f} GiB are"
@@ -281,7 +281,7 @@ def _shortage(needed_bytes: int, free_bytes: int) -> Sentence:
 
 
 class KernelError(DeviceError):
-    """Error of our own kernels on a GPU, which can still compute without them."""
+    """Error for our own kernels on a GPU, which can still compute without them."""
 
     def __init__(self, device: str, why: str) -> None:
         self.device = device
@@ -295,7 +295,7 @@ class KernelError(DeviceError):
 
 
 class DeviceStopped(DeviceError):
-    """Error of a GPU that this process can no longer use; `why` is the driver's report."""
+    """Error for a GPU that this process can no longer use; `why` is the driver's report."""
 
     def __init__(self, device: str, why: str) -> None:
         self.device = device
@@ -309,12 +309,12 @@ class DeviceStopped(DeviceError):
 
 
 class CommError(DeviceError):
-    """Error of a rank that left, stalled or diverged during a collective.
+    """Error for a rank that left, stalled or diverged during a collective.
 
     Args:
         rank: rank at fault, rather than the one that noticed.
-        problem: fault of that rank as the end of a sentence, without its full stop.
-        device: device of that rank, such as "cuda:1"; "" if unknown.
+        problem: what that rank did, as the end of a sentence without its full stop.
+        device: that rank's device, such as "cuda:1"; "" if unknown.
     """
 
     def __init__(self, rank: int, problem: str, device: str = "") -> None:
@@ -329,25 +329,25 @@ class CommError(DeviceError):
 
 
 class LeftAlone(CommError):
-    """Error of a rank that waited for a failed one; another error reports the cause."""
+    """Error for a rank that waited for a failed one; another error reports the cause."""
 
     def __init__(self, rank: int, device: str = "") -> None:
         super().__init__(rank, Sentence("lost the other ranks in the middle of a step"), device)
 
 
 class MachineLost(DeviceError):
-    """Error of a model with machines that are missing or cannot go on."""
+    """Error for a model on several machines, some of which are missing or cannot continue."""
 
 
 class SplitError(EngineError):
-    """Error of a split that cannot be made."""
+    """Error for a split that is not possible."""
 
 
 class ModelBusy(EngineError):
-    """Error of a nested call from inside another one of the same model.
+    """Error for a call that is nested inside another call to the same model.
 
     Args:
-        doing: activity of the model, such as "it is being re-split".
+        doing: what the model is doing, for example "it is being re-split".
     """
 
     def __init__(self, doing: str) -> None:
@@ -360,21 +360,21 @@ class ModelBusy(EngineError):
 
 
 class PromptError(EngineError):
-    """Error of a prompt that cannot be used."""
+    """Error for a prompt that cannot be used."""
 
 
 class ImageError(PromptError):
-    """Error of an image that cannot be used, or of a model that cannot see."""
+    """Error for an image that cannot be used, or for a model that cannot see."""
 
 
 class ContextOverflow(PromptError):
-    """Error of a prompt that is longer than the context.
+    """Error for a prompt that is longer than the context.
 
-    Programs recognise it by "exceeds the available context size".
+    Client programs recognise it by the words "exceeds the available context size".
 
     Args:
-        n_kept: number of tokens that stay if all older messages are dropped; None if unknown.
-        is_counted: whether `n_tokens` is exact; otherwise the prompt has more.
+        n_kept: number of tokens that remain if all older messages are dropped; None if unknown.
+        is_counted: whether `n_tokens` is exact; otherwise it is a lower bound.
     """
 
     def __init__(
@@ -414,15 +414,15 @@ ANOTHER_TEMPLATE = (
     "Choose another chat template: in the split panel below “Requests, batch, images, RoPE,"
     " template”, or with --chat-template."
 )
-"""Hint of errors in a chat template."""
+"""Hint for errors in a chat template."""
 
 
 class TemplateError(PromptError):
-    """Error of a chat template that is broken or rejects the conversation."""
+    """Error for a chat template that is broken or rejects the conversation."""
 
 
 class ToolError(PromptError):
-    """Error of a function, `tool`, whose calls cannot be constrained."""
+    """Error for a function, `tool`, whose calls cannot be constrained."""
 
     def __init__(
         self, message: str, tool: str, hint: str = "", **values: str | int | float
@@ -432,10 +432,10 @@ class ToolError(PromptError):
 
 
 class GrammarError(EngineError):
-    """Error of a grammar or JSON schema that cannot be used.
+    """Error for a grammar or JSON schema that cannot be used.
 
     Args:
-        place: position of the error: a JSON pointer, or a line and a column; "" if unknown.
+        place: position of the error, as a JSON pointer or a line and column; "" if unknown.
     """
 
     def __init__(
@@ -447,7 +447,7 @@ class GrammarError(EngineError):
 
 
 class StateFileError(EngineError):
-    """Error of a conversation's state that cannot be saved or restored."""
+    """Error for a conversation state that cannot be saved or restored."""
 
     def __init__(
         self, path: str | Path, message: str, hint: str = "", /, **values: str | int | float
@@ -457,14 +457,14 @@ class StateFileError(EngineError):
 
 
 class Cancelled(EngineError):
-    """Work that the user cancelled; not a failure."""
+    """Error for work that the user cancelled, which is not a failure."""
 
     def __init__(self, what: str = Sentence("The work")) -> None:
         super().__init__("{what} was cancelled.", what=Sentence(what))
 
 
 class EngineMissing(EngineError):
-    """Error of a missing library, such as "torch", which comes with an engine pack."""
+    """Error for a missing library, such as "torch", which comes with an engine pack."""
 
     def __init__(self, module: str) -> None:
         super().__init__(
@@ -476,4 +476,4 @@ class EngineMissing(EngineError):
 
 
 class EngineCrashed(EngineError):
-    """Error of an engine that ended because of a bug; `hint` has the end of its log."""
+    """Error for an engine that stopped because of a bug; `hint` has the end of its log."""

@@ -17,19 +17,19 @@ A host replies to every command with any number of progress events and exactly o
     ScoreTokens                                   TokensScored | Failed
     CountCache                                    CacheCounted | Failed
 
-At an interval, a token of an `AnswerRequest` also has a `TokenTimes`, before its text. Any command
-may have a `FallbacksChanged` right before or after its closing event.
+At regular intervals, a token of an answer also has a `TokenTimes`, before its text. Any command may
+have a `FallbacksChanged` right before or after its closing event.
 
 Commands start in order. Several `AnswerRequest` run concurrently, and their events interleave.
-`Resplit`, `SaveState`, `LoadState` and questions (`generation.requests`, the last ones of this
-table) run between two tokens, without ending answers. `Load`, `Unload` and `Tune` wait until all
-answers have ended, and later commands wait for them. If the cache has no room for all answers, the
-newest pause until there is.
+`Resplit`, `SaveState`, `LoadState` and questions (`generation.requests`; the last entries in this
+table) run between two tokens while answers continue. `Load`, `Unload` and `Tune` wait until all
+answers have finished, and later commands wait for them. If the cache has no room for all answers,
+the newest ones pause until it does.
 
-`HostEvent.command_id` is the id that the command was submitted with, so that a receiver can ignore
-events of a command it has dropped. A cancelled load ends in `Failed(Cancelled)`, and so does a
-cancelled question; a cancelled generation ends in `Finished("cancelled")`, because the text so far
-is worth keeping, and a cancelled search in `Tuned` with its result so far.
+`HostEvent.command_id` is the id with which the command was submitted, so that a receiver can ignore
+events from a command it has dropped. A cancelled load or question ends in `Failed(Cancelled)`; a
+cancelled generation ends in `Finished("cancelled")`, because the text so far is worth keeping, and
+a cancelled search in `Tuned` with the result so far.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineReady:
-    """First event of a host, with command id 0: importing torch took `seconds`."""
+    """First event from a host, with command id 0; importing torch took `seconds`."""
 
     torch_version: str
     seconds: float
@@ -74,7 +74,7 @@ class EngineReady:
 
 @dataclass(frozen=True, slots=True)
 class WiresMeasured:
-    """Event of a host on several connected machines, with command id 0: names and links."""
+    """Event from a host on several machines, with command id 0: machine names and links."""
 
     names: tuple[str, ...]
     wires: tuple[WireSpeed, ...]
@@ -85,13 +85,13 @@ class ModelLoaded:
     """Closing event of a `Load`, with a description of the loaded model.
 
     Attributes:
-        n_ctx: context in tokens.
-        warnings: sentences to show, such as one about a missing chat template.
+        n_ctx: context size in tokens.
+        warnings: sentences to show, for example about a missing chat template.
         fallbacks: fallbacks that make GPUs slower; `FallbacksChanged` replaces them.
-        model_hash: hash of the file's contents, whatever its name; the saved state of a
-            conversation fits only a model with the same hash.
-        n_batch: number of prompt tokens per pass; 0 if unknown.
-        vision: image sizes and limits; None if it cannot see, or that is unknown.
+        model_hash: hash of the file's contents, independent of its name; a saved conversation state
+            fits only a model with the same hash.
+        n_batch: maximum number of prompt tokens per pass; 0 if unknown.
+        vision: image sizes and limits; None if the model cannot see, or if that is unknown.
     """
 
     info: ModelInfo
@@ -108,7 +108,7 @@ class ModelLoaded:
 
 @dataclass(frozen=True, slots=True)
 class FallbacksChanged:
-    """All fallbacks of the loaded model from now on; none if its GPUs run at full speed."""
+    """The loaded model's fallbacks from now on; empty if its GPUs run at full speed."""
 
     fallbacks: tuple[Fallback, ...]
 
@@ -118,7 +118,7 @@ class ModelResplit:
     """Closing event of a `Resplit`: the model has another split and the same cached tokens.
 
     Attributes:
-        model: description of the model; its `seconds` are the re-split's.
+        model: description of the model; its `seconds` is the duration of the re-split.
         n_tokens: number of tokens in the cache.
     """
 
@@ -143,10 +143,10 @@ class TuneProgress:
     """Progress of a search for the best split, after each trial.
 
     Attributes:
-        n_done: number of finished trials, repetitions included.
-        n_trials: approximate number of all trials.
-        trial: latest trial; a repeated one comes again, with all its measurements.
-        best: best trial so far; None until a split has run.
+        n_done: number of finished trials, including repetitions.
+        n_trials: approximate total number of trials.
+        trial: latest trial; a repeated trial is sent again, with all its measurements.
+        best: best trial so far; None until a trial has succeeded.
     """
 
     n_done: int
@@ -160,8 +160,7 @@ class Tuned:
     """Closing event of a `Tune`.
 
     Attributes:
-        model: the previously loaded model, which is loaded again with the same cached tokens; None
-            if there was none.
+        model: the previously loaded model, if any, loaded again with the same cached tokens.
     """
 
     result: TuneResult
@@ -170,12 +169,12 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Closing event of a command that ended in an error that the user can act on.
+    """Closing event of a command that failed with an error the user can act on.
 
     Attributes:
-        is_model_lost: whether the previously loaded model is gone: it was freed for a load or
-            re-split that failed and could not be loaded again, or one of its devices does not
-            respond.
+        is_model_lost: whether the previously loaded model is gone, because it was freed for a load
+            or re-split that failed and could not be restored, or because one of its devices does
+            not respond.
     """
 
     error: EngineError
@@ -208,7 +207,7 @@ new_command_id = itertools.count(1).__next__
 
 @dataclass(frozen=True, slots=True)
 class HostEvent:
-    """An event with the id of the command that it replies to, or 0."""
+    """An event, with the id of the command that it replies to, or 0."""
 
     command_id: int
     event: Event
@@ -230,8 +229,8 @@ class Unload:
 class Resplit:
     """Command to re-split the loaded model; `params` differ only in the split.
 
-    The conversation continues from the same cached bits, but the sums of the new split are rounded
-    differently. If it fails, the old split stays; see `Failed.is_model_lost`.
+    The conversation continues from the same cached bits, but the new split rounds sums differently.
+    If it fails, the old split stays; see `Failed.is_model_lost`.
     """
 
     params: LoadParams
@@ -241,12 +240,12 @@ class Resplit:
 class SaveState:
     """Command to save the cached part of a conversation to a file.
 
-    An earlier file is replaced as a whole, or kept, which includes the case that it has more of the
+    An earlier file is either replaced as a whole or kept, for example if it has more of the
     conversation than the cache; `StateSaved` then describes that file.
 
     Attributes:
-        of: number of the `AnswerRequest` whose prompt and answer to save; 0 for the one that was
-            computed last. It fails for one that ended before many others.
+        of: command id of the `AnswerRequest` whose prompt and answer to save; 0 for the one that
+            was computed last. Saving fails if many others have finished since.
     """
 
     path: str
@@ -278,7 +277,7 @@ Command = Load | Resplit | AnswerRequest | SaveState | LoadState | Tune | Unload
 
 
 def model_after(event: object, before: ModelLoaded | None) -> ModelLoaded | None:
-    """Return the model that is loaded after an event, given the one before it; None for none."""
+    """Return the model that is loaded after an event, given the one loaded before, if any."""
     if isinstance(event, ModelLoaded):
         return event
     if isinstance(event, ModelResplit | Tuned):
@@ -295,8 +294,8 @@ class AnswerBlock:
     """A block of an answer so far: text, thinking, or a tool call.
 
     Attributes:
-        index, id, name: number of a call in its answer, its id, and the name of the function.
-        pieces: its texts in order; of a call, its arguments.
+        index, id, name: index of a call in its answer, its id, and the name of the function.
+        pieces: parts of its text, or of a call's arguments, in order.
         is_whole: whether it is complete; a call that was cut off must not be run.
     """
 
@@ -309,21 +308,21 @@ class AnswerBlock:
 
     @property
     def text(self) -> str:
-        """The text, or the arguments of a call."""
+        """The text, or a call's arguments."""
         return "".join(self.pieces)
 
 
 BlockChange = tuple[Literal["begun", "grown", "ended"], AnswerBlock, str]
-"""A change of a block, with the text by which it has grown."""
+"""A change to a block, with the text that was added."""
 
 
 class AnswerBlocks:
-    """The blocks of an answer, made of its events; at most the last one is open.
+    """The blocks of an answer, built from its events; only the last one may be open.
 
     Attributes:
         blocks: all blocks in order.
         logprobs: log probabilities of the tokens, if requested.
-        finished: the end of the answer; None before.
+        finished: the answer's last event; None until then.
     """
 
     def __init__(self) -> None:
@@ -333,7 +332,7 @@ class AnswerBlocks:
         self._is_open = False
 
     def text_of(self, kind: BlockKind) -> str:
-        """Return all texts of a kind, concatenated."""
+        """Return the concatenated text of all blocks of a kind."""
         return "".join([piece for one in self.blocks if one.kind == kind for piece in one.pieces])
 
     @property
@@ -342,7 +341,7 @@ class AnswerBlocks:
         return [one for one in self.blocks if one.kind == "call"]
 
     def add(self, event: Event) -> list[BlockChange]:
-        """Add an event of the answer and return its changes, in order."""
+        """Add an event of the answer and return the resulting changes, in order."""
         if isinstance(event, TokenText):
             self.logprobs += event.logprobs
             return self._write(event) if event.text else []

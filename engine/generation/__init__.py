@@ -1,6 +1,6 @@
-"""Answers of a loaded model: scheduler, KV cache, drafts, prompts, queries, state files.
+"""A loaded model's answers: scheduler, KV cache, drafts, prompts, queries, state files.
 
-`stream` hands out the events of an answer, `generate` decides its tokens, `sequence` holds them,
-and `scheduler` plans which of all sequences the next forward pass computes. Imports neither `api`,
-`events` nor a host.
+`stream` delivers an answer's events, `generate` decides its tokens, `sequence` stores them, and
+`scheduler` plans which sequences the next forward pass computes. This package imports neither `api`
+nor `events` nor a host.
 """

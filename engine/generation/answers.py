@@ -1,4 +1,4 @@
-"""Answers of one model to prompts and chats, as steps to be computed."""
+"""A model's answers to prompts and chats, as steps to compute."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class AnswerReading:
     """Parsing of one answer.
 
     Args:
-        tools: functions that it may call.
-        is_single: whether it ends after its first complete call.
+        tools: functions that the answer may call.
+        is_single: whether the answer ends after its first complete call.
 
     Attributes:
         parser: parser of the answer, set by `begin` or `go_on`.
-        sent: text that the parser holds back, but that an earlier part of the answer has sent.
+        sent: text that the parser holds back although it was sent with an earlier part.
     """
 
     parser: AnswerParser
@@ -72,7 +72,7 @@ class AnswerReading:
 
     @property
     def shown(self) -> Collection[int]:
-        """Control tokens that are marks of the format, so that their text is parsed."""
+        """Control tokens that are marks in the output format, so that their text is parsed."""
         return self._marks.keys()
 
     def is_over(self) -> bool:
@@ -80,19 +80,19 @@ class AnswerReading:
         return self.parser.is_over
 
     def begin(self, ids: Sequence[int]) -> None:
-        """Parse an answer to a prompt from its beginning."""
+        """Start parsing a new answer to a prompt."""
         self.parser = self._parser(self._tokenizer.decode(ids[-N_TAIL:]))
 
     def go_on(
         self, message: ChatMessage, question: str, ids: Sequence[int], text: str
     ) -> tuple[tuple[int, ...], str]:
-        """Parse an answer from where it is continued; return its tokens and text so far.
+        """Parse an answer up to where generation will resume; return its tokens and text so far.
 
         Args:
             message: the answer so far.
-            question: prompt of the answer.
-            ids: supposed tokens of the answer; they are used if they spell its text.
-            text: text of the answer after the prompt, in place of tokens.
+            question: prompt that it answers.
+            ids: supposed tokens of the answer, used if they spell its text.
+            text: text of the answer after the prompt, used otherwise.
         """
         spelled = ""
         if ids and all(0 <= token < self._tokenizer.n_vocab for token in ids):
@@ -141,7 +141,7 @@ def _changed(
 
 
 def in_parts(steps: Steps, parser: AnswerParser, sent: str = "") -> Steps:
-    """Yield the steps of an answer with its text in parts; each token is still sent once.
+    """Yield an answer's steps with its text in parts; each token is still sent once.
 
     Args:
         sent: see `AnswerReading`.
@@ -159,7 +159,7 @@ def in_parts(steps: Steps, parser: AnswerParser, sent: str = "") -> Steps:
 
 
 class _PartEvents:
-    """Events of the parts of one answer, and the tokens that were not sent with any yet."""
+    """Events for the parts of one answer, and the tokens that are not yet sent."""
 
     def __init__(self, parser: AnswerParser, sent: str) -> None:
         self._parser = parser
@@ -191,7 +191,7 @@ class _PartEvents:
                 yield ToolCallEnded(part.index, part.is_whole)
 
     def _unsent(self, part: PartText) -> PartText:
-        """Return a text without its beginning that was sent before."""
+        """Return a text without the beginning that was already sent."""
         n = 0
         while n < min(len(self._held), len(part.text)) and self._held[n] == part.text[n]:
             n += 1
@@ -211,11 +211,10 @@ def new_call_id() -> str:
 
 
 def in_text(steps: Steps, before: ChatMessage | None) -> Steps:
-    """Yield the steps of an answer in parts with its thinking as text between marks.
+    """Yield the steps of an answer in parts, writing its thinking as text between marks.
 
     Args:
-        before: first part of an answer that is continued, with separate thinking; None for a new
-            one.
+        before: first part of an answer to continue, with separate thinking; None for a new one.
     """
     marker = marker_behind(before)
 
@@ -229,7 +228,7 @@ def in_text(steps: Steps, before: ChatMessage | None) -> Steps:
 
 
 def marker_behind(before: ChatMessage | None) -> ThoughtMarker:
-    """Return the marker of the thinking of an answer, which may be continued."""
+    """Return the marker for the thinking in an answer, which may be a continued one."""
     if before is None:
         return ThoughtMarker()
     has_said = bool(before.content)
@@ -239,15 +238,15 @@ def marker_behind(before: ChatMessage | None) -> ThoughtMarker:
 T = TypeVar("T")
 
 MAX_INLINE = 1 << 14
-"""Number of characters up to which a text is tokenized on the engine thread: that takes no longer
-than a step, and less than starting a thread."""
+"""Number of characters up to which a text is tokenized on the engine thread, which takes no longer
+than a step and less time than starting a thread."""
 
 
 class Answers:
-    """Maker of the answers of one model, from its prompts only.
+    """Builder of one model's answers; needs only the model's prompts.
 
     Args:
-        n_ctx: size of the context in tokens.
+        n_ctx: context size in tokens.
         is_marked: whether to find `Prompt.marks`.
     """
 
@@ -338,7 +337,7 @@ class Answers:
             self._constraints.of, grammar.matcher, text, begun, said, thinks=request.thinks,
             marks=grammar.marks,
         )  # fmt: skip
-        if grammar.matcher and (begun or said):  # which may be long
+        if grammar.matcher and (begun or said):  # the earlier part may be long
             constraint = yield from in_background(lambda _: constrained())
         else:
             constraint = constrained()
@@ -364,7 +363,7 @@ class Answers:
 
     @cached_property
     def _has_other_marks(self) -> bool:
-        """Whether the model marks its thinking differently from most."""
+        """Whether the model's thinking marks differ from the usual ones."""
         marks = thinking_marks(self._prompts.template.source)
         return marks is not None and marks.opening != THINK_OPEN
 

@@ -1,8 +1,8 @@
 """Benchmark of a loaded model: speeds of prefill and decode, computed as for an answer.
 
-A prompt is computed in batches, with the logits of its last token; tokens are computed one by one,
-each chosen from the logits of the one before. Tokenizer and sampling are not measured, except where
-a device samples by itself.
+A prompt is computed in batches, with logits for its last token; tokens are computed one by one,
+each chosen from the previous one's logits. Tokenizing and sampling are not measured, unless a
+device samples.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
     from engine.runtime.thread_runtime import ThreadRuntime
 
 N_WARM_UP = 4
-"""Largest number of tokens that a warm-up generates."""
+"""Maximum number of tokens that a warm-up generates."""
 
 N_RECORDED = 8
-"""Largest number of tokens for which kernels on GPUs are recorded."""
+"""Maximum number of tokens for which GPU kernels are recorded."""
 
 SAMPLING = SamplingParams(seed=0, temperature=1.0)
-"""Settings for sampling on a device: random, so that the model does not repeat itself."""
+"""Settings for sampling on a device; random, so that the model does not repeat itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchTest:
     """A test to measure: prefill of `n_prompt` tokens, then decode of `n_gen` tokens.
 
-    `n_depth` tokens are in the KV cache before; computing these is not measured.
+    `n_depth` tokens are already in the KV cache; computing these is not measured.
 
     Raises:
         EngineError: a number is negative, or there is nothing to measure.
@@ -68,14 +68,14 @@ class BenchTest:
             raise EngineError("A benchmark needs tokens to compute.", "Give some to -p or -n.")
 
     def __str__(self) -> str:
-        """Return llama-bench's name of the test, such as "pp512 @ d128"."""
+        """Return llama-bench's name for the test, such as "pp512 @ d128"."""
         parts = [f"pp{self.n_prompt}"] if self.n_prompt else []
         parts += [f"tg{self.n_gen}"] if self.n_gen else []
         return "+".join(parts) + (f" @ d{self.n_depth}" if self.n_depth else "")
 
     @property
     def n_ctx(self) -> int:
-        """Context that the test needs, in tokens."""
+        """Context size that the test needs, in tokens."""
         return self.n_depth + self.n_prompt + self.n_gen
 
 
@@ -83,16 +83,16 @@ class BenchTest:
 class BenchResult:
     """The result of one test.
 
-    All except `samples_s` is only known of a test that just generates.
+    Fields after `samples_s` are known only for tests without a prompt.
 
     Attributes:
         samples_s: seconds of each repetition.
         overhead_s: seconds per token outside the kernels on the rank with the most work: Python,
-            torch's small operations, waiting for other ranks, and choosing the next token. None if
-            a rank computes without our kernels.
-        ranks: each rank's mean times per token; the rest of a token's time is Python's.
-        host_s: seconds per token that the host works outside kernels: on a GPU to launch a token,
-            on CPUs the rest of a token's time on the busiest rank. None if unknown.
+            small torch operations, waiting for other ranks, and choosing the next token. None if a
+            rank computes without our kernels.
+        ranks: each rank's mean times per token; the rest of a token's time is spent in Python.
+        host_s: seconds per token that the host spends outside kernels: on GPUs, launching the
+            token; on CPUs, the rest of the token's time on the busiest rank. None if unknown.
         gpu: kernels that ran on GPUs, if requested.
     """
 
@@ -115,7 +115,7 @@ class BenchResult:
 
     @property
     def overhead(self) -> float | None:
-        """Share of `overhead_s` in a token's time, 0 to 1."""
+        """`overhead_s` as a fraction of a token's time, 0 to 1."""
         if self.overhead_s is None:
             return None
         return self.overhead_s * self.test.n_gen / median(self.samples_s)
@@ -127,7 +127,7 @@ class BenchResult:
 
     @property
     def token_s(self) -> float:
-        """Mean seconds per token of a test that only generates."""
+        """Mean seconds per token for a test that only generates."""
         return fmean(self.samples_s) / self.test.n_gen
 
 
@@ -136,9 +136,9 @@ class _Measured(NamedTuple):
 
     Attributes:
         seconds: total seconds.
-        outside_s: seconds of these outside the kernels; None if kernels are not timed.
+        outside_s: how many of these were spent outside kernels; None if kernels are not timed.
         ranks: each rank's times for all generated tokens.
-        host_s: seconds that the host worked, if a device samples the tokens.
+        host_s: seconds that the host was working, if a device samples the tokens.
     """
 
     seconds: float
@@ -150,10 +150,10 @@ class _Measured(NamedTuple):
 class Benchmark:
     """Benchmark of one model.
 
-    Tokens are random but the same each time, so that routed experts vary as in a text.
+    Tokens are random, so that expert routing varies as in a text, but the same each time.
 
     Args:
-        sequence: sequence that is computed.
+        sequence: sequence to compute.
         is_cancelled: called before each token and each batch of a prompt.
     """
 
@@ -173,7 +173,7 @@ class Benchmark:
         """Measure `test` `repetitions` times; see `Model.bench`.
 
         Args:
-            has_kernels: whether to record kernels on GPUs, too.
+            has_kernels: whether to also record GPU kernels.
         """
         if repetitions < 1:
             raise EngineError("A benchmark needs at least one repetition.")
@@ -255,7 +255,7 @@ class Benchmark:
             self._sequence.keep()
 
     def _compute(self, ids: list[int]) -> None:
-        """Compute the missing tokens of `ids`, the last one separately with recurrent states."""
+        """Compute the missing tokens of `ids`; with recurrent states, the last one separately."""
         rest = ids[len(self._sequence.ids) :]
         if not self._runtime.can_rewind:
             self._pass(rest[:-1], len(rest))
@@ -267,7 +267,7 @@ class Benchmark:
             pass
 
     def _generate(self, ids: list[int]) -> None:
-        """Generate as many tokens as `ids` has, shifted by random numbers to avoid repetitions."""
+        """Generate a token per entry in `ids`, offset by that entry to avoid repetition."""
         if self._runtime.token_source is not None:
             self._sample_on_device(ids)
             return
@@ -302,10 +302,10 @@ def _means(samples: Sequence[_Measured], n_gen: int) -> tuple[RankTimes, ...]:
 log = logging.getLogger(__name__)
 
 ROUNDS = 2
-"""Number of answers of each drafter to each prompt, taking turns."""
+"""Number of answers per drafter and prompt; drafters take turns."""
 
 MIN_TOKENS = 32
-"""Minimum number of tokens of an answer: choosing the number of drafts takes some of them."""
+"""Minimum number of tokens per answer, as choosing the number of drafts takes some of them."""
 
 PROSE = "Once upon a time there was a small village at the edge of a"
 CODE = """def area(shape):
@@ -317,7 +317,7 @@ CODE = """def area(shape):
 """
 QUOTING = f"Repeat this code exactly:\n```python\n{CODE}```\nHere it is again:\n```python\ndef area"
 TEXTS: Mapping[str, tuple[str, float]] = {"prose": (PROSE, 0.8), "quoting": (QUOTING, 0.0)}
-"""Prompts by the kind of text that follows, and the temperatures of the answers."""
+"""Prompts by the kind of text that follows, with the temperature for their answers."""
 
 
 GenerateFunction: TypeAlias = (
@@ -330,16 +330,16 @@ def measure_drafts(
     model: Queries, generate: GenerateFunction, ways: Mapping[str, Drafts], n_tokens: int,
     is_cancelled: IsCancelled = never,
 ) -> tuple[DraftTrial, ...]:  # fmt: skip
-    """Measure answers without drafts, which come first, and with each drafter.
+    """Measure answers without drafts first, then with each drafter.
 
     Args:
         generate: the model's method.
-        ways: drafts of each kind, see `Model.draft_variants`.
-        n_tokens: number of tokens of an answer.
-        is_cancelled: polled; returning True ends it.
+        ways: drafts of each kind; see `Model.draft_variants`.
+        n_tokens: number of tokens per answer.
+        is_cancelled: polled; returning True stops the measurement.
 
     Returns:
-        One entry per drafter; none if there is nothing to compare.
+        One trial per drafter; empty if there is nothing to compare.
 
     Raises:
         Cancelled: it was cancelled.
@@ -352,7 +352,7 @@ def measure_drafts(
     try:
         for text, (prompt, temperature) in TEXTS.items():
             ids = _ids(model, prompt)
-            for turn in range(-1, ROUNDS):  # the first one compiles and records
+            for turn in range(-1, ROUNDS):  # the first turn compiles and records
                 for way, drafts in ways.items():
                     model.scheduler.drafts = drafts
                     n = max(MIN_TOKENS, n_tokens) if turn >= 0 else MIN_TOKENS // 2
@@ -371,7 +371,7 @@ def measure_drafts(
 def with_draft_trials(
     result: TuneResult, measure: Callable[[], tuple[DraftTrial, ...]]
 ) -> TuneResult:
-    """Return a search's result with drafts measured for its best split, if that succeeds."""
+    """Return a search's result, adding draft measurements for its best split if they succeed."""
     begun = time.perf_counter()
     try:
         drafts = measure()
@@ -386,7 +386,7 @@ def with_draft_trials(
 
 
 def _ids(model: Queries, prompt: str) -> Sequence[int]:
-    """Return a prompt's tokens, or made-up ones with repetitions without a vocabulary."""
+    """Return a prompt's tokens, or repetitive made-up ones if there is no vocabulary."""
     with suppress(EngineError):
         return model.tokenize(prompt)
     return [3 + n % 24 for n in range(72)]
@@ -409,15 +409,15 @@ def _speed(
 
 
 MAX_NLL = 700.0
-"""Upper bound of a mean loss in nats, as the exponential of more overflows F64."""
+"""Limit for the mean loss in nats, as the exponential of a larger one overflows F64."""
 
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """Perplexity of a text: the usual measure of a quantisation's loss.
+    """Perplexity of a text, the usual measure of quantisation loss.
 
     Attributes:
-        nll: mean negative log-likelihood of a scored token, in nats.
+        nll: mean negative log-likelihood per scored token, in nats.
         error: standard error of `perplexity`, by the delta method.
         n_chunks: number of chunks into which the text was cut.
     """
@@ -434,14 +434,14 @@ def perplexity(
     ids: Sequence[int],
     on_chunk: Callable[[int, int], None] = lambda done, total: None,
 ) -> Perplexity:
-    """Score `ids` in chunks of the model's context.
+    """Score `ids` in chunks as long as the model's context.
 
-    As in llama.cpp's tool, in a chunk of n tokens the first n / 2 + 1 are only context and the
+    As in llama.cpp's tool, the first n / 2 + 1 tokens in a chunk of n are only context and the
     others are scored, and each chunk starts with BOS if the model requires it. A text shorter than
     one chunk is scored from its second token on.
 
     Args:
-        on_chunk: called with the number of finished chunks and of all chunks.
+        on_chunk: called with the number of finished chunks and the total.
 
     Raises:
         PromptError: the text or the context has fewer than two tokens.

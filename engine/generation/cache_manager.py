@@ -1,4 +1,4 @@
-"""The cache of a runtime: the pages of running sequences, and their recurrent states."""
+"""A runtime's cache: the pages and recurrent states of running sequences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from engine.runtime.model_runner import ModelRunner
 
 CHECKPOINT_BYTES = 2 << 30
-"""Default limit of host memory for checkpoints, in bytes."""
+"""Default host memory limit for checkpoints, in bytes."""
 
 
 @dataclass(eq=False, slots=True)
@@ -31,9 +31,9 @@ class SequenceCache:
 
     Attributes:
         sequence: its tokens and pages.
-        state_slot: slot of its recurrent states; 0 for models without any.
-        batch_index: number of the sequence among the running ones, from 0.
-        draft_slots: slots of the states after each of its drafts, while a pass verifies them.
+        state_slot: slot with its recurrent states; 0 if the model has none.
+        batch_index: index of the sequence among the running ones, from 0.
+        draft_slots: slots for the states after each of its drafts, while a pass verifies them.
     """
 
     sequence: PagedSequence
@@ -48,14 +48,14 @@ class SequenceCache:
 
     @property
     def tables(self) -> Tables:
-        """Current tables of the sequence, as a copy; none if all pages are in identity order."""
+        """A copy of the sequence's current tables; empty if all pages are in identity order."""
         tables = self.sequence.tables
         if all(page in (n, GONE) for table in tables for n, page in enumerate(table)):
             return ()
         return tuple(tuple(table) for table in tables)
 
     def piece(self, n: int, *, skip: int = 0, shift: int = 0) -> Piece:
-        """Return the piece of the next n tokens, after `skip` others; see `Piece` for `shift`."""
+        """Return the piece for the next n tokens, after `skip` others; see `Piece` for `shift`."""
         slot, index = self.state_slot, self.batch_index
         return Piece(self.n + skip, n, self.tables, slot, index, shift=shift)
 
@@ -64,7 +64,7 @@ class KVCacheManager:
     """Pages, recurrent states and their checkpoints, shared by the running sequences.
 
     Args:
-        checkpoint_bytes: limit of all checkpoints.
+        checkpoint_bytes: maximum size of all checkpoints together.
     """
 
     def __init__(self, runtime: ModelRunner, checkpoint_bytes: int = CHECKPOINT_BYTES) -> None:
@@ -78,27 +78,27 @@ class KVCacheManager:
 
     @property
     def max_sequences(self) -> int:
-        """Largest number of running sequences."""
+        """Maximum number of running sequences."""
         most = min(MAX_AT_ONCE, self._runtime.n_batch)
         return min(most, self._runtime.n_slots) if self._has_states else most
 
     @property
     def pools(self) -> list[PagePool]:
-        """Pools of the groups of layers, in order."""
+        """Page pools of the layer groups, in order."""
         return [group.pool for group in self._sequences.groups]
 
     @property
     def known_ranges(self) -> list[list[range]]:
-        """For each group, the ranges of slots in pages with reusable content."""
+        """For each layer group, the ranges of slots in pages with reusable content."""
         return [
             [range(page * PAGE, (page + 1) * PAGE) for page in pool.known] for pool in self.pools
         ]
 
     @property
     def usage(self) -> tuple[int, int]:
-        """Numbers of tokens in pages in use, and in idle pages that are kept for later sequences.
+        """Numbers of tokens in used pages, and in idle pages that are kept for later sequences.
 
-        With several attention windows, the group with the most pages counts.
+        If there are several attention windows, the counts are from the group with the most pages.
         """
         pool = max(self.pools, key=lambda pool: pool.n_pages, default=PagePool(0))
         return (pool.n_pages - pool.n_free) * PAGE, pool.n_idle * PAGE
@@ -109,7 +109,7 @@ class KVCacheManager:
         return self._checkpoints
 
     def move(self, runtime: ModelRunner) -> None:
-        """Continue on another runtime with the same pages, and any number of state slots."""
+        """Continue on another runtime with the same pages and any number of state slots."""
         assert not self._holders, "no sequence has states while they are moved"
         self._runtime = runtime
 
@@ -135,7 +135,7 @@ class KVCacheManager:
         return cache
 
     def _numbered(self, cache: SequenceCache) -> SequenceCache:
-        """Assign the lowest free batch index to a sequence, and return it."""
+        """Assign the lowest free batch index to a sequence; return the sequence."""
         taken = self._batch_indices
         cache.batch_index = next(n for n in range(len(taken) + 1) if n not in taken)
         self._batch_indices.add(cache.batch_index)
@@ -157,12 +157,12 @@ class KVCacheManager:
             del self._holders[cache.state_slot]
 
     def checkpoint(self, cache: SequenceCache) -> None:
-        """Keep a copy of its recurrent states, from which another sequence can continue."""
+        """Keep a copy of a sequence's recurrent states, from which another can continue."""
         if self._has_states and cache.sequence.ids:
             self._checkpoints.keep(cache.sequence.ids, *self._runtime.save_slot(cache.state_slot))
 
     def rewind(self, cache: SequenceCache, ids: Sequence[int]) -> bool:
-        """Drop the tokens after the common prefix with `ids`; return whether that was possible."""
+        """Drop all tokens after the common prefix with `ids`; return whether that was possible."""
         n = n_alike(cache.sequence.ids, ids)
         if n == cache.n:
             return True
@@ -172,13 +172,13 @@ class KVCacheManager:
             return False
 
     def n_free_tokens(self, cache: SequenceCache) -> int:
-        """Return the number of further tokens for which there are free pages."""
+        """Return the number of additional tokens for which there are free pages."""
         groups = zip(self._sequences.groups, cache.sequence.tables, strict=True)
         found = [(len(table) + group.pool.n_free) * PAGE - cache.n for group, table in groups]
         return min(found, default=self._runtime.n_ctx)
 
     def has_room(self, cache: SequenceCache, n: int, others: Sequence[SequenceCache]) -> bool:
-        """Return whether there are pages for n tokens in all.
+        """Return whether there are pages for a total of n tokens.
 
         Args:
             others: other sequences, each of which may need one more page, except in layers with an
@@ -201,13 +201,13 @@ class KVCacheManager:
         return [slot for slot in range(self._runtime.n_slots) if slot not in taken]
 
     def max_drafts(self, n: int) -> int:
-        """Return the number of drafts per sequence, of n, for which there are slots."""
+        """Return how many drafts per sequence there are slots for, given n sequences."""
         if not self._has_states:
             return MAX_AT_ONCE
         return len(self._free_slots) // max(1, n)
 
     def reserve_draft_slots(self, cache: SequenceCache, n: int) -> None:
-        """Reserve slots for the states after each of n drafts of a sequence."""
+        """Reserve slots for the states after each of a sequence's n drafts."""
         if self._has_states:
             cache.draft_slots = self._free_slots[:n]
 

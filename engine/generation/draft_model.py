@@ -1,4 +1,4 @@
-"""Drafts by a draft model: its likeliest tokens, for all answers in one pass."""
+"""Drafts by a draft model: its likeliest tokens, for all answers in the same passes."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from engine.load_params import LoadParams
 
 KIND = Kind("model", first_share=0.6)
-"""Kind of the drafts of a draft model."""
+"""Kind of drafts by a draft model."""
 
 MAX_UNSEEN = 16
-"""Limit of the unread tokens of all texts that are computed with the first drafts; more are read
-piece by piece beforehand."""
+"""Maximum number of unread tokens, over all texts, to compute with the first drafts; if there are
+more, they are read piece by piece beforehand."""
 
 
 class ModelSource(Generic[Answer]):
-    """Drafts that a small model makes for all running answers, one pass per token.
+    """Drafts by a small model for all running answers, one pass per token.
 
-    It keeps its own cache with the beginnings of the texts; wrong drafts are overwritten.
+    It keeps its own cache of the texts; wrong drafts are overwritten.
 
     Args:
         runtime: the small model; its cache can rewind.
-        n_vocab: number of tokens that a draft may be.
-        on_failure: called with an error that has ended the drafting.
-        turn: returns the context in which the small model computes and the other one does not.
+        n_vocab: number of tokens that drafts may use.
+        on_failure: called with an error that has stopped drafting.
+        turn: returns the context in which the small model computes while the main one does not.
     """
 
     kind, most = KIND, 0
@@ -64,9 +64,9 @@ class ModelSource(Generic[Answer]):
     def draft(
         self, texts: Mapping[Answer, Sequence[int]], most: int
     ) -> Mapping[Answer, DraftTokens]:
-        """Return the model's continuations, see `DraftSource`.
+        """Return the model's continuations; see `DraftSource`.
 
-        There are none while it reads long texts, piece by piece; for texts that are too long; or
+        There are none while it reads long texts piece by piece, for texts that are too long, or
         after a failure.
         """
         if self._has_failed or not all(self._can_read(ids, most) for ids in texts.values()):
@@ -76,16 +76,16 @@ class ModelSource(Generic[Answer]):
                 found = self._read(texts, most)
         except OutOfPages:
             for answer in [answer for answer in self._readers if answer not in texts]:
-                self.forget(answer)  # next time there may be room
+                self.forget(answer)  # so that next time there may be room
             return {}
-        except Exception as error:  # noqa: BLE001 answers go on without drafts
+        except Exception as error:  # noqa: BLE001 answers continue without drafts
             self._has_failed = True
             self._on_failure(error)
             return {}
         return {answer: DraftTokens(ids, KIND) for answer, ids in zip(texts, found, strict=False)}
 
     def n_unread(self, texts: Mapping[Answer, Sequence[int]]) -> int:
-        """Return how many tokens of some texts were not computed, except the last one of each."""
+        """Return how many tokens of the texts were not computed, excluding each text's last one."""
         readers = ((self._readers.get(answer), ids) for answer, ids in texts.items())
         return sum(len(ids) - (reader.n_seen if reader else 0) - 1 for reader, ids in readers)
 
@@ -96,7 +96,7 @@ class ModelSource(Generic[Answer]):
             reader.close()
 
     def _read(self, texts: Mapping[Answer, Sequence[int]], most: int) -> list[list[int]]:
-        """Return what follows each text; nothing while there is too much to read."""
+        """Return the drafts for each text; none while there is too much to read."""
         readers = [self._reader(answer, ids) for answer, ids in texts.items()]
         if sum(reader.n_unseen for reader in readers) > max(MAX_UNSEEN, len(readers)):
             self._read_on(readers)
@@ -110,7 +110,7 @@ class ModelSource(Generic[Answer]):
         return fits and (self._knows_all or max(ids) < self._runtime.n_vocab)
 
     def _reader(self, answer: Answer, ids: Sequence[int]) -> _Reader:
-        """Return the reader of a text, with a cache of a prefix of it."""
+        """Return a text's reader, whose cache has a prefix of the text."""
         reader = self._readers.get(answer)
         if reader is not None and not reader.follow(ids):
             self.forget(answer)
@@ -158,7 +158,7 @@ class ModelSource(Generic[Answer]):
 
 
 class _Reader:
-    """The state of the small model for one text and its draft.
+    """The small model's state for one text and its draft.
 
     Attributes:
         text: all tokens of the text.
@@ -166,7 +166,7 @@ class _Reader:
 
     def __init__(self, sequence: PagedSequence) -> None:
         self._sequence = sequence
-        self._ahead: list[int] = []  # draft tokens computed after the sequence
+        self._ahead: list[int] = []  # draft tokens computed beyond the sequence
         self.text: list[int] = []
 
     @property
@@ -178,7 +178,7 @@ class _Reader:
         return len(self.text) - self.n_seen
 
     def follow(self, ids: Sequence[int]) -> bool:
-        """Continue with a longer text, or another one; return False if that is impossible.
+        """Continue with a longer or a different text; return False if that is impossible.
 
         Accepted drafts are cached already.
         """
@@ -225,16 +225,16 @@ class DraftModel(Generic[Answer]):
     """A loaded draft model, on a single device.
 
     Args:
-        params: settings of the main model.
-        main: ranks of the main model.
-        is_cancelled: polled; returning True ends the loading.
+        params: the main model's settings.
+        main: the main model's ranks.
+        is_cancelled: polled; returning True stops the load.
 
     Attributes:
-        device: name of its device.
-        source: its drafts.
+        device: name of the draft model's device.
+        source: the draft model's drafts.
 
     Raises:
-        EngineError: its file cannot be used, its device is full, or it was cancelled.
+        EngineError: the file cannot be used, the device is full, or the load was cancelled.
     """
 
     def __init__(self, params: LoadParams, main: ThreadRuntime, is_cancelled: IsCancelled) -> None:
@@ -255,7 +255,7 @@ class DraftModel(Generic[Answer]):
         self.attach(main)
 
     def attach(self, main: ThreadRuntime) -> None:
-        """Count its memory for the ranks of the main model, and report failures there."""
+        """Count this model's memory for the main model's ranks, and report failures there."""
         self._main = main
         held = [rank.held for rank in self._runtime.ranks]
         main.note_beside("draft", sum(use.weights + use.kv for use in held))
@@ -264,7 +264,7 @@ class DraftModel(Generic[Answer]):
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Let the small model compute while the main model's threads rest, as both would spin."""
+        """Let the small model compute while the main model's threads rest, instead of spinning."""
         self._main.rest()
         try:
             yield
@@ -272,7 +272,7 @@ class DraftModel(Generic[Answer]):
             self._runtime.rest()
 
     def fail(self, error: Exception) -> None:
-        """Free the model after a failure, and report it once."""
+        """Free the model after a failure, and report the failure once."""
         log.warning("The draft model has failed: %s", error, exc_info=error)
         is_bug = not isinstance(error, EngineError)
         self._failed(Sentence("of a bug, see the log") if is_bug else str(error))

@@ -1,9 +1,9 @@
-"""Draft tokens of running sequences (speculative decoding), and which of them a pass verifies.
+"""Draft tokens for running sequences (speculative decoding), and which of them a pass verifies.
 
 Each draft token is a separate row, as in recorded passes over single tokens. Recurrent states
 cannot be cut, so the state after each draft has its own slot, and a sequence continues from the
-state after the last accepted one (`Piece.source`, `KVCacheManager.accept_draft`). On GPUs a pass
-that verifies drafts has at most as many rows as keep the bits of single rows
+state after the last accepted draft (`Piece.source`, `KVCacheManager.accept_draft`). On GPUs, a pass
+that verifies drafts is limited to the number of rows that compute the same bits as single rows
 (`ModelRunner.max_verify_rows`).
 """
 
@@ -26,24 +26,23 @@ if TYPE_CHECKING:
     from engine.runtime.model_runner import ModelRunner
 
 Texts: TypeAlias = "Mapping[TokenSequence, Sequence[int]]"
-"""All tokens so far of some answers, including prompts."""
+"""All tokens so far for some answers, including prompts."""
 
 MAX_ROWS = 1 + LENGTHS[-1]
-"""Largest number of rows of a pass that verifies drafts."""
+"""Maximum number of rows in a pass that verifies drafts."""
 
 
 class Drafts:
-    """The drafts for the answers of one runtime.
+    """The drafts for one runtime's answers.
 
     Args:
-        most: largest number of drafts that a pass verifies for an answer; 0 for none.
-        sources: drafters; None for n-grams of the texts. The first instant source with a
-            draft is used; a slower one drafts for answers without such drafts, or with less likely
-            ones.
+        most: maximum number of drafts per answer that a pass verifies; 0 for none.
+        sources: drafters; None for n-grams from the texts. The first instant source with a draft is
+            used; slower ones draft for answers with no such drafts, or with less likely ones.
         control: chooses how many drafts a pass verifies.
 
     Attributes:
-        made_s: total seconds of the sources that take time.
+        made_s: total seconds spent in sources that are not instant.
     """
 
     def __init__(
@@ -63,13 +62,13 @@ class Drafts:
     def draft_tokens(
         self, runtime: ModelRunner, sequences: Sequence[TokenSequence], most: int = MAX_ROWS
     ) -> Mapping[TokenSequence, Sequence[int]]:
-        """Return the tokens that a pass is to verify after the next one of each answer.
+        """Return the tokens to verify in a pass after each answer's next one.
 
-        Their pages are reserved. All answers have equally many, as a pass is recorded by its number
-        of rows; none if they are not worthwhile.
+        Their pages are reserved. All answers have equally many, as passes are recorded by number of
+        rows; there are none if verifying is not worthwhile.
 
         Args:
-            most: largest number of drafts per answer that the cache can roll back.
+            most: maximum number of drafts per answer that the cache can roll back.
         """
         n_rows = min(runtime.max_verify_rows, runtime.n_batch) // max(1, len(sequences))
         room = min(self._most, most, n_rows - 1)
@@ -109,14 +108,14 @@ class Drafts:
                 n_all = min(len(draft.tokens) for draft in found.values())
                 n = max(n for n in proposal.lengths if n <= min(n_all, length))
                 return {answer: DraftTokens(g.tokens[:n], g.kind) for answer, g in found.items()}
-            proposals.remove(proposal)  # such as while a model reads the prompts
+            proposals.remove(proposal)  # for example while a model reads the prompts
         return {}
 
     def _propose(
         self, texts: Texts, at_hand: Mapping[TokenSequence, DraftTokens], most: int,
         maker: DraftSource[TokenSequence] | None = None,
     ) -> Proposal:  # fmt: skip
-        """Return a proposal of drafts at hand, or of `maker` in place of less likely ones."""
+        """Return a proposal of drafts at hand, with `maker` replacing less likely ones."""
         made = maker.kind if maker else None
         needy = self._needy(texts, at_hand, made) if made else {}
         there = {answer: draft for answer, draft in at_hand.items() if answer not in needy}
@@ -163,9 +162,9 @@ class Drafts:
         return {answer: text for answer, draft in found.items() if (text := _of_text(draft)).tokens}
 
     def note_seconds(self, sequences: Sequence[TokenSequence], seconds: float) -> None:
-        """Note the seconds of a pass that verifies drafts, including making them.
+        """Note the duration of a pass that verifies drafts, including making them.
 
-        They are compared with passes without drafts, once one was measured.
+        It is compared with passes without drafts, once one has been measured.
         """
         alone = self.control.measured_s(len(sequences))
         for sequence in sequences:
@@ -173,7 +172,7 @@ class Drafts:
             sequence.saved_s -= 0.0 if alone is None else seconds - alone
 
     def note(self, sequence: TokenSequence, n_drafted: int, n_right: int) -> None:
-        """Note how many of the drafts for an answer were accepted."""
+        """Note how many of an answer's drafts were accepted."""
         kind = self._checked.pop(sequence).kind
         self.control.note_check(kind, n_drafted, n_right, self._n_checked)
 
@@ -188,7 +187,7 @@ def _without_images(texts: Texts) -> Texts:
 
 
 def _of_text(draft: DraftTokens) -> DraftTokens:
-    """Return the draft before the first token of an image, which no answer has."""
+    """Return the draft up to its first image token, as answers have none."""
     n = n_before_image(draft.tokens)
     return draft if n == len(draft.tokens) else draft._replace(tokens=draft.tokens[:n])
 
@@ -201,7 +200,7 @@ def _room(sequence: TokenSequence, n_ctx: int) -> int:
 
 
 def _has_pages(sequence: TokenSequence, n: int) -> bool:
-    """Reserve pages for n more tokens, if that needs no preemption."""
+    """Reserve pages for n more tokens; return False if that would need preemption."""
     assert sequence.cache is not None
     try:
         sequence.cache.sequence.reserve(n)
@@ -211,24 +210,24 @@ def _has_pages(sequence: TokenSequence, n: int) -> bool:
 
 
 MTP = Kind("mtp", first_share=0.7)
-"""Kind of the drafts of MTP blocks."""
+"""Kind of drafts by MTP blocks."""
 
 
 N_HELD = 32
-"""Number of tokens after a draft that a device does not sample ahead: drafts need the device to be
-idle, and usually more of them follow."""
+"""Number of tokens after a draft for which a device does not sample ahead, because drafting needs
+an idle device and more drafts usually follow."""
 
 
 class MTPSource:
-    """Drafts for all running answers by the MTP blocks of the model itself.
+    """Drafts for all running answers by the model's own MTP blocks.
 
     They continue from the hidden state of an answer's last token, so all tokens except the next one
-    must be computed. If a device is sampling ahead, it stops first, and the draft is made once its
+    must be computed. If a device is sampling ahead, it stops first, and drafting follows once its
     tokens are read.
 
     Args:
         runtime: the model.
-        tokens: token of each row of the block's head, if these differ from the model's.
+        tokens: token for each row of the block's head, if these differ from the model's.
     """
 
     kind = MTP
@@ -243,7 +242,7 @@ class MTPSource:
 
     @property
     def most(self) -> int:
-        """Largest number of drafts for a text: the number of blocks, or 0 for no limit."""
+        """Maximum number of drafts per text: the number of blocks, or 0 for no limit."""
         drafter = self._runtime.drafter
         return 0 if drafter is None else drafter.max_drafts
 
@@ -252,7 +251,7 @@ class MTPSource:
         self._runtime = runtime
 
     def draft(self, texts: Texts, most: int) -> Mapping[TokenSequence, DraftTokens]:
-        """Return up to `most` tokens that may follow each text, see `DraftSource`."""
+        """Return up to `most` tokens that may follow each text; see `DraftSource`."""
         drafter, source = self._runtime.drafter, self._runtime.token_source
         if drafter is None or (source is not None and not source.hold(N_HELD)):
             return {}
@@ -272,15 +271,15 @@ class MTPSource:
         }
 
     def n_unread(self, texts: Texts) -> int:
-        """Return 0: the few unread tokens are read along with a draft."""
+        """Return 0, as the few unread tokens are read along with a draft."""
         return 0
 
     def forget(self, answer: TokenSequence) -> None:
-        """Do nothing: the state belongs to its batch index."""
+        """Do nothing, as the state belongs to the batch index."""
 
 
 def draft_sources(params: LoadParams, mtp: MTPSource) -> list[DraftSource[TokenSequence]]:
-    """Return the drafters of a model loaded with `params`, without a draft model."""
+    """Return the drafters, except a draft model, for a model loaded with `params`."""
     sources: list[DraftSource[TokenSequence]] = []
     if params.draft not in ("off", "mtp"):
         sources.append(NgramSource())
@@ -295,7 +294,7 @@ def draft_variants(
     """Return drafts of each kind for a model loaded with `params`, to compare them.
 
     Returns:
-        Drafts by kind: "off" first, which are none, then "ngram", "mtp" and "model" if available.
+        Drafts by kind: first "off" (no drafts), then "ngram", "mtp" and "model" if available.
     """
     found = {"off": Drafts()}
     if not params.n_draft:
@@ -309,7 +308,7 @@ def draft_variants(
 
 
 def _is_ready(sequence: TokenSequence, n: int) -> bool:
-    """Return whether all tokens but the next one are computed; reserve pages for n more."""
+    """Return whether all tokens except the next one are computed; reserve pages for n more."""
     if sequence.cache is None or sequence.n_missing != 1 or not sequence.cache.n:
         return False
     return _has_pages(sequence, n)

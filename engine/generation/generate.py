@@ -1,6 +1,6 @@
 """Generation of an answer: decoding, stop rules, banned strings, context shift.
 
-It works with token ids and text, and yields the steps to compute.
+It handles token ids and text, and yields the steps to compute.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AnswerToken:
     Attributes:
         text: characters that it completes.
         begun: bytes of an incomplete character before it.
-        logprobs: its log probability, if requested.
+        logprobs: its log probabilities, if requested.
     """
 
     token: int
@@ -54,24 +54,24 @@ class AnswerToken:
 
 
 class BannedStrings:
-    """Search for banned strings in streamed text; holds back tokens that may be part of one.
+    """Search for banned strings in streamed text; tokens that may be part of one are held back.
 
-    It ignores case. If one token completes several strings, the one that begins last counts, so
-    that as little as possible is rolled back.
+    Case is ignored. If a token completes several strings, the one that starts last counts, so that
+    as little as possible is rolled back.
 
     Args:
         banned: strings to search for.
         said: text of the answer so far, which cannot be rolled back.
 
     Attributes:
-        held: tokens that may be part of a banned string, oldest first.
+        held: tokens held back because they may be part of a banned string, oldest first.
     """
 
     def __init__(self, banned: Sequence[str], said: str = "") -> None:
         self._banned = [_folded(text) for text in banned]
         self._n_tail = max((len(text) for text in self._banned), default=1) - 1
         self.held: list[AnswerToken] = []
-        self._tail = ""  # end of the released text, in which a string may have begun
+        self._tail = ""  # end of the released text, in which a string may have started
         self._keep_tail(said)
 
     @property
@@ -80,7 +80,7 @@ class BannedStrings:
         return "".join(token.text for token in self.held)
 
     def feed(self, token: AnswerToken) -> int:
-        """Add a token; return the number of last tokens to roll back."""
+        """Add a token; return how many of the last tokens to roll back."""
         n_before = len(self._tail) + len(self.held_text)
         self.held.append(token)
         if not self._banned:
@@ -124,7 +124,7 @@ class BannedStrings:
         return 0
 
     def _token_at(self, place: int) -> int:
-        """Return the index of the held token with a character; the first one for the tail."""
+        """Return the index of the held token that contains a character; 0 if it is in the tail."""
         index_of, start = 0, len(self._tail)
         for index, token in enumerate(self.held):
             if start > place or (start == place and token.begun):
@@ -146,18 +146,18 @@ def _folded_character(char: str) -> str:
 
 
 TextEvents = Generator[GenerationEvent, None, bool]
-"""Events of some text; returns whether a stop string ended the answer."""
+"""Generator of a text's events; returns whether a stop string ended the answer."""
 
 
 MAX_LOGPROBS = 20
-"""Largest number of likeliest tokens per position, as in OpenAI's API."""
+"""Maximum number of likeliest tokens per position, as in OpenAI's API."""
 
 
 def check_n_logprobs(n: int) -> None:
     """Check the number of likeliest tokens to return per position.
 
     Raises:
-        EngineError: it is not in 0 to `MAX_LOGPROBS`.
+        EngineError: it is not between 0 and `MAX_LOGPROBS`.
     """
     if not 0 <= n <= MAX_LOGPROBS:
         raise EngineError(
@@ -172,17 +172,17 @@ def token_logprob(logits: Logits, token: int, n: int) -> TokenLogprob:
     """Return the log probabilities of a token and of the n likeliest ones.
 
     Args:
-        logits: logits of the vocabulary as the model computed them, (n_vocab,).
+        logits: logits as the model computed them, (n_vocab,).
     """
     logprobs = logprobs_of(logits)
     return TokenLogprob(token, float(logprobs[token]), tuple(likeliest(logprobs, n)))
 
 
 class StopMatcher:
-    """Search for stop strings in streamed text, holding back what may be the start of one.
+    """Search for stop strings in streamed text; what may be the start of one is held back.
 
     Attributes:
-        found: the completed stop string; "" before.
+        found: the completed stop string; "" until then.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -191,7 +191,7 @@ class StopMatcher:
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """Add text; return what can be shown, and whether a stop string was completed."""
+        """Add text; return the text to show, and whether a stop string was completed."""
         self._held += text
         found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
@@ -208,7 +208,7 @@ class StopMatcher:
         return any(stop in self._held + text for stop in self._stops)
 
     def flush(self) -> str:
-        """Return the text that was held back and did not become a stop string."""
+        """Return the held-back text, which did not become a stop string."""
         held, self._held = self._held, ""
         return held
 
@@ -224,7 +224,7 @@ class StopMatcher:
 def fitting_tokens(
     ids: Sequence[int], text: str, tokenizer: Tokenizer, stops: Sequence[str]
 ) -> tuple[int, ...]:
-    """Return `ids` if an answer of these tokens would have shown exactly `text`; else none."""
+    """Return `ids` if an answer with these tokens would have shown exactly `text`, else no ids."""
     if not all(0 <= token < tokenizer.n_vocab for token in ids):
         return ()
     decoder, stop = tokenizer.stream(), StopMatcher(stops)
@@ -236,19 +236,19 @@ class Generation:
     """One answer of a model, from its prompt to its end.
 
     Args:
-        n_ctx: size of the context in tokens.
-        tokenizer: tokenizer of the model; None without a vocabulary: token ids come without text.
+        n_ctx: context size in tokens.
+        tokenizer: the model's tokenizer; if None, token ids come without text.
         n_keep: number of tokens at the start of the prompt that a context shift never drops.
-        timed_every: interval, in tokens, at which a token's times are measured; 0 for none.
+        timed_every: interval, in tokens, at which a token is timed; 0 for none.
         begun: tokens at the end of the prompt that are an earlier part of this answer.
         said: text of that part.
-        n_logprobs: see `AnswerRequest`. Unless it is None, no device may sample, see `Decode`.
+        n_logprobs: see `AnswerRequest`. Unless it is None, no device may sample; see `Decode`.
         shown: control tokens whose text is part of the answer.
-        constraint: constraint of the answer, which has read that part; None for any text.
-        is_read: returns whether the parser of the answer needs no more text.
+        constraint: constraint on the answer, which has read that part; None for any text.
+        is_read: returns whether the answer's parser needs no more text.
 
     Attributes:
-        ids: tokens that were computed, from the first of the prompt on.
+        ids: tokens that were computed, from the start of the prompt.
         is_useless: whether the logits were invalid, so that the cache may be corrupted.
     """
 
@@ -287,7 +287,7 @@ class Generation:
         self, prompt: Sequence[int], marks: Sequence[int] = (),
         images: PlacedImages = NO_IMAGES,
     ) -> Steps:  # fmt: skip
-        """Yield text, steps to compute, and at the end `Finished`.
+        """Yield text, steps to compute, and finally `Finished`.
 
         Args:
             marks, images: see `Prefill`.
@@ -430,7 +430,7 @@ class Generation:
             raise
 
     def _shift(self) -> Generator[GenerationEvent | Step, StepResult | None, NotDone | None]:
-        """Drop the older half of the tokens after the kept ones; return why not, if impossible."""
+        """Drop the older half of the tokens after the kept ones; if impossible, return why."""
         is_kept = self._params.on_overflow == "stop" or bool(self._images)
         if is_kept or len(self.ids) - self._n_keep < 4:
             return "context"
@@ -459,7 +459,7 @@ class Generation:
             yield from self._emit(token.text)
 
     def _emit(self, text: str) -> Generator[GenerationEvent, None, None]:
-        """Yield a text, except what may be the beginning of a stop string."""
+        """Yield a text, except what may be the start of a stop string."""
         shown, self._is_stopped = self._stop.feed(text)
         if shown or self._decoder is None:
             yield self._event(shown)

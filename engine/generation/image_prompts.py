@@ -1,4 +1,4 @@
-"""Images of a conversation: read, and placed between the tokens of its text."""
+"""Reading of a conversation's images, and their placement between the tokens of its text."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from engine.vision.images.resizing import ImageProcessor
 
 MAX_KEPT_BYTES = 64 << 20
-"""Limit of the cached pixels in bytes, so that not every turn reads them again."""
+"""Maximum size of cached pixels, in bytes; caching avoids reading images again in every turn."""
 
 _NUMBERED = re.compile(f"{IMAGE_PLACEHOLDER}([0-9]+){IMAGE_PLACEHOLDER}")
-"""Place of an image in a prompt's text, with its number in the conversation."""
+"""Place of an image in a prompt's text, with the image's index in the conversation."""
 
 
 @dataclass(frozen=True, eq=False)
 class SeenImage:
-    """An image of a conversation in its prompt.
+    """An image in a conversation's prompt.
 
     Attributes:
-        views: the image; or its tiles, and then the whole image.
-        texts: texts before each of them, and after the last.
+        views: the image; or its tiles, followed by the whole image.
+        texts: texts before each view, and after the last.
     """
 
     views: tuple[PromptImage, ...]
@@ -45,11 +45,11 @@ class SeenImage:
 
 
 PromptImages = Sequence[SeenImage]
-"""Images of a conversation, in order."""
+"""A conversation's images, in order."""
 
 
 class ImageReader:
-    """Reader of the images of conversations with one model.
+    """Reader of images in conversations with one model.
 
     Args:
         vision: the model's image processor.
@@ -65,18 +65,18 @@ class ImageReader:
 
     @property
     def rule(self) -> ImageProcessor:
-        """Image processor of the model."""
+        """The model's image processor."""
         return self.vision.rule
 
     def read(
         self, messages: Sequence[ChatMessage], is_cancelled: IsCancelled = never
     ) -> PromptImages:
-        """Return the images of a conversation; thread-safe.
+        """Return a conversation's images; thread-safe.
 
-        While the result is held, reading the same images again takes no time.
+        As long as the result is referenced, reading the same images again takes no time.
 
         Raises:
-            ImageError: one cannot be used, or there are too many.
+            ImageError: an image cannot be used, or there are too many.
             Cancelled: `is_cancelled` has returned True.
         """
         images = [image for message in messages for image in message.pictures]
@@ -122,14 +122,14 @@ def _key(image: ImageFile | str) -> bytes:
 
 
 def by_number(images: PromptImages) -> Mapping[int, PromptImage]:
-    """Return images and tiles by their number."""
+    """Return images and tiles by number."""
     return {view.number: view for image in images for view in image.views}
 
 
 def with_numbers(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Return messages of text, in which the number of each image marks its place.
+    """Return text messages in which each image's index marks its place.
 
-    Images without a place go before the text of their message.
+    Images with no place go before the text of their message.
     """
     marked: list[ChatMessage] = []
     n = 0
@@ -148,13 +148,13 @@ def with_numbers(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def encoded(text: str, images: PromptImages, encode: Callable[[str, bool], list[int]]) -> list[int]:
-    """Return the token ids of a prompt's text with the numbers of images.
+    """Return the token ids for a prompt text that contains image indices.
 
     Args:
-        encode: returns the ids of a text, given whether the prompt begins with it.
+        encode: returns a text's ids, given whether the prompt starts with the text.
 
     Raises:
-        ImageError: the template has left images out, or changed their order.
+        ImageError: the template has left out images or changed their order.
     """
     texts = _NUMBERED.split(text)
     numbers = [int(number) for number in texts[1::2]]
@@ -173,6 +173,6 @@ def encoded(text: str, images: PromptImages, encode: Callable[[str, bool], list[
 
 
 def without_numbers(text: str, rule: ImageProcessor) -> str:
-    """Return a prompt's text in which images are replaced by the text around their tokens."""
+    """Return a prompt's text with each image replaced by the text around its tokens."""
     around = "".join(rule.texts(1, 1))
     return _NUMBERED.sub(lambda _: around, text)

@@ -24,7 +24,7 @@ class Content(NamedTuple):
     """Content of a page.
 
     Attributes:
-        before: key of the page before.
+        before: key of the preceding page.
         ids: tokens; fewer than `PAGE` if the rest of the page is undefined.
     """
 
@@ -33,13 +33,13 @@ class Content(NamedTuple):
 
 
 class PagePool:
-    """The pages of one group of layers.
+    """The pages of one layer group.
 
     A page is *used* while its reference count is positive, and *known* while it can be found by its
-    content. A known, unused page is *idle*: it stays until evicted. The page that was released
-    first is evicted first; a sequence releases its last page first, as others may share its
-    beginning. Pages that a sequence has *passed*, with its attention window beyond them, are
-    evicted before all others: only a sequence that goes back that far could reuse them.
+    content. A known, unused page is *idle*: it stays until evicted. Pages are evicted in the order
+    in which they were released; a sequence releases its last page first, as others may share its
+    beginning. Pages that a sequence has *passed*, as its attention window has moved beyond them,
+    are evicted before all others, as only a sequence that goes back that far could reuse them.
     """
 
     def __init__(self, n_pages: int) -> None:
@@ -81,7 +81,7 @@ class PagePool:
         return self._contents.get(page)
 
     def take(self) -> int:
-        """Return a free page, evicting an idle one if necessary; the caller uses it.
+        """Return a free page, now used by the caller, evicting an idle one if necessary.
 
         Raises:
             OutOfPages: there is none.
@@ -123,7 +123,7 @@ class PagePool:
     def note(self, page: int, before: bytes, ids: Sequence[int]) -> None:
         """Register the content of a used page, replacing any earlier one.
 
-        A full page is not registered if another one has the same content.
+        A full page is not registered if another has the same content.
         """
         assert self._n_users[page], "only its user knows the content of a page"
         self.forget(page)
@@ -154,10 +154,10 @@ class PagePool:
     def best(self, before: bytes, ids: Sequence[int]) -> tuple[int, int]:
         """Return the page after `before` with the longest common prefix with `ids`, and its length.
 
-        With equal lengths, idle pages come first, then those with fewer other tokens.
+        Among pages with equal lengths, idle ones come first, then those with fewer other tokens.
 
         Returns:
-            (-1, 0) if none has a token in common.
+            (-1, 0) if no page shares a token.
         """
         best, rank = -1, (0, False, 0)
         for page in self._behind.get(before, ()):
@@ -169,7 +169,7 @@ class PagePool:
         return best, rank[0]
 
     def clear(self) -> None:
-        """Unregister all pages, such as after a failure that may have corrupted some."""
+        """Unregister all pages, for example after a failure that may have corrupted some."""
         for page in list(self._contents):
             self.forget(page)
         self._empty.extend((*self._passed, *self._idle))
@@ -178,7 +178,7 @@ class PagePool:
 
 
 CopyPage = Callable[[int, int, int], None]
-"""Copies a page on all ranks: number of the group, source, target."""
+"""Copies a page on all ranks, given the group's index, the source and the target."""
 
 
 class Group(NamedTuple):
@@ -192,7 +192,7 @@ class Sequences:
     """The sequences that share the pages of a cache.
 
     Args:
-        groups: the groups; the same page number holds other layers' keys and values in each.
+        groups: layer groups; in each, a page number refers to different keys and values.
         copy: copies a page synchronously.
     """
 
@@ -201,10 +201,10 @@ class Sequences:
         self.copy = copy
 
     def open(self, ids: Sequence[int], lengths: Iterable[int] | None = None) -> PagedSequence:
-        """Return a sequence with the longest prefix of `ids` that pages hold.
+        """Return a sequence with the longest prefix of `ids` that is in the cache.
 
         Args:
-            lengths: allowed lengths, such as lengths with a checkpoint; None for any.
+            lengths: allowed lengths, for example those with a checkpoint; None for any.
 
         Raises:
             OutOfPages: the page for the last tokens is in use.
@@ -222,7 +222,7 @@ class Sequences:
 
 
 class _Match:
-    """Prefix of a sequence that is in the pages of the groups."""
+    """Prefix of a sequence that is cached in the pages of all groups."""
 
     def __init__(self, groups: Sequence[Group], ids: Sequence[int], keys: Sequence[bytes]) -> None:
         self._groups, self._ids, self._keys = groups, ids, keys
@@ -289,11 +289,11 @@ class PagedSequence:
         """Reserve pages for n more tokens in each group.
 
         Args:
-            firsts: for each group, the first position that needs a page, for tokens that were
-                computed elsewhere and are incomplete; none if they are complete.
+            firsts: for each group, the first position that needs a page, if the tokens were
+                computed elsewhere and early positions are missing; empty if none are.
 
         Raises:
-            OutOfPages: too many are in use; nothing has changed.
+            OutOfPages: too many pages are in use; nothing has changed.
         """
         needed = -(-(len(self.ids) + n) // PAGE)
         before = [len(table) for table in self.tables]
@@ -308,9 +308,9 @@ class PagedSequence:
             raise
 
     def append(self, ids: Sequence[int]) -> None:
-        """Add computed tokens, for which `reserve` made room.
+        """Add computed tokens, for which `reserve` has made room.
 
-        Register pages that became full; release pages beyond the attention window.
+        Pages that are now full are registered, and those outside the attention window released.
         """
         n_whole = len(self._keys)
         self.ids.extend(ids)
@@ -324,10 +324,10 @@ class PagedSequence:
         """Drop all tokens after the first n; a shared last page is copied.
 
         Returns:
-            False if layers have released pages that the next token attends to.
+            False if pages that the next token attends to have been released.
 
         Raises:
-            OutOfPages: the copy needs a page, but all are in use; nothing has changed.
+            OutOfPages: the copy needs a page but all are in use; nothing has changed.
         """
         n_whole, n_part = divmod(n, PAGE)
         if not self._sees_all(n):
@@ -352,7 +352,7 @@ class PagedSequence:
         return True
 
     def close(self) -> None:
-        """Release all pages; their content can be found until their memory is needed."""
+        """Release all pages; their content can be found until they are evicted."""
         n_whole, n_part = divmod(len(self.ids), PAGE)
         if n_part:
             for number in range(len(self._groups)):
@@ -419,7 +419,7 @@ class PagedSequence:
         )
 
     def _is_only_user(self, number: int, index: int) -> bool:
-        """Return whether dropping the pages from an index on frees one."""
+        """Return whether dropping the pages from an index onwards frees one."""
         pool = self._groups[number].pool
         return any(page != GONE and pool.n_users(page) == 1 for page in self.tables[number][index:])
 
@@ -442,16 +442,16 @@ class _Kept(NamedTuple, Generic[T]):
 
 
 class Checkpoints(Generic[T]):
-    """Copies of recurrent states at some lengths of sequences, evicted least recently used first.
+    """Copies of recurrent states at some sequence lengths, evicted least recently used first.
 
-    Keys and values can be cut at any token, recurrent states cannot: a sequence can only continue
-    from a checkpoint.
+    Unlike keys and values, recurrent states cannot be cut at any token, so a sequence can only
+    continue from a checkpoint.
 
     Args:
-        most_bytes: limit of all states together.
+        most_bytes: maximum size of all states together.
 
     Attributes:
-        n_bytes: bytes of the kept states.
+        n_bytes: size of the stored states in bytes.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -467,7 +467,7 @@ class Checkpoints(Generic[T]):
         """Keep the state after `ids`, evicting others if necessary.
 
         Returns:
-            False if it is larger than the limit.
+            False if the state is larger than the limit.
         """
         before, part = key = _key(ids)
         self._drop(key)
@@ -481,7 +481,7 @@ class Checkpoints(Generic[T]):
         return True
 
     def lengths(self, ids: Sequence[int]) -> list[int]:
-        """Return the lengths of a sequence's prefixes with a checkpoint, longest first."""
+        """Return the lengths of a sequence's prefixes that have a checkpoint, longest first."""
         found = (
             n_whole * PAGE + len(part)
             for n_whole, before in enumerate([ROOT, *page_keys(ids)])
@@ -491,10 +491,10 @@ class Checkpoints(Generic[T]):
         return sorted(found, reverse=True)
 
     def state(self, ids: Sequence[int]) -> T:
-        """Return the state after `ids`, and mark it as used.
+        """Return the state after `ids`, and mark it as recently used.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such state.
         """
         key = _key(ids)
         kept = self._kept.pop(key)

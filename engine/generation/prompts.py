@@ -38,7 +38,7 @@ _RESERVED = frozenset({"self", "messages", "tools", "add_generation_prompt", "no
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """Tools and variables of the chat template for a prompt."""
+    """Tools and chat template variables for a prompt."""
 
     variables: Mapping[str, Any] = field(default_factory=dict)
     tools: tuple[Tool, ...] = ()
@@ -47,7 +47,7 @@ class PromptOptions:
     def of(
         cls, thinks: bool | None, effort: str, variables: str = "", tools: Sequence[Tool] = ()
     ) -> PromptOptions:
-        """Return the options of a request; see `AnswerRequest`.
+        """Return the options for a request; see `AnswerRequest`.
 
         Raises:
             PromptError: the variables are not a JSON object, or would replace parts of the request.
@@ -67,10 +67,10 @@ class PromptOptions:
 
 
 def droppable(messages: Sequence[ChatMessage], n_last: int) -> list[range]:
-    """Return the indices of each question with its answer, oldest first.
+    """Return the message indices of each question and its answer, oldest first.
 
     An answer includes the results of its tool calls and the text after them. System prompts, the
-    last `n_last` messages and the question of a pending tool call are never included.
+    last `n_last` messages and the question that led to a pending tool call are never included.
     """
     found, index, end = list[range](), 0, _end(messages, n_last)
     while index < end:
@@ -96,28 +96,28 @@ def _end(messages: Sequence[ChatMessage], n_last: int) -> int:
 def without(
     messages: Sequence[ChatMessage], dropped: Sequence[Collection[int]]
 ) -> list[ChatMessage]:
-    """Return the messages without those at some indices."""
+    """Return the messages except those at the dropped indices."""
     indices = {index for group in dropped for index in group}
     return [message for index, message in enumerate(messages) if index not in indices]
 
 
 def with_text(message: ChatMessage, text: str) -> ChatMessage:
-    """Return a message of the same role that has only this text."""
+    """Return a message with the same role and only this text."""
     return replace(message, content=text, reasoning="", tool_calls=(), pictures=())
 
 
 PLAIN_USE = TemplateUse()
-"""Use of a template by conversations of plain text."""
+"""Template use for plain-text conversations."""
 
 NO_OPTIONS = PromptOptions()
 
 MAX_COUNTED = 1 << 15
-"""Limit up to which the tokens of a too long prompt are counted exactly, if it has at most four
-characters for each: counting a very long text would take seconds."""
+"""Number of tokens up to which an overlong prompt is counted exactly, if it has at most four times
+as many characters; counting a very long text would take seconds."""
 
 
 EncodeChat: TypeAlias = "Callable[..., list[int]]"
-"""Encoder of a conversation: `Prompts._encode_chat` with its options."""
+"""Conversation encoder: `Prompts._encode_chat` with its options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +126,9 @@ class Prompt:
 
     Attributes:
         n_keep: number of tokens at the start that a context shift never drops.
-        n_dropped: number of tokens that were left out with the oldest messages.
-        marks: lengths after which the prompt of another turn may diverge.
-        images: images by number; at least those whose tokens are in `ids`.
+        n_dropped: number of tokens that were dropped with the oldest messages.
+        marks: lengths after which another turn's prompt may diverge.
+        images: images by number, including at least those whose tokens are in `ids`.
     """
 
     ids: list[int]
@@ -139,14 +139,14 @@ class Prompt:
 
 
 class Prompts:
-    """Maker of the prompts of one model.
+    """Builder of one model's prompts.
 
     Args:
         name: name of the model, for error messages.
-        template: source of the chat template; "" for the file's.
+        template: source of the chat template; "" for the file's own.
 
     Attributes:
-        found: tokenizer of the file; None without a vocabulary.
+        found: the file's tokenizer; None if it has no vocabulary.
         image_reader: reader of images; None if the model cannot see.
     """
 
@@ -188,7 +188,7 @@ class Prompts:
 
     @cached_property
     def template_use(self) -> TemplateUse:
-        """Format in which the chat template writes functions and calls, found by a trial.
+        """Format in which the chat template writes functions and calls, found by rendering samples.
 
         Raises:
             PromptError: the file has no vocabulary.
@@ -197,7 +197,7 @@ class Prompts:
 
     @cached_property
     def control_marks(self) -> dict[int, str]:
-        """Texts of the control tokens that are marks in the model's output format, by id.
+        """Texts of the control tokens that the model's output format uses as marks, by id.
 
         Raises:
             PromptError: the file has no vocabulary.
@@ -209,7 +209,7 @@ class Prompts:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings about the vocabulary and the chat template, as sentences for users."""
+        """Warnings about the vocabulary and the chat template, as sentences to show the user."""
         if self.found is None:
             return (NO_VOCABULARY,)
         warnings = tuple(self.found.warnings)
@@ -218,10 +218,10 @@ class Prompts:
         return warnings
 
     def plain(self, prompt: str | Sequence[int], n_ctx: int | None = None) -> Prompt:
-        """Return the prompt of a text, in which special tokens are recognised, or of token ids.
+        """Return the prompt for a text, in which special tokens are recognised, or for token ids.
 
         Args:
-            n_ctx: size of the context; None for a text that need not fit.
+            n_ctx: context size; None for a text that need not fit.
 
         Raises:
             ContextOverflow: the text is so long that its tokens are not counted.
@@ -235,10 +235,10 @@ class Prompts:
     def fill_in(self, before: str | Sequence[int], after: str, n_ctx: int) -> Prompt:
         """Return the prompt for filling the gap between two texts, in llama.cpp's format.
 
-        In both, the spelling of a special token is plain text; the first may be token ids.
+        In both texts, special tokens are not recognised; `before` may also be token ids.
 
         Raises:
-            PromptError: the model has no tokens for that, or the texts are far too long.
+            PromptError: the vocabulary has no tokens for this, or the texts are far too long.
         """
         tokenizer = self.tokenizer
         if tokenizer.fill_in_ids is None:
@@ -260,16 +260,16 @@ class Prompts:
         self, turns: Sequence[ChatMessage], n_ctx: int, *, continue_last: bool, is_shortened: bool,
         begun: Sequence[int] = (), options: PromptOptions = NO_OPTIONS, is_marked: bool = False,
     ) -> Prompt:  # fmt: skip
-        """Return the prompt of a conversation.
+        """Return the prompt for a conversation.
 
         Args:
-            n_ctx: size of the context; 0 for a prompt that need not fit.
+            n_ctx: context size; 0 for a prompt that need not fit.
             continue_last: whether the last message is the assistant's and is continued.
             is_shortened: whether to drop the oldest messages, so that the prompt fits `n_ctx`
-                tokens and leaves an eighth of the context for the answer; if the answer that is
-                continued is too long by itself, its beginning is dropped as well.
-            begun: tokens of the answer that is continued, which replace its text.
-            is_marked: whether to find `Prompt.marks`, which takes as long as the prompt itself.
+                tokens and leaves an eighth of the context for the answer; if the answer to continue
+                is too long on its own, its beginning is dropped as well.
+            begun: tokens of the answer to continue, which replace its text.
+            is_marked: whether to find `Prompt.marks`, which takes as long as building the prompt.
 
         Raises:
             PromptError: there are no messages, or the template rejects them.
@@ -301,7 +301,7 @@ class Prompts:
         if not is_shortened:
             n_tokens, is_counted = size(0)
             if n_ctx and n_tokens > n_ctx:
-                if continue_last:  # the continued answer can lose its beginning, too
+                if continue_last:  # its beginning could also be dropped
                     raise ContextOverflow(n_tokens, n_ctx, is_counted=is_counted)
                 n_kept, is_kept_counted = size(len(groups))
                 is_counted = is_kept_counted if n_kept > n_ctx else is_counted
@@ -326,7 +326,7 @@ class Prompts:
         self, messages: Sequence[ChatMessage], *, continue_last: bool = False,
         options: PromptOptions = NO_OPTIONS, add_generation_prompt: bool = True,
     ) -> str:  # fmt: skip
-        """Return the text of a conversation's prompt; `chat` returns its tokens.
+        """Return the prompt text for a conversation; `chat` returns its tokens.
 
         Args:
             add_generation_prompt: whether to end with the start of the assistant's message.
@@ -348,15 +348,15 @@ class Prompts:
     def count(
         self, messages: Sequence[ChatMessage] | None, draft: str, tools: Sequence[Tool] = (),
     ) -> tuple[int | None, int, int | None]:  # fmt: skip
-        """Return token counts of a prompt: before its last message, of it, and never dropped.
+        """Return a prompt's token counts: before the last message, in it, and never dropped.
 
-        The first and the third number are None if the last message is counted alone; the third
-        leaves that message out, too.
+        The first and third counts are None if only the last message is counted; the third also
+        excludes that message.
 
         Args:
-            messages: messages before the last one; None to count only that.
-            draft: text of the last message, by the user; it is merged into the last one of
-                `messages` if that is the user's, too.
+            messages: messages before the last one; None to count only the last one.
+            draft: text of the last message, which is the user's; it is merged into the last of
+                `messages` if that is also the user's.
             tools: functions that the prompt describes.
 
         Raises:
@@ -434,7 +434,7 @@ class Prompts:
     def counted(
         self, text: str, n_ctx: int | None, *, add_special: bool, parse_special: bool = False
     ) -> list[int]:
-        """Return the token ids of a text; with `n_ctx`, of one that has to fit the context.
+        """Return the token ids of a text, which has to fit the context if `n_ctx` is given.
 
         Raises:
             ContextOverflow: it is so long that its tokens are not counted.
@@ -451,7 +451,7 @@ class Prompts:
         raise ContextOverflow(n_tokens, n_ctx, is_counted=False)
 
     def _encode(self, text: str, is_first: bool = True, *, n_ctx: int | None = None) -> list[int]:
-        """Return the token ids of a prompt, with at most one BOS token and no added EOS token."""
+        """Return a prompt's token ids, with at most one BOS token and no added EOS token."""
         tokenizer = self.tokenizer
         if not is_first:
             return self.counted(text, n_ctx, add_special=False, parse_special=True)
@@ -501,7 +501,7 @@ def _n_common(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def _first(holds: Callable[[int], bool], last: int) -> int:
-    """Return the first number from 0 that a monotonic condition holds for, or `last`."""
+    """Return the first number from 0 for which a monotonic condition holds, or `last`."""
     if holds(0):
         return 0
     return min(last, bisect_left(range(last), True, lo=1, key=holds)) if last else 0

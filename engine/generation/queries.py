@@ -1,4 +1,4 @@
-"""Queries of a loaded model: tokens, prompts, embeddings, log probabilities, use of the cache."""
+"""Queries to a loaded model: tokens, prompts, embeddings, log probabilities, cache use."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Pooling = Literal["mean", "first", "last"]
 
 MEAN, CLS, RANK = 1, 2, 4
 BY_NUMBER: dict[int, Pooling] = {-1: "last", 0: "last", MEAN: "mean", CLS: "first", 3: "last"}
-"""Pooling by `pooling_type`; -1 and 0 are unspecified, as in most files: the last token."""
+"""Pooling by `pooling_type`; -1 and 0 are unspecified, as in most files, and use the last token."""
 
 
 def pooling_of(keys: Keys, name: str) -> Pooling:
@@ -66,7 +66,7 @@ def pooling_of(keys: Keys, name: str) -> Pooling:
         name: name of the model, for error messages.
 
     Raises:
-        EngineError: the model makes no embeddings, or not by causal attention.
+        EngineError: the model does not compute embeddings, or not with causal attention.
     """
     number = keys.integer("pooling_type", -1)
     if number == RANK:
@@ -92,12 +92,12 @@ def pooling_of(keys: Keys, name: str) -> Pooling:
 
 
 def pooled(states: Iterable[NDArray[np.float32]], pooling: Pooling, n: int) -> NDArray[np.float32]:
-    """Return the vector of a text, of length 1, (n_embd,).
+    """Return a text's embedding (n_embd,), a vector of length 1.
 
     Args:
-        states: hidden states of its tokens (rows, n_embd), in several parts; for the pooling "last"
-            or "first" only that token's are needed.
-        n: number of its tokens.
+        states: hidden states of the text's tokens, in parts of (rows, n_embd); for "last" or
+            "first" pooling, only those of that token are needed.
+        n: number of tokens in the text.
 
     Raises:
         EngineError: the states are not finite.
@@ -115,7 +115,7 @@ def pooled(states: Iterable[NDArray[np.float32]], pooling: Pooling, n: int) -> N
 
 
 MAX_NUMBERS = 4 << 20
-"""Limit of the elements of the vectors of one `Embed`, which are sent together."""
+"""Maximum number of vector elements per `Embed`, as they are sent together."""
 
 Check = Callable[[], None]
 """Raises `Cancelled` once a computation is cancelled."""
@@ -124,8 +124,8 @@ Check = Callable[[], None]
 class Queries:
     """The part of `engine.api.Model` that answers questions.
 
-    Text queries compute no tokens: any thread may call them, even while others compute. The others
-    compute fresh sequences in the pages of the cache while answers are paused.
+    Text queries compute no tokens, so any thread may call them, even while others compute. Other
+    queries compute new sequences in the cache's pages while answers are paused.
     """
 
     info: ModelInfo
@@ -178,10 +178,10 @@ class Queries:
         """Return the text of tokens, with all their spaces, and U+FFFD for invalid bytes.
 
         Args:
-            skip_special: whether to leave out control tokens, such as BOS.
+            skip_special: whether to omit control tokens, such as BOS.
 
         Raises:
-            PromptError: the model has no vocabulary, or no such tokens.
+            PromptError: the model has no vocabulary, or some ids are not in it.
         """
         self._occupancy.check_open()
         return self.tokenizer.decode(self._known(ids), skip_special, is_tidied=False)
@@ -190,7 +190,7 @@ class Queries:
         """Return the bytes of each token.
 
         Raises:
-            PromptError: the model has no vocabulary, or no such tokens.
+            PromptError: the model has no vocabulary, or some ids are not in it.
         """
         self._occupancy.check_open()
         return [self.tokenizer.token_bytes(token) for token in self._known(ids)]
@@ -200,7 +200,7 @@ class Queries:
         thinks: bool | None = None, effort: str = "", variables: str = "",
         tools: Sequence[Tool] = (), add_generation_prompt: bool = True,
     ) -> str:  # fmt: skip
-        """Return the text of a conversation's prompt; see `AnswerRequest`.
+        """Return the prompt text for a conversation; see `AnswerRequest`.
 
         Args:
             add_generation_prompt: whether to end with the start of the assistant's message.
@@ -222,10 +222,10 @@ class Queries:
         thinks: bool | None = None, effort: str = "", variables: str = "",
         tools: Sequence[Tool] = (), is_cancelled: IsCancelled = never,
     ) -> int:  # fmt: skip
-        """Return the number of tokens of a conversation's prompt, including image tokens.
+        """Return the number of tokens in a conversation's prompt, including image tokens.
 
         Args:
-            is_cancelled: polled while images are read, on any thread; returning True ends that.
+            is_cancelled: polled while images are read, on any thread; returning True stops that.
 
         Raises:
             PromptError: see `apply_template`.
@@ -240,17 +240,17 @@ class Queries:
         return len(prompt.ids)
 
     def prompt_size(self, prompt: str) -> int:
-        """Return the number of tokens of a prompt from `apply_template`."""
+        """Return the number of tokens in a prompt from `apply_template`."""
         return len(self.prompt_ids(prompt))
 
     def prompt_ids(self, prompt: str | Sequence[int], n_ctx: int | None = None) -> list[int]:
         """Return the tokens that `Model.generate` continues.
 
         Args:
-            n_ctx: size of the context; None for a prompt that need not fit.
+            n_ctx: context size; None if the prompt need not fit.
 
         Raises:
-            PromptError: the model has no vocabulary for a text, or it is far too long.
+            PromptError: `prompt` is a text and the model has no vocabulary, or it is far too long.
         """
         return self._prompts.plain(prompt, n_ctx).ids
 
@@ -258,10 +258,10 @@ class Queries:
         self, messages: Sequence[ChatMessage] | None, draft: str = "", tools: Sequence[Tool] = (),
         is_cancelled: IsCancelled = never,
     ) -> tuple[int | None, int, int | None]:  # fmt: skip
-        """Return the token counts of a chat's next prompt, see `TokensCounted`.
+        """Return the token counts of a chat's next prompt; see `TokensCounted`.
 
         Args:
-            messages: messages before the last one; None to count only that, which is quick.
+            messages: messages before the last one; None to count only the last one, which is quick.
             draft: text of the last message.
             tools: functions that the prompt describes.
             is_cancelled: see `chat_size`.
@@ -288,13 +288,13 @@ class Queries:
         return ids
 
     def logits(self, ids: Sequence[int]) -> Logits:
-        """Compute the logits after each of `ids`, as a fresh sequence.
+        """Compute the logits after each of `ids`, as a new sequence.
 
         Returns:
             Logits in F32, (len(ids), n_vocab).
 
         Raises:
-            PromptError: no tokens, unknown tokens, or more than the context holds.
+            PromptError: there are no tokens, unknown ones, or too many for the context.
         """
         doing = Sentence("Computing logits"), Sentence("it is computing logits")
         with self._alone(doing, [ids], never, is_noted=True) as (sequence, check):
@@ -307,10 +307,10 @@ class Queries:
 
         Args:
             n_logprobs: number of likeliest tokens to return at each position, at most 20.
-            is_cancelled: polled before each batch; returning True ends it.
+            is_cancelled: polled before each batch; returning True stops the computation.
 
         Raises:
-            EngineError: tokens that cannot be computed, too many likeliest ones, or cancelled.
+            EngineError: the tokens or `n_logprobs` cannot be used, or scoring was cancelled.
         """
         check_n_logprobs(n_logprobs)
         found = list[TokenLogprob]()
@@ -326,26 +326,26 @@ class Queries:
 
     @property
     def cache_use(self) -> tuple[int, int]:
-        """Numbers of cached tokens: of unfinished answers, and kept for later prompts."""
+        """Numbers of cached tokens in unfinished answers and of tokens kept for later prompts."""
         with self._occupancy.use(Sentence("its cache is being counted")):
             return self.scheduler.cache.usage
 
     def embed(
         self, inputs: Sequence[str | Sequence[int]], is_cancelled: IsCancelled = never
     ) -> Embedded:
-        """Compute an embedding of each text: a vector of length 1.
+        """Compute an embedding, a vector of length 1, for each text.
 
         It is pooled from the hidden states after the model's final norm as the file specifies, by
-        default from the last token. A text gets BOS and EOS as the model requires, and special
-        tokens are parsed.
+        default from the last token. BOS and EOS are added to texts as the model requires, and
+        special tokens are parsed.
 
         Args:
             inputs: texts, or their token ids, which are used as they are.
-            is_cancelled: polled before each batch; returning True ends it.
+            is_cancelled: polled before each batch; returning True stops the computation.
 
         Raises:
-            EngineError: the model makes no embeddings, a text is empty or exceeds the context,
-                there are too many, or it was cancelled.
+            EngineError: the model does not compute embeddings, a text is empty or exceeds the
+                context, there are too many texts, or it was cancelled.
         """
         pooling = pooling_of(self.runtime.hp.keys, self.info.name)
         most = max(1, MAX_NUMBERS // self.info.n_embd)
@@ -375,7 +375,7 @@ class Queries:
         """Yield an empty sequence, and a check to call before each batch.
 
         Args:
-            doing: activity, for the messages that it was cancelled and that the model is busy.
+            doing: activity, for the messages that say it was cancelled or the model is busy.
             prompts: tokens that will be computed.
             is_noted: see `solo_sequence`.
 
@@ -399,7 +399,7 @@ def _vector(
     sequence: SoloSequence, ids: Sequence[int], pooling: Pooling, check: Check
 ) -> tuple[float, ...]:
     sequence.restart()
-    used = ids[:1] if pooling == "first" else ids  # the first token attends to no other
+    used = ids[:1] if pooling == "first" else ids  # the first token attends only to itself
     first = 0 if pooling == "mean" else len(used) - 1
     states = sequence.compute(used, first, check, PROMPT_BATCH, wants_hidden=True)
     return tuple(float(str(x)) for x in pooled(states, pooling, len(ids)))
@@ -428,14 +428,14 @@ def _template_applied(
 
 
 TEXT_QUESTIONS = (CountTokens, Tokenize, Detokenize, ApplyTemplate)
-"""Questions that any thread may process, also while tokens are computed."""
+"""Questions that any thread may process, even while tokens are computed."""
 
 
 def reply_to(model: Queries, question: Question, is_cancelled: IsCancelled) -> Reply:
     """Return a model's reply to a question.
 
     Args:
-        is_cancelled: polled; returning True ends the computation.
+        is_cancelled: polled; returning True stops the computation.
 
     Raises:
         EngineError: the question cannot be answered, or it was cancelled.

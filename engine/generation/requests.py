@@ -23,23 +23,22 @@ class AnswerRequest:
     Attributes:
         prompt: text, in which special tokens are recognised, or token ids; None for `messages`.
         continue_last: whether the last message is the assistant's and is continued.
-        begun: token ids of the unfinished answer so far, from `TokenText`, to continue from exactly
-            these; its text counts if they do not spell it, or are missing.
-            `SamplingParams.max_tokens` counts them.
-        timed_every: interval, in tokens, at which a token's times are measured; 0 for none.
+        begun: token ids of the unfinished answer so far, from `TokenText`, to continue exactly from
+            there; if they are missing or do not match the message's text, the text is used. They
+            count towards `SamplingParams.max_tokens`.
+        timed_every: interval, in tokens, at which a token is timed; 0 for none.
         thinks: whether the model should think first, if its chat template supports that
             (`ModelInfo.can_think`); None for the template's default.
         effort: reasoning effort, "low", "medium" or "high", if its chat template supports that
             (`ModelInfo.has_effort`); "" for the template's default.
         variables: JSON object with further variables for the chat template; "" for none.
         tools: functions that the model may call.
-        tool_choice: "none", "auto", "required" (at least one call), or "=" and the name of the
-            function that it must call.
+        tool_choice: "none", "auto", "required" (at least one call), or "=" followed by the name of
+            the function that must be called.
         parallel_tool_calls: whether an answer in parts may have several calls; otherwise it ends
-            after the first. It always ends at a call that repeats an earlier one of the answer,
-            which is left out.
-        in_parts: whether thinking and tool calls are separate events instead of text.
-        grammar: grammar or schema of the answer; None for any text.
+            after the first. It always ends before a call that repeats an earlier one.
+        in_parts: whether thinking and tool calls are reported as separate events, not as text.
+        grammar: grammar or schema for the answer; None for any text.
         suffix: text after the gap that the answer to `prompt` fills in; "" for no gap.
         n_logprobs: number of likeliest tokens to report with each token's log probability; None for
             no log probabilities.
@@ -65,11 +64,11 @@ class AnswerRequest:
 
 @dataclass(frozen=True, slots=True)
 class CountTokens:
-    """Command to count the tokens of a prompt that is being written, without computing anything.
+    """Command to count the tokens of a prompt that the user is writing, without running the model.
 
     Attributes:
         messages: messages before the draft; None to count only the draft, which is quick.
-        tools: functions that the model may call, which its prompt describes.
+        tools: functions that the model may call; the prompt describes them.
     """
 
     messages: tuple[ChatMessage, ...] | None
@@ -82,9 +81,9 @@ class TokensCounted:
     """Closing event of a `CountTokens`.
 
     Attributes:
-        n_before: number of tokens of the prompt without the draft; None if only the draft was
+        n_before: number of tokens in the prompt without the draft; None if only the draft was
             counted.
-        n_kept: tokens of `n_before` that stay if all older messages are dropped; None if unknown.
+        n_kept: how many of these remain if all older messages are dropped; None if unknown.
     """
 
     n_before: int | None
@@ -99,7 +98,7 @@ class Tokenize:
     Attributes:
         add_special: whether to add BOS and EOS as the model requires.
         parse_special: whether to parse the spelling of control tokens, such as "<|im_end|>".
-        has_pieces: whether to return the bytes of each token, too.
+        has_pieces: whether to also return the bytes of each token.
     """
 
     text: str
@@ -121,8 +120,8 @@ class Detokenize:
     """Command to return the text of tokens, with all their spaces.
 
     Attributes:
-        skip_special: whether to leave out control tokens, such as BOS.
-        has_pieces: whether to return the bytes of each token, too.
+        skip_special: whether to omit control tokens, such as BOS.
+        has_pieces: whether to also return the bytes of each token.
     """
 
     ids: tuple[int, ...]
@@ -158,10 +157,10 @@ class ApplyTemplate:
 
 @dataclass(frozen=True, slots=True)
 class TemplateApplied:
-    """Closing event of an `ApplyTemplate`, with the text of the prompt.
+    """Closing event of an `ApplyTemplate`, with the prompt text.
 
     Attributes:
-        n_tokens: number of its tokens, including BOS and the conversation's images.
+        n_tokens: number of tokens in the prompt, including BOS and the conversation's images.
     """
 
     prompt: str
@@ -170,10 +169,10 @@ class TemplateApplied:
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """Command to compute the embeddings of texts: a vector of length 1 for each.
+    """Command to compute the embedding, a vector of length 1, of each text.
 
     Attributes:
-        inputs: texts, which get BOS and EOS as the model requires, or token ids, used as they are.
+        inputs: token ids, or texts, to which BOS and EOS are added as the model requires.
     """
 
     inputs: tuple[tuple[int, ...] | str, ...]
@@ -181,7 +180,7 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """Closing event of an `Embed`: `n_embd` numbers in F32 per text, and their tokens in all."""
+    """Closing event of an `Embed`: an F32 vector (n_embd,) per text, and their total tokens."""
 
     vectors: tuple[tuple[float, ...], ...]
     n_tokens: int
@@ -215,10 +214,10 @@ class CountCache:
 
 @dataclass(frozen=True, slots=True)
 class CacheCounted:
-    """Closing event of a `CountCache`; tokens are counted in whole pages.
+    """Closing event of a `CountCache`; counts are in tokens, in whole pages.
 
     Attributes:
-        n_used: number of tokens in pages of unfinished answers.
+        n_used: number of tokens in pages that unfinished answers use.
         n_kept: number of tokens in pages that are kept for later prompts until evicted.
     """
 

@@ -1,4 +1,4 @@
-"""Events of a generation: progress, text and its end. Frozen, picklable, free of torch."""
+"""Events of a generation: progress, text and its end; frozen, picklable, free of torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 from engine.runtime.timeline import TokenTimes
 
 FinishReason = Literal["stop", "length", "context", "cancelled"]
-"""Reason for the end of a generation, see `Finished`."""
+"""Reason why a generation ended; see `Finished`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,8 @@ class Usage:
     """Token counts of one generation.
 
     Attributes:
-        cached_tokens: number of these that were in the KV cache and not computed again.
-        completion_tokens: number of generated tokens, without an end-of-generation token.
+        cached_tokens: how many of the prompt tokens were in the KV cache and not computed again.
+        completion_tokens: number of generated tokens, excluding an end-of-generation token.
     """
 
     prompt_tokens: int = 0
@@ -30,7 +30,7 @@ class Usage:
 
     @property
     def total_tokens(self) -> int:
-        """Number of tokens of prompt and answer."""
+        """Number of tokens in prompt and answer."""
         return self.prompt_tokens + self.completion_tokens
 
 
@@ -39,13 +39,13 @@ class Timings:
     """Times and speeds of one generation.
 
     Attributes:
-        prompt_s: seconds of prefill: prompt tokens that were not cached.
+        prompt_s: seconds of prefill, for prompt tokens that were not cached.
         decode_s: seconds from the first generated token to the last.
         first_token_s: seconds from the request to the first generated token.
         prompt_per_s: speed of prefill in tokens per second; 0 if all tokens were cached.
         decode_per_s: speed of decode in tokens per second; 0 for fewer than two tokens.
-        saved_s: seconds of decode that drafts saved, judging by passes without them; negative if
-            they were slower.
+        saved_s: seconds of decode that drafts saved, compared with passes without them; negative if
+            drafts were slower.
     """
 
     prompt_s: float = 0.0
@@ -57,14 +57,14 @@ class Timings:
 
     @property
     def draft_gain(self) -> float:
-        """Speed of decode relative to that without drafts; 1 if it was not measured."""
+        """Speed of decode relative to decode without drafts; 1 if not measured."""
         without = self.decode_s + self.saved_s
         return without / self.decode_s if self.decode_s > 0 and without > 0 else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
-    """Number of prompt tokens computed so far, and of all that were not cached."""
+    """Number of prompt tokens computed so far, out of all that were not cached."""
 
     done: int
     total: int
@@ -72,7 +72,7 @@ class PrefillProgress:
 
 @dataclass(frozen=True, slots=True)
 class ContextShifted:
-    """Drop of the oldest `n_dropped` tokens after the system prompt, as the context was full."""
+    """Removal of the `n_dropped` oldest tokens after the system prompt from a full context."""
 
     n_dropped: int
 
@@ -87,7 +87,7 @@ class TokenLogprob:
 
     Attributes:
         logprob: natural logarithm of its probability.
-        top: ids and log probabilities of the likeliest tokens here, likeliest first.
+        top: ids and log probabilities of the likeliest tokens at this position, likeliest first.
     """
 
     id: int
@@ -97,7 +97,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """New text, always whole characters, and the token ids it completes.
+    """New text, always in whole characters, and the ids of the tokens it completes.
 
     Attributes:
         part: part that the text belongs to, if the answer is in parts (`AnswerRequest.in_parts`).
@@ -111,7 +111,7 @@ class TokenText:
 
 
 def join_texts(texts: Sequence[TokenText]) -> TokenText:
-    """Return consecutive texts of one part of an answer as one."""
+    """Join consecutive texts from the same part of an answer."""
     return TokenText(
         "".join(text.text for text in texts),
         tuple(chain.from_iterable(text.ids for text in texts)),
@@ -125,7 +125,7 @@ class ToolCallBegun:
     """The name of a function that the model calls; its arguments follow.
 
     Attributes:
-        index: number of the call in this answer, from 0.
+        index: index of the call in this answer, from 0.
         id: unique id of the call.
     """
 
@@ -136,7 +136,7 @@ class ToolCallBegun:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallText:
-    """More of the arguments of a call; together, all texts of a complete call are a JSON object."""
+    """More of a call's arguments; all texts of a complete call together are a JSON object."""
 
     index: int
     text: str
@@ -144,11 +144,11 @@ class ToolCallText:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnded:
-    """The end of the arguments of a call, before any other part of the answer.
+    """The end of a call's arguments, before any other part of the answer.
 
     Attributes:
-        is_whole: whether they are complete. If not, such as at a token limit, they are not valid
-            JSON, and the call must not be run.
+        is_whole: whether the arguments are complete. If not, for example because of a token limit,
+            they are not valid JSON, and the call must not be run.
     """
 
     index: int
@@ -162,9 +162,9 @@ class Finished:
     Attributes:
         reason: "stop" (end-of-generation token or stop string), "length" (max_tokens), "context"
             (the context is full) or "cancelled".
-        stop: the stop string that ended it; "" for none.
-        end: log probability of the end-of-generation token that ended it, if there was one and it
-            was requested (`AnswerRequest.n_logprobs`).
+        stop: the stop string that ended it; "" if none did.
+        end: log probability of the end-of-generation token that ended it, if any and if requested
+            (`AnswerRequest.n_logprobs`).
     """
 
     reason: FinishReason
@@ -182,7 +182,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class StateSaved:
-    """Closing event of a `SaveState`: a file of `n_bytes` holds the first `n_tokens` tokens."""
+    """Closing event of a `SaveState`; a file of `n_bytes` has the first `n_tokens` tokens."""
 
     path: str
     n_tokens: int

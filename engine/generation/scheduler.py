@@ -1,12 +1,13 @@
-"""Scheduler: decides in each step which sequences to compute, and sends out the results.
+"""Scheduler: decides which sequences to compute in each step, and delivers the results.
 
-A step has three parts: `schedule` decides which sequences are admitted to the cache or preempted,
-and plans a forward pass: a token of each running sequence with its drafts, and within the rest of
-the budget a piece of one prompt. `StepRunner.execute` computes it. `commit` appends the tokens to
-their sequences and sends the results to the answers.
+A step has three parts. `schedule` decides which sequences are admitted to the cache or preempted,
+and plans a forward pass: one token per running sequence with its drafts, and a piece of one prompt
+in what remains of the budget. `StepRunner.execute` computes the pass. `commit` appends the tokens
+to their sequences and sends the results to the answers.
 
-First come, first served: if pages run out, the newest sequence is preempted and recomputed later,
-unnoticed by its reader. The scheduler handles token ids and pages, not text; it imports no torch.
+Sequences are served in order of arrival: if pages run out, the newest is preempted and recomputed
+later, unnoticed by its reader. The scheduler handles token ids and pages, not text; it imports no
+torch.
 """
 
 from __future__ import annotations
@@ -37,30 +38,30 @@ if TYPE_CHECKING:
 Args = TypeVarTuple("Args")
 
 MAX_PASS_S = 0.25
-"""Seconds that a pass may take while other answers are being read."""
+"""Maximum seconds per pass while other answers are being read."""
 
 MIN_PIECE = 32
-"""Smallest piece of a prompt, in tokens: with fewer, matmuls are bound by reading weights."""
+"""Smallest piece of a prompt, in tokens; with fewer, reading weights limits the matmuls."""
 
 FIRST_PIECE = 128
-"""Piece of a prompt, in tokens, until a pass has been measured."""
+"""Size of a prompt's pieces, in tokens, until a pass has been measured."""
 
 
 class PrefillBudget:
-    """Number of prompt tokens to compute per pass with other answers: about `MAX_PASS_S`."""
+    """Number of prompt tokens per pass that fit in `MAX_PASS_S`, if there are other answers."""
 
     def __init__(self) -> None:
         self._token_s: float | None = None
 
     @property
     def n(self) -> int:
-        """Number of tokens of a piece."""
+        """Number of tokens per piece."""
         if self._token_s is None:
             return FIRST_PIECE
         return max(MIN_PIECE, int(MAX_PASS_S / self._token_s))
 
     def note(self, n: int, seconds: float) -> None:
-        """Note how long a pass with n tokens of a prompt took."""
+        """Note how long a pass with n prompt tokens took."""
         token_s = max(seconds, 1e-9) / n
         before = token_s if self._token_s is None else self._token_s
         self._token_s = (before + token_s) / 2
@@ -69,14 +70,14 @@ class PrefillBudget:
 class Scheduler:
     """The sequences that are computed on one runtime.
 
-    One thread may call it at a time.
+    Only one thread may call it at a time.
 
     Args:
-        checkpoint_bytes: limit of host memory for checkpoints of recurrent states.
-        drafts: drafters of the sequences; None for none.
+        checkpoint_bytes: host memory limit for checkpoints of recurrent states, in bytes.
+        drafts: drafts for the sequences; None for none.
 
     Attributes:
-        sequences: all that are not finished, in order of arrival.
+        sequences: unfinished sequences, in order of arrival.
         cache: the cache that they share.
         runner: computes the steps.
         drafts: may be replaced between two steps.
@@ -112,7 +113,7 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing can be computed: all are unread, or wait for background work."""
+        """Whether nothing can be computed: all answers are unread or wait for background work."""
         return not self._active
 
     def submit(self, sequence: TokenSequence) -> None:
@@ -122,10 +123,10 @@ class Scheduler:
     def step(self) -> None:
         """Compute a pass for the answers that are being read.
 
-        A failure ends the answers concerned, which get the error.
+        A failure ends the affected answers, which get the error.
 
         Raises:
-            BaseException: e.g. KeyboardInterrupt.
+            BaseException: for example KeyboardInterrupt.
         """
         try:
             self._finish_unwanted()
@@ -139,7 +140,7 @@ class Scheduler:
                 self._fail(error, [plan.prefill] if plan.prefill else plan.sequences)
                 return
             self.commit(plan, output)
-        except Exception as error:  # noqa: BLE001 an error of one answer has ended that answer
+        except Exception as error:  # noqa: BLE001 an error in a single answer has already ended it
             self._fail(error)
         except BaseException:
             self.forget()
@@ -161,10 +162,10 @@ class Scheduler:
                 if is_new or (background is not None and background.is_done):
                     self._advance(sequence, sequence.advance, None)
 
-    # schedule: admission, preemption, and the plan of a pass
+    # schedule: admission, preemption, and planning of a pass
 
     def schedule(self) -> StepPlan | None:
-        """Plan the next step; None if there is nothing to compute."""
+        """Plan the next step; return None if there is nothing to compute."""
         self._admit()
         active = self._active
         drafts = self._drafts_ahead(active)
@@ -179,7 +180,7 @@ class Scheduler:
         prefill = next((s for s in active if s.cache and s.n_missing > 1), None)
         decodes = decodes[: self._runtime.n_batch - bool(prefill)]
         n = self._n_prefill(prefill, len(decodes)) if prefill else 0
-        decodes = [s for s in decodes if s.cache]  # an older prompt may have preempted one
+        decodes = [s for s in decodes if s.cache]  # making room for a prompt may preempt one
         if prefill and n:
             is_last = prefill.n_missing == n
             return StepPlan(prefill, n, is_last, decodes, begun=time.perf_counter())
@@ -223,7 +224,7 @@ class Scheduler:
         return True
 
     def _allocate(self, sequence: TokenSequence) -> SequenceCache | None:
-        """Return a cache that does not end within a two-way image; None if there is no room."""
+        """Return a cache that does not end inside a two-way image; None if there is no room."""
         prefix = sequence.tokens[:-1]
         while True:
             try:
@@ -239,7 +240,7 @@ class Scheduler:
             prefix = prefix[:n]
 
     def _reserve(self, sequence: TokenSequence, n: int) -> bool:
-        """Reserve pages for n more tokens; else preempt the sequence, unless it is the only one."""
+        """Reserve pages for n more tokens; otherwise preempt the sequence, unless it is alone."""
         while True:
             assert sequence.cache is not None
             try:
@@ -311,7 +312,7 @@ class Scheduler:
         return 0
 
     def _plan_ahead(self, sequence: TokenSequence, *, is_last: bool) -> StepPlan | None:
-        """Plan a token that a device computes and samples, as its last one if `is_last`."""
+        """Plan a token that a device computes and samples; its last one if `is_last`."""
         step = sequence.step
         if not isinstance(step, Decode) or sequence.cache is None or sequence.n_missing > 1:
             return None
@@ -330,7 +331,7 @@ class Scheduler:
     def _drafts_ahead(
         self, active: Sequence[TokenSequence]
     ) -> Mapping[TokenSequence, Sequence[int]] | None:
-        """Return the drafts for which to stop sampling ahead; None if there is nothing to stop."""
+        """Return the drafts for which to stop sampling ahead; None if it is not running."""
         if len(active) != 1 or self._runtime.token_source is None:
             return None
         (sequence,) = active
@@ -349,7 +350,7 @@ class Scheduler:
     # commit
 
     def commit(self, plan: StepPlan, output: StepOutput) -> None:
-        """Append the tokens of a step to their sequences, and send the results to the answers."""
+        """Append a step's tokens to their sequences, and send the results to the answers."""
         prefill = plan.prefill
         if output.error is not None and prefill:
             self._advance(prefill, _raise_or_cancel, prefill, output.error)
@@ -376,7 +377,7 @@ class Scheduler:
             if drafts := plan.drafts.get(sequence, ()):
                 verified = list(islice(results, len(drafts)))
                 self.drafts.note(sequence, *self._verify(sequence, drafts, verified))
-        if not prefill:  # with the host's work around a pass, which a small model waits for
+        if not prefill:  # includes the host's work, for which small models wait
             seconds = time.perf_counter() - plan.begun - (self.drafts.made_s - plan.made_s)
             self.drafts.control.note_pass(plan.n_rows, seconds)
 
@@ -396,7 +397,7 @@ class Scheduler:
     def _verify(
         self, sequence: TokenSequence, drafts: Sequence[int], results: Sequence[StepResult]
     ) -> tuple[int, int]:
-        """Send the results of accepted drafts; return the counts of verified and accepted ones."""
+        """Deliver the results of accepted drafts; return how many were verified and accepted."""
         n_right, n_checked = 0, len(drafts)
         sequence.n_drafted += len(drafts)
         for token, result in zip(drafts, results, strict=True):
@@ -426,19 +427,19 @@ class Scheduler:
             is_new = not sequence.is_over and sequence.step is not before
             if is_new and isinstance(sequence.step, Prefill):
                 self.check(sequence.step.ids, sequence.step.images)
-        except Exception as error:  # noqa: BLE001 even a bug concerns only this answer
+        except Exception as error:  # noqa: BLE001 even a bug affects only this answer
             sequence.fail(error)
             self._preempt(sequence, is_kept=False)
             is_its_own = isinstance(error, PromptError | ContextOverflow | GrammarError)
             if before is not None and not is_its_own:
-                self.cache.clear()  # its contents may have made the logits invalid
+                self.cache.clear()  # corrupt contents may have caused the error
         if sequence.is_over:
             self._finish(sequence)
         elif is_new and sequence.cache and isinstance(sequence.step, Prefill):
             self._rewind(sequence)
 
     def _rewind(self, sequence: TokenSequence) -> None:
-        """Cut a sequence's cache to the common prefix with its step, or have it readmitted."""
+        """Cut a sequence's cache to the prefix it shares with its step, or have it readmitted."""
         self._stop_ahead()
         cache, prefix = sequence.cache, sequence.tokens[:-1]
         if cache and self.cache.rewind(cache, prefix):
@@ -457,7 +458,7 @@ class Scheduler:
             self.sequences.remove(sequence)
 
     def _fail(self, error: Exception, failed: Sequence[TokenSequence] | None = None) -> None:
-        """End answers with an error; recompute others, as the cache may be corrupted."""
+        """End answers with an error; recompute the others, as the cache may be corrupted."""
         for sequence in self._active if failed is None else failed:
             sequence.fail(error)
         self.forget()
@@ -471,7 +472,7 @@ class Scheduler:
         """Check that tokens can be computed.
 
         Raises:
-            PromptError: no tokens, tokens that the model does not have, or more than fit.
+            PromptError: there are no tokens, unknown ones, or too many.
         """
         check_prompt(ids, self._runtime.n_vocab, self.n_ctx, images)
 
@@ -485,7 +486,7 @@ class Scheduler:
         self.last = ()
 
     def settle(self) -> None:
-        """Wait until devices have computed everything that was started; sample nothing ahead.
+        """Stop sampling ahead, and wait until devices have computed everything that was started.
 
         Raises:
             EngineError: a device has failed; everything cached is then forgotten.
@@ -506,7 +507,7 @@ class Scheduler:
         yield self.cache
 
     def move(self, runtime: ModelRunner) -> None:
-        """Continue on another runtime that has the same pages; see `emptied`."""
+        """Continue on another runtime with the same pages; see `emptied`."""
         self._runtime = runtime
         self.cache.move(runtime)
         self.runner.move(runtime)

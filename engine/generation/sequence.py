@@ -1,7 +1,7 @@
 """One sequence: its tokens, its status, the next step to compute, and its unread events.
 
-Its answer is a generator (`Steps`): it yields events, `Background` work to run on a thread, and the
-steps to compute (`Prefill`, `Decode`), and receives their results.
+Its answer is a generator (`Steps`): it yields events, `Background` work to run on a thread, and
+steps to compute (`Prefill`, `Decode`), and receives the results of the steps.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from engine.generation.cache_manager import SequenceCache
 
 EXIT_S = 4.0
-"""Seconds that the program's exit waits for threads."""
+"""Seconds that the program waits for threads at exit."""
 
 T = TypeVar("T")
 
 _threads: dict[threading.Thread, Background] = {}
-"""Background work that is running."""
+"""Background work in progress, by thread."""
 
 
 class Background:
-    """A function that a thread runs for one answer or question, which waits for its result.
+    """A function run on a thread for one answer or question, which waits for its result.
 
     Args:
-        act: the function; its argument returns True once the result is not needed.
+        act: the function; its argument returns True when the result is no longer needed.
     """
 
     def __init__(self, act: Callable[[IsCancelled], Any]) -> None:
@@ -50,7 +50,7 @@ class Background:
         self.is_done = False
 
     def start(self, on_done: Callable[[], object]) -> None:
-        """Start the thread; `on_done` is called on it once there is a result or an error."""
+        """Start the thread, which calls `on_done` when there is a result or an error."""
 
         def run() -> None:
             self.run(on_done)
@@ -69,7 +69,7 @@ class Background:
             on_done()
 
     def cancel(self) -> None:
-        """Ask the function to end, without waiting."""
+        """Ask the function to stop, without waiting for it."""
         self._is_cancelled = True
 
     def result(self) -> Any:
@@ -79,21 +79,21 @@ class Background:
         return self._result
 
     def run(self, on_done: Callable[[], object] = never) -> None:
-        """Run the function on this thread; see `start`."""
+        """Run the function on the calling thread; see `start`."""
         try:
             self._result = self._act(lambda: self._is_cancelled)
-        except BaseException as error:  # noqa: BLE001 raised again by `result`
+        except BaseException as error:  # noqa: BLE001 re-raised by `result`
             self._error = error
         self.is_done = True
         on_done()
 
 
 Preparing: TypeAlias = Generator[Background, object, T]
-"""Part of an answer that waits for a thread, and returns its result."""
+"""Part of an answer that waits for a thread and returns its result."""
 
 
 def in_background(act: Callable[[IsCancelled], T]) -> Preparing[T]:
-    """Have the scheduler run a function on a thread; return its result when done."""
+    """Have the scheduler run a function on a thread, and return its result."""
     work = Background(act)
     try:
         yield work
@@ -105,7 +105,7 @@ def in_background(act: Callable[[IsCancelled], T]) -> Preparing[T]:
 
 @atexit.register
 def end_threads() -> None:
-    """Cancel running work: a thread that compiles a grammar at exit would crash the program."""
+    """Cancel running work, as a thread that compiles a grammar at exit would crash the program."""
     end = time.monotonic() + EXIT_S
     running = dict(_threads)
     for background in running.values():
@@ -122,8 +122,8 @@ class Prefill:
         ids: all tokens of the sequence.
         marks: lengths after which a later prompt may diverge, so that a checkpoint of recurrent
             states is useful there.
-        reports_progress: whether its progress is an event.
-        n_cached: number of the tokens that were cached, set by the scheduler.
+        reports_progress: whether to send progress events.
+        n_cached: number of these tokens that were cached; set by the scheduler.
         images: images among the tokens.
     """
 
@@ -142,10 +142,10 @@ class Decode:
         token: id of the token.
         sampler, never: how a device may sample the token after it; see `TokenSource`.
         n_left: number of tokens that may still be sampled.
-        is_timed: whether the token's times are an event.
-        wants_logits: whether the result has to be logits, so that no device may sample.
-        allowed: returns the mask of allowed tokens, (at most n_vocab,); None for all. A device that
-            samples ahead cannot use it.
+        is_timed: whether to send the token's times as an event.
+        wants_logits: whether the result must be logits, so that no device may sample.
+        allowed: returns the mask of allowed tokens, (at most n_vocab,); None if all are allowed. A
+            device that samples ahead cannot use it.
     """
 
     token: int
@@ -158,7 +158,7 @@ class Decode:
 
     @property
     def sampling_request(self) -> SamplingRequest | None:
-        """Settings by which a device may sample the next token; None if the host must."""
+        """Settings with which a device may sample the next token; None if the host must."""
         if self.wants_logits:
             return None
         return SamplingRequest(self.sampler, self.never, self.allowed)
@@ -170,10 +170,10 @@ NotDone = Literal["cancelled", "context"]
 """Reason why a step was not computed: the answer was cancelled, or the cache has no room for it."""
 
 StepResult: TypeAlias = "Logits | int | NotDone"
-"""Result of a step: logits (n_vocab,) of the last token, the next token, or why there is none."""
+"""Result of a step: the last token's logits (n_vocab,), the next token, or why there is neither."""
 
 Steps: TypeAlias = "Generator[GenerationEvent | Step | Background, StepResult | None, None]"
-"""An unfinished answer: it receives the result of a step, and None after anything else."""
+"""An unfinished answer: it is sent the result of each step, and None after anything else."""
 
 
 def check_prompt(
@@ -182,8 +182,8 @@ def check_prompt(
     """Check that tokens can be computed.
 
     Raises:
-        PromptError: no tokens, or tokens that the model does not have.
-        ContextOverflow: more than the context holds.
+        PromptError: there are no tokens, or some that the model does not have.
+        ContextOverflow: there are more than fit in the context.
     """
     if not ids:
         raise PromptError("The prompt is empty.", "Write something first.")
@@ -195,7 +195,7 @@ def check_prompt(
 
 
 MAX_UNREAD = 8
-"""Number of unread events at which an answer is not computed further."""
+"""Number of unread events at which an answer pauses."""
 
 
 class Status(Enum):
@@ -205,7 +205,7 @@ class Status(Enum):
     """Not started."""
 
     PREPARING = auto()
-    """A thread prepares it (`Background`)."""
+    """Being prepared on a thread (`Background`)."""
 
     WAITING = auto()
     """Ready for its next step, but not in the cache: not admitted, or preempted."""
@@ -223,21 +223,21 @@ class TokenSequence:
     Args:
         steps: the answer; it starts with the first `advance`.
         is_cancelled: called before each pass; returning True ends the answer.
-        wake: called, on any thread, once the answer can continue after a `Background`.
+        wake: called, on any thread, when the answer can continue after a `Background`.
 
     Attributes:
-        tokens: all tokens that the cache has to hold for the next step.
-        images: images among them.
-        step: next step; None before the answer has started.
+        tokens: all tokens that must be in the cache for the next step.
+        images: images among these tokens.
+        step: next step; None until the answer has started.
         cache: its part of the cache; None unless it is running.
-        background: work on a thread that it waits for, if any.
+        background: work on a thread that it is waiting for, if any.
         events: unread events.
         error: error that ended the answer, until it is read.
-        is_over: whether no further events follow.
-        is_dropped: whether it will not be read further; see `drop`.
+        is_over: whether there will be no further events.
+        is_dropped: whether it will no longer be read; see `drop`.
         is_ahead: whether `cache` does not match the answer's tokens.
         saved_s: seconds that drafts have saved so far, net of verifying them.
-        saved_by_one_s: seconds that an accepted draft of the current pass saves.
+        saved_by_one_s: seconds saved by each accepted draft in the current pass.
     """
 
     def __init__(
@@ -272,18 +272,18 @@ class TokenSequence:
 
     @property
     def has_unread(self) -> bool:
-        """Whether there are enough unread events to pause the answer."""
+        """Whether there are so many unread events that the answer pauses."""
         return len(self.events) >= MAX_UNREAD
 
     @property
     def n_missing(self) -> int:
-        """Number of tokens to compute until its step is done."""
+        """Number of tokens still to compute for its step."""
         return len(self.tokens) - (self.cache.n if self.cache else 0)
 
     def marks(self, n_past: int) -> list[int]:
         """Return the lengths beyond `n_past` at which to checkpoint recurrent states.
 
-        That includes the last token but one, as the last one is computed again for its logits.
+        They include the length without the last token, which is computed again for its logits.
         """
         if not isinstance(self.step, Prefill):
             return []
@@ -294,7 +294,7 @@ class TokenSequence:
         """Send the result of its step to the answer, which yields the next step or ends.
 
         Raises:
-            BaseException: any exception of the answer, which has then ended.
+            BaseException: any exception that the answer raised, which has ended it.
         """
         self.background = None
         try:
@@ -321,7 +321,7 @@ class TokenSequence:
             raise
 
     def refuse(self) -> None:
-        """Resume the answer with the result that its step does not fit in the cache."""
+        """Resume the answer, telling it that its step does not fit in the cache."""
         if isinstance(self.step, Decode):
             self.tokens.pop()
         self.advance("context")
@@ -360,12 +360,12 @@ class TokenSequence:
         self.is_over = True
 
     def note_cached(self) -> None:
-        """Note how many tokens of its prompt were cached when it was first admitted."""
+        """Note how many of its prompt's tokens were cached when it was first admitted."""
         if isinstance(self.step, Prefill) and self._n_cached is None and self.cache:
             self.step.n_cached = self._n_cached = self.cache.n
 
     def report_progress(self, n_running: int) -> None:
-        """Add an event of a prompt's progress, if there is any.
+        """Add a progress event if the prompt has progressed.
 
         Args:
             n_running: number of tokens that devices have not computed yet.
@@ -381,7 +381,7 @@ class TokenSequence:
             self.events.append(PrefillProgress(max(0, n_done - n_running), total))
 
     def note_ahead(self, ids: Sequence[int]) -> None:
-        """Add tokens that a device has computed beyond the end of the answer."""
+        """Add tokens that a device has computed past the end of the answer."""
         if self.cache is not None:
             self.cache.sequence.append(ids)
             self.is_ahead = True

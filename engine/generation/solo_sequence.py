@@ -1,4 +1,4 @@
-"""A sequence that is computed alone, without an answer: for measurements, or for its logits."""
+"""A sequence that is computed alone, without an answer, for measurements or for its logits."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 def solo_sequence(
     scheduler: Scheduler, runtime: ModelRunner, *, is_noted: bool = True
 ) -> Iterator[SoloSequence]:
-    """Yield an empty sequence; answers are preempted until it ends.
+    """Yield an empty sequence; answers are preempted meanwhile.
 
     Args:
         is_noted: whether it becomes `Scheduler.last`.
 
     Raises:
-        EngineError: a computation fails; everything cached is then forgotten.
+        EngineError: a computation failed; everything cached is then forgotten.
     """
     last = scheduler.last
     with scheduler.emptied() as manager:
@@ -43,7 +43,7 @@ def solo_sequence(
 
 
 class SoloSequence:
-    """Tokens of a sequence that has the cache to itself."""
+    """A sequence that has the cache to itself."""
 
     def __init__(self, runtime: ModelRunner, manager: KVCacheManager) -> None:
         self._runtime, self._manager = runtime, manager
@@ -52,19 +52,19 @@ class SoloSequence:
 
     @property
     def ids(self) -> Sequence[int]:
-        """Its tokens; this stops sampling ahead."""
+        """Tokens of the sequence; reading them stops sampling ahead."""
         self._stop()
         return self._cache.sequence.ids
 
     def hold(self, ids: Sequence[int]) -> None:
-        """Keep the common prefix with `ids`, dropping as few tokens as possible."""
+        """Keep as much as possible of the common prefix with `ids`."""
         self._stop()
         if not self._manager.rewind(self._cache, ids) or self._cache.n < len(ids):
             self.close()
             self._cache = self._manager.allocate(ids)
 
     def restart(self) -> None:
-        """Drop all of its tokens."""
+        """Drop all tokens."""
         self.close(is_kept=False)
         self._cache = self._manager.allocate(())
 
@@ -81,7 +81,7 @@ class SoloSequence:
         Args:
             first_logit: index of the first token whose logits are needed.
             check: called before each batch.
-            most: largest number of tokens of a batch; None for the runtime's.
+            most: maximum number of tokens per batch; None for the runtime's.
             wants_hidden: whether to yield the hidden states after the final norm, (rows, n_embd).
         """
         self._stop()
@@ -103,7 +103,7 @@ class SoloSequence:
         """Compute a token and sample the next one on a device if possible; see `TokenSource.next`.
 
         Returns:
-            The next token, or the logits (n_vocab,) to sample it from.
+            The next token, or logits (n_vocab,) from which to sample it.
         """
         source = self._runtime.token_source
         if source is not None and source.serve(sampler, never):
@@ -121,7 +121,7 @@ class SoloSequence:
 
     @contextmanager
     def scratch(self) -> Iterator[Piece]:
-        """Yield the position of a next token, which may be computed any number of times."""
+        """Yield the position of the next token, which may be computed any number of times."""
         self._stop()
         self.keep()
         try:
@@ -130,7 +130,7 @@ class SoloSequence:
             self._reopen()
 
     def close(self, *, is_kept: bool = True) -> None:
-        """Free its cache."""
+        """Free the sequence's cache."""
         self._stop()
         self._manager.free(self._cache, is_kept=is_kept)
 
@@ -149,7 +149,7 @@ class SoloSequence:
             self._reopen()
 
     def _reopen(self) -> None:
-        """Return to a checkpoint, as the contents of the current states are unknown."""
+        """Return to a checkpoint, as the current states' contents are unknown."""
         ids = self._cache.sequence.ids
         self._manager.free(self._cache, is_kept=False)
         self._cache = self._manager.allocate(ids)

@@ -1,4 +1,4 @@
-"""Saving of a model's KV cache and recurrent states, and loading them on any split of it."""
+"""Saving a model's KV cache and recurrent states, and loading them on any split of the model."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ if TYPE_CHECKING:
 
 
 class StateFiles:
-    """Reader and writer of the state files of one loaded model.
+    """Reader and writer of one loaded model's state files.
 
     Args:
-        manager: the cache; no sequence is running.
+        manager: the cache; no sequence may be running.
         name: name of the model, for error messages.
         model_hash: see `engine.formats.gguf.reader`.
-        rope: changed RoPE settings of the load, see `LoadParams.rope`; "" for none.
+        rope: changed RoPE settings, as in `LoadParams.rope`; "" for none.
     """
 
     def __init__(
@@ -79,15 +79,15 @@ class StateFiles:
         self, path: Path, ids: Sequence[int], start: int, stop: int | None, on_progress: StateSink,
         is_cancelled: IsCancelled,
     ) -> tuple[int, int]:  # fmt: skip
-        """Write a state file of a cached sequence; see `Model.save_state`.
+        """Write a cached sequence to a state file; see `Model.save_state`.
 
-        If some of its pages are gone, a file that has more of the sequence is kept.
+        If some of its pages are gone, an existing file that has more of the sequence is kept.
 
         Args:
             ids: tokens of the sequence.
 
         Returns:
-            Number of tokens of the sequence in the file, and number of bytes of the file.
+            Number of the sequence's tokens in the file, and the file's size in bytes.
         """
         cache = self._manager.allocate(ids)
         try:
@@ -102,7 +102,7 @@ class StateFiles:
             self._manager.free(cache, is_kept=False)
 
     def _n_in_file(self, path: Path, ids: Sequence[int], start: int) -> int:
-        """Return how many tokens of a sequence a file already has, from `start` on or earlier."""
+        """Return how many tokens the file already has, if it starts at `start` or earlier."""
         try:
             with path.open("rb") as file:
                 found = StateHeader(path, file)
@@ -215,7 +215,7 @@ class StateFiles:
     def load(
         self, path: Path, n_tokens: int | None, on_progress: StateSink, is_cancelled: IsCancelled
     ) -> list[int]:
-        """Load a state file, see `Model.load_state`; return its tokens, which are then cached."""
+        """Load a state file; return its tokens, which are then cached; see `Model.load_state`."""
         try:
             with path.open("rb") as file:
                 found = StateHeader(path, file)
@@ -326,7 +326,7 @@ class StateFiles:
             self._manager.checkpoints.keep(contents.ids[:n], states[saved], n_bytes)
 
     def _clear_mtp(self, contents: Contents, cache: SequenceCache, stop: int) -> None:
-        """Zero an MTP block's keys and values of the tokens from a file, which has none."""
+        """Zero MTP blocks' keys and values for the loaded tokens, as the file has none."""
         n_trunk = len(self._states)
         for layer, state in enumerate(self._runtime.ranks[0].states[n_trunk:], n_trunk):
             assert isinstance(state, KVState), "MTP blocks have attention"
@@ -361,20 +361,20 @@ class SavedStates:
     ) -> StateSaved:  # fmt: skip
         """Save a cached sequence to a file, which any split of this model can load.
 
-        An earlier file of that name is replaced as a whole, or kept, which includes the case that
-        it has more of the sequence than the cache; the result then describes it. Models with
-        recurrent states can only be saved whole.
+        An existing file at that path is either replaced as a whole or kept, for example if it has
+        more of the sequence than the cache; the result then describes that file. The states of
+        recurrent models can only be saved whole.
 
         Args:
             path: path of the file to write.
             ids: tokens of the sequence; None for the one that was computed last.
-            start: first position to save; loading the file needs the positions before in the cache.
-            stop: position after the last one to save; None is the end.
-            on_progress: receiver of the number of saved bytes.
-            is_cancelled: polled; returning True ends the saving.
+            start: first position to save; to load the file, earlier positions must be in the cache.
+            stop: position after the last one to save; None for the end.
+            on_progress: called with the number of saved bytes.
+            is_cancelled: polled; returning True stops the save.
 
         Raises:
-            StateFileError: nothing is in the cache, or the file cannot be written.
+            StateFileError: the cache is empty, or the file cannot be written.
         """
         doing = Sentence("its state is being saved")
         with self._in_state(doing, is_cancelled) as (files, is_cancelled):
@@ -390,20 +390,19 @@ class SavedStates:
     ) -> StateLoaded:  # fmt: skip
         """Load a sequence saved with `save_state` into the cache, in addition to its contents.
 
-        A prompt that begins with the same tokens then computes only the rest. Nothing changes
-        before the file is validated. Models with recurrent states can only be loaded whole, and
-        usually those with attention windows, too.
+        For a prompt that begins with the same tokens, only the rest is then computed. Nothing
+        changes until the file has been validated. The states of recurrent models, and usually of
+        models with attention windows, can only be loaded whole.
 
         Args:
             path: path of the file.
-            n_tokens: number of tokens to load, from the first on; None is all that the context
-                holds.
-            on_progress: receiver of the number of loaded bytes.
-            is_cancelled: polled; returning True ends the loading.
+            n_tokens: number of tokens to load from the start; None for all that fit in the context.
+            on_progress: called with the number of loaded bytes.
+            is_cancelled: polled; returning True stops the load.
 
         Raises:
-            StateFileError: the file is damaged, or of another model or KV type.
-            ContextOverflow: the context is too short for it.
+            StateFileError: the file is damaged, or from another model or KV type.
+            ContextOverflow: the context is too short for the file.
         """
         doing = Sentence("its state is being loaded")
         with self._in_state(doing, is_cancelled) as (files, is_cancelled):

@@ -1,14 +1,14 @@
-"""Format of state files: the tensors of a model's file, and checks of the header.
+"""Format of state files: which tensors a model's file has, and checks of the header.
 
 The format is safetensors: the length of a JSON header as u64, the header, and the tensors' bytes,
-all little-endian. Tensors are as a single rank would have them: `tokens` (I32, or I64 with tokens
-of images, see `engine.vision.images.placed`); for each layer `N.k` and `N.v` with all key-value
-heads, (n_head_kv, positions, width) in the types of the cache, blocks as bytes; for each recurrent
-layer its tensors in F32 with all units in order, and as `N.saved.…` its checkpoint. N
-counts the layers that have a state. Layers with an attention window only have the positions that
-are visible from the end.
+all little-endian. Tensors are as a single rank would have them: `tokens` (I32, or I64 if there are
+image tokens; see `engine.vision.images.placed`); for each attention layer, `N.k` and `N.v` with all
+key-value heads, (n_head_kv, positions, width) in the cache's types, with blocks as bytes; for each
+recurrent layer, its tensors in F32 with all units in order, and its checkpoint as `N.saved.…`. N is
+the index among layers that have a state. Layers with an attention window only have the positions
+that are visible from the end.
 
-A file is untrusted: its whole header is checked before any of its tensors is used.
+Files are untrusted, so the whole header is checked before any tensor is used.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "tandem state", "2"
 MAX_TOKENS = 1 << 24
-"""Limit of the tokens of a file, which are read together; no context has more."""
+"""Maximum number of tokens in a file, as they are read together; no context has more."""
 
 MAX_HEADER = 16 << 20
-"""Limit of the JSON in bytes; a thousand layers need a few hundred KiB."""
+"""Maximum size of the JSON in bytes; a thousand layers need a few hundred KiB."""
 
 LENGTH_BYTES = 8
 DTYPES = {"f32": ("F32", 4), "f16": ("F16", 2), "bf16": ("BF16", 2)}
 BLOCKS = ("U8", 1)
-"""Safetensors type and element size of KV types with GGML blocks: bytes."""
+"""Safetensors type and element size for KV types with GGML blocks, stored as bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ class Contents:
     """The tokens of a state file.
 
     Attributes:
-        ids: ids of the cached tokens, from the first one on.
+        ids: ids of the cached tokens, starting with the first.
         start: first position whose keys and values are in the file; 0 for models with recurrent
             states.
-        n_saved: number of tokens of the checkpoint of recurrent states; 0 without one.
-        firsts: first position in the file, for each group of layers with the same window, in the
-            order of `windows_of`.
+        n_saved: number of tokens in the checkpoint of recurrent states; 0 if there is none.
+        firsts: for each group of layers with the same window, the first position in the file, in
+            the order of `windows_of`.
     """
 
     ids: Sequence[int]
@@ -72,12 +72,12 @@ class Entry:
     """A tensor of a state file.
 
     Attributes:
-        size: number of bytes of an element.
+        size: bytes per element.
         state: index of the layer among those with a state; -1 for the tokens.
         tensor: name of the tensor within its layer, such as "k".
         saved: whether it belongs to a checkpoint of recurrent states.
-        group: group of a layer with keys and values; -1 for others.
-        first: first of its positions, the second dimension.
+        group: index of the layer's group if it has keys and values, otherwise -1.
+        first: first of its positions, which are the second dimension.
     """
 
     name: str
@@ -92,22 +92,22 @@ class Entry:
 
     @property
     def n_bytes(self) -> int:
-        """Number of bytes of the tensor."""
+        """Size of the tensor in bytes."""
         return self.size * prod(self.shape)
 
 
 def tokens_entry(n: int, *, has_images: bool) -> Entry:
-    """Return the tensor of a file's n tokens."""
+    """Return the entry for a file's n tokens."""
     return Entry("tokens", *(("I64", (n,), 8) if has_images else ("I32", (n,), 4)))
 
 
 def has_images(ids: Sequence[int]) -> bool:
-    """Return whether some tokens are of images."""
+    """Return whether there are image tokens."""
     return max(ids, default=0) >= FIRST_ID
 
 
 def entries(states: Sequence[State], kv_type: str, contents: Contents) -> list[Entry]:
-    """Return the tensors that a file of `contents` has for a model with `states`, in order."""
+    """Return the tensors, in order, that a file with `contents` has for a model with `states`."""
     found = [tokens_entry(len(contents.ids), has_images=has_images(contents.ids))]
     windows = windows_of(states)
     for index, state in enumerate(states):
@@ -137,7 +137,7 @@ def identity(
 ) -> dict[str, str]:  # fmt: skip
     """Return the header entries that must match when a model loads a state.
 
-    They include the names of the tensors in use, which may depend on the context length
+    They include the names of the tensors in use, which may depend on the context size
     (`choose_rope_factors`), and changed RoPE settings.
     """
     names = "\n".join([slot.tensor.name for slot in slots] + [rope] * bool(rope))
@@ -178,7 +178,7 @@ class StateHeader:
     """The header of an open state file.
 
     Raises:
-        StateFileError: the file is not a state file, or damaged.
+        StateFileError: the file is damaged or not a state file.
     """
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
@@ -199,7 +199,7 @@ class StateHeader:
         self._about: dict[str, Any] = about
 
     def broken(self, problem: str) -> StateFileError:
-        """Return the error that names a problem of this file."""
+        """Return the error for a problem with this file."""
         return StateFileError(
             self.path,
             "{file} is not a usable conversation state: {problem}.",
@@ -209,7 +209,7 @@ class StateHeader:
         )
 
     def check_identity(self, expected: Mapping[str, str], name: str) -> None:
-        """Check that the state belongs to the loaded model, called `name`.
+        """Check that the state belongs to the loaded model, which is called `name`.
 
         Raises:
             StateFileError: something differs; the message says what.
@@ -250,10 +250,10 @@ class StateHeader:
         """Read the tokens, the first positions and the length of the checkpoint.
 
         Args:
-            windows: windows of the groups of the model's layers.
+            windows: attention window of each of the model's layer groups.
 
         Raises:
-            StateFileError: these are impossible, or the model does not have such tokens.
+            StateFileError: these are impossible, or some tokens are not in the model's vocabulary.
         """
         begin, end = self._span("tokens")
         is_wide = self._table["tokens"].get("dtype") == "I64"
@@ -284,7 +284,7 @@ class StateHeader:
         """Return the offset of each tensor in the file, by name, after checking all of them.
 
         Raises:
-            StateFileError: tensors are missing, misshapen, overlap or leave the file.
+            StateFileError: tensors are missing, misshapen, overlap or extend beyond the file.
         """
         if set(self._table) != {entry.name for entry in expected}:
             raise self.broken(Sentence("it does not have the tensors of this model"))

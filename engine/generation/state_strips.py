@@ -1,8 +1,8 @@
-"""Copies of tensors between a state file and caches in strips: few reads, writes and copies.
+"""Copying of tensors between state files and caches in strips, with few reads, writes and copies.
 
-A tensor of keys or values is (units, rows, width) in the file: heads, and the positions of each
-head in order. In a rank's memory the rows of a unit lie in *slots*, page by page. A strip is read
-or written at once, and moved with one copy per run of adjacent slots.
+In the file, a tensor with keys or values is (units, rows, width): heads, and each head's positions
+in order. In a rank's memory, a unit's rows are in *slots*, page by page. A strip is read or written
+in one go, and moved with one copy per run of adjacent slots.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from engine.runtime.memory import CachedRows
 from engine.util.progress import IsCancelled, StateProgress, StateSink
 
 STRIP_BYTES = 1 << 20
-"""Largest number of bytes of a strip, unless a single row has more; it fits a core's cache."""
+"""Maximum size of a strip in bytes, unless a single row is larger; it fits in a core's cache."""
 
 
 class CopyProgress:
-    """Progress of a copy in bytes, with its cancellation check.
+    """Progress of a copy in bytes, and its cancellation check.
 
     Args:
-        total: number of bytes of the whole copy.
-        doing: first word of the message of a cancelled copy, such as "Saving".
+        total: total number of bytes to copy.
+        doing: first word of the message if the copy is cancelled, such as "Saving".
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class CopyProgress:
         self._on_progress, self._is_cancelled, self._doing = on_progress, is_cancelled, doing
 
     def add(self, n_bytes: int) -> None:
-        """Report `n_bytes` more.
+        """Report that `n_bytes` more were copied.
 
         Raises:
             Cancelled: the user has cancelled.
@@ -52,7 +52,7 @@ class Strip(NamedTuple):
 
     Attributes:
         units: range of units.
-        rows: range of rows of each; with several units, all rows of the file.
+        rows: range of rows in each unit; if there are several units, all rows in the file.
     """
 
     units: range
@@ -60,7 +60,7 @@ class Strip(NamedTuple):
 
 
 def strips(units: range, n_used: int, n_rows: int, row_bytes: int) -> Iterator[Strip]:
-    """Cut the first `n_used` of the `n_rows` rows of units, of `row_bytes` bytes, into strips."""
+    """Cut the first `n_used` of `n_rows` rows per unit, of `row_bytes` bytes each, into strips."""
     if n_used == n_rows and 0 < n_rows * row_bytes <= STRIP_BYTES:
         step = STRIP_BYTES // (n_rows * row_bytes)
         for at in range(0, len(units), step):
@@ -73,14 +73,14 @@ def strips(units: range, n_used: int, n_rows: int, row_bytes: int) -> Iterator[S
 
 
 def pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the bytes of a contiguous tensor on the CPU, a strip at a time, in its own memory."""
+    """Yield a contiguous CPU tensor's bytes as views, a strip at a time."""
     data = tensor.view(-1).view(torch.uint8)
     for at in range(0, len(data), STRIP_BYTES):
         yield data[at : at + STRIP_BYTES]
 
 
 def strips_of(rows: CachedRows) -> Iterator[CachedRows]:
-    """Yield the rows of a rank's units in strips."""
+    """Yield the rows in a rank's units as strips."""
     for strip in strips(range(*rows.units), rows.n_rows, rows.n_rows, rows.row_bytes):
         yield _part(rows, strip)
 
@@ -93,13 +93,13 @@ def read_units(
 
     Args:
         begin: offset of the tensor in the file.
-        n_rows: number of rows of a unit in the file.
-        first: unit of the file that becomes the first one of `rows`.
-        rows: destination of the rows from the first one on; it may be fewer than in the file.
-        put: copies rows there.
+        n_rows: number of rows per unit in the file.
+        first: index of the unit in the file that becomes the first one in `rows`.
+        rows: destination of each unit's first rows; there may be fewer than in the file.
+        put: copies rows to their destination.
 
     Raises:
-        OSError: the file has become shorter.
+        OSError: the file was truncated.
         Cancelled: the user has cancelled.
     """
     for strip in strips(range(*rows.units), rows.n_rows, n_rows, rows.row_bytes):
@@ -112,7 +112,7 @@ def read_units(
 
 
 def read_whole(file: BinaryIO, begin: int, tensor: Tensor, progress: CopyProgress) -> None:
-    """Read a file's tensor into a contiguous one on the CPU; see `read_units`."""
+    """Read a tensor from a file into a contiguous one on the CPU; see `read_units`."""
     file.seek(begin)
     for piece in pieces(tensor):
         _read_into(file, piece)

@@ -1,8 +1,8 @@
 """Plan and execution of one step: a forward pass, or a token sampled on the device.
 
 If an image's tokens attend to each other (`ImageProcessor.is_two_way`), prompts and cache hits are
-never cut inside it. If they have rows and columns instead of positions (M-RoPE), a token's position
-is its index plus `Piece.shift`, which follows from the images before it; caches and masks use the
+never cut inside the image. If they have rows and columns instead of positions (M-RoPE), a token's
+position is its index plus `Piece.shift`, which depends on earlier images; caches and masks use the
 index. Features wider than the residual stream are added after the first blocks (`Context.deepen`).
 """
 
@@ -31,17 +31,17 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class StepPlan:
-    """Plan of one step, for which pages are reserved; made by `Scheduler.schedule`.
+    """Plan of one step, with pages already reserved; created by `Scheduler.schedule`.
 
     Attributes:
-        prefill: sequence with a prompt to compute a piece of, if any.
-        n_prefill: number of tokens of that piece.
-        is_last_piece: whether it ends the prompt, so that the next token is sampled.
-        decodes: sequences to compute the next token of, after the prompt's rows.
+        prefill: sequence whose prompt is being computed, if any.
+        n_prefill: number of tokens in this step's piece of the prompt.
+        is_last_piece: whether the piece ends the prompt, so that the next token is sampled.
+        decodes: sequences whose next token to compute, after the prompt's rows.
         drafts: draft tokens to verify after these tokens; none with a prompt.
-        n_ahead: number of tokens that the device may sample by itself for the only sequence
+        n_ahead: number of tokens that the device may sample ahead for the only sequence
             (`AsyncDecode`); 0 for a forward pass.
-        begun: `time.perf_counter()` at the start, less the time that a device lost before.
+        begun: `time.perf_counter()` at the start, minus the time that stopping a device took.
         made_s: `Drafts.made_s` at the start.
     """
 
@@ -61,12 +61,12 @@ class StepPlan:
 
     @property
     def sampled(self) -> list[TokenSequence]:
-        """The sequences to sample a next token of, in the order of the rows."""
+        """The sequences for which to sample a next token, in the order of the rows."""
         return self.sequences if self.is_last_piece else list(self.decodes)
 
     @property
     def n_rows(self) -> int:
-        """Number of tokens that are computed."""
+        """Number of tokens to compute."""
         return self.n_prefill + len(self.decodes) + sum(map(len, self.drafts.values()))
 
     def rows(self) -> tuple[list[int], tuple[Piece, ...]]:
@@ -86,9 +86,9 @@ class StepPlan:
         return ids, tuple(pieces)
 
     def sampling_requests(self) -> list[SamplingRequest | None]:
-        """Return the sampling request of each row with logits.
+        """Return the sampling request for each row with logits.
 
-        It is None for a row whose logits are needed, as for all rows of a sequence with drafts.
+        It is None for rows whose logits are needed, such as all rows of a sequence with drafts.
         """
         requests: list[SamplingRequest | None] = []
         for sequence in self.sampled:
@@ -105,11 +105,11 @@ class StepOutput:
     """Results of a step.
 
     Attributes:
-        results: token, or logits (n_vocab,) to sample it from, for each row with logits.
+        results: for each row with logits, the token or the logits (n_vocab,) to sample it from.
         times: times of the token, if requested.
         seconds: duration of the pass.
-        is_lost: whether the device has lost the results, and the states are undefined.
-        error: error of the prompt that prevented the pass.
+        is_lost: whether the device has lost the results, so that the states are undefined.
+        error: error in the prompt that prevented the pass.
     """
 
     results: Sequence[int | Logits] = ()
@@ -122,25 +122,25 @@ class StepOutput:
 class AsyncDecode:
     """Sampling of one sequence's tokens on a device, ahead of their reader (run-ahead).
 
-    If a device has computed tokens beyond the answer and recurrent states cannot go back, these
-    tokens become a part of the sequence: usually it is the token that ended the answer, with which
-    the next turn begins.
+    If a device has computed tokens past the end of the answer and recurrent states cannot go back,
+    these tokens become part of the sequence: usually it is the token that ended the answer, with
+    which the next turn begins.
 
     Attributes:
         sequence: the sequence, if any.
-        sampled_at: time at which its last token was read, in seconds of `time.perf_counter`, from
-            which the next one takes its time; None if the device has not computed the next one.
+        sampled_at: `time.perf_counter()` when its last token was read, from which the next one is
+            timed; None if the device did not sample that token.
     """
 
     def __init__(self, runtime: ModelRunner) -> None:
         self.runtime = runtime
         self.sequence: TokenSequence | None = None
         self.sampled_at: float | None = None
-        self._lost: Decode | None = None  # step that the device failed, left to the host
+        self._lost: Decode | None = None  # step at which the device failed, left to the host
 
     @property
     def is_beyond(self) -> bool:
-        """Whether states already include the sequence's last token, and cannot go back."""
+        """Whether states already include the sequence's last token and cannot go back."""
         source = self.runtime.token_source
         return self.sequence is not None and source is not None and source.is_beyond
 
@@ -171,7 +171,7 @@ class AsyncDecode:
         return result
 
     def stop(self, sequence: TokenSequence | None = None) -> None:
-        """Stop sampling for a sequence, or for any; note tokens that cannot be undone."""
+        """Stop sampling for this sequence, or for any if None; note irreversible tokens."""
         served, source = self.sequence, self.runtime.token_source
         if served is None or sequence not in (None, served):
             return
@@ -182,11 +182,11 @@ class AsyncDecode:
 
 
 class StepRunner:
-    """Executes the plans of a scheduler on a runtime.
+    """Executor of a scheduler's plans on a runtime.
 
     Attributes:
         encoder: vision encoder; None if the model has none.
-        async_decode: sampling ahead on the device.
+        async_decode: sampling ahead on a device.
     """
 
     def __init__(self, runtime: ModelRunner) -> None:
@@ -219,7 +219,7 @@ class StepRunner:
         return StepOutput(found, times, time.perf_counter() - begun)
 
     def batch(self, plan: StepPlan) -> tuple[Sequence[int], Batch]:
-        """Return the tokens of a pass and their description.
+        """Return a pass's tokens and their description.
 
         Raises:
             EngineError: an image of the prompt cannot be encoded.
@@ -228,7 +228,7 @@ class StepRunner:
         ids, pieces = plan.rows()
         images, places = self._image_rows(plan), Places()
         if images and plan.prefill:
-            ids = [token if token < FIRST_ID else 0 for token in ids]  # some token of the model
+            ids = [token if token < FIRST_ID else 0 for token in ids]  # any token of the model
             places = plan.prefill.images.places(pieces[0].n_past, plan.n_prefill)
         return ids, Batch(pieces, plan.n_prefill - plan.is_last_piece, False, images, places)
 
@@ -252,7 +252,7 @@ class StepRunner:
     def n_with_one_new_image(self, sequence: TokenSequence, n: int) -> int:
         """Limit the next n tokens of a prompt to one image, or tile, that is not encoded yet.
 
-        Other answers wait only for that one.
+        Other answers then wait for only one.
         """
         assert sequence.cache is not None
         at, encoder = sequence.cache.n, self.encoder

@@ -1,7 +1,7 @@
-"""Mutual exclusion of threads that call one model, and streams of answers.
+"""Mutual exclusion between threads that call one model, and answer streams.
 
-A *use* is a call while it computes: all of most methods, but only one step of the answers.
-Uses run in order of arrival.
+A *use* is a call while it computes: usually all of it, but for answers only one step. Uses run in
+order of arrival.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 POLL_S = 0.05
-"""Seconds between checks of a waiting thread for changes without notification, such as
+"""Seconds between a waiting thread's checks for changes that do not notify it, such as
 `is_cancelled`."""
 
 COMPUTING = Sentence("it computes an answer")
 
 EXIT_S = 2.0
-"""Seconds that the program's exit waits for a use."""
+"""Seconds that the program waits for a use at exit."""
 
 
 class Use:
-    """One call of a model while it computes, or waits for others that do.
+    """One call to a model while it computes, or waits for others that do.
 
     Args:
-        doing: activity of the model, such as "it is being re-split".
+        doing: what the model is doing, for example "it is being re-split".
         closes: whether it closes the model.
 
     Attributes:
@@ -59,12 +59,12 @@ class Occupancy:
     """The uses of one model: active and waiting.
 
     Attributes:
-        is_closing: whether the model is closed, or about to be.
+        is_closing: whether the model is closed or about to be.
     """
 
     def __init__(self) -> None:
         self.is_closing = False
-        self._lock = threading.RLock()  # a signal handler may enter again
+        self._lock = threading.RLock()  # a signal handler may acquire it again
         self._changed = threading.Condition(self._lock)
         self._users: dict[int, Use] = {}  # at most one; `setdefault` is an atomic test-and-set
         self._waiting: list[Use] = []
@@ -78,7 +78,7 @@ class Occupancy:
         """Use the model exclusively, after waiting for others.
 
         Yields:
-            A check that is also true once the model is to be closed.
+            `is_cancelled`, extended to also return True when the model is about to be closed.
 
         Raises:
             EngineError: see `enter`.
@@ -91,9 +91,9 @@ class Occupancy:
             self.leave(use)
 
     def called_back(self, callback: Callable[P, R]) -> Callable[P, R]:
-        """Return a function that calls `callback`, on any thread, as a part of the active use.
+        """Return a function that calls `callback`, on any thread, as part of the active use.
 
-        The use waits for it, so if it calls the model, that call is refused instead of waiting.
+        The use waits for the callback, so if that calls the model, the call is refused.
         """
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -110,7 +110,7 @@ class Occupancy:
         return getattr(self._called_back, "is_running", False)
 
     def enter(self, use: Use, is_cancelled: IsCancelled = never) -> None:
-        """Begin a use; `leave` has to follow, also after an error.
+        """Start a use; `leave` must follow, even after an error.
 
         Raises:
             ModelBusy: the call comes from inside the active use.
@@ -133,7 +133,7 @@ class Occupancy:
         return True
 
     def leave(self, use: Use) -> None:
-        """End a use; no effect if it has not begun."""
+        """End a use; no effect if it has not started."""
         if self._users.get(0) is not use:
             return
         if self._free is not None:
@@ -147,11 +147,11 @@ class Occupancy:
     def close(self, free: Callable[[], None]) -> None:
         """Cancel the active use, wait for it, and free the model; safe to call twice.
 
-        From inside a use (a callback, a signal handler) it returns immediately, and the use frees
+        From inside a use (a callback, a signal handler), it returns immediately, and the use frees
         the model at its end.
 
         Args:
-            free: frees the model, and raises nothing.
+            free: frees the model; it must not raise.
         """
         with self._lock:
             self.is_closing = True
@@ -167,7 +167,7 @@ class Occupancy:
             self.leave(use)
 
     def _inside(self) -> Use | None:
-        """Return the active use if the caller is inside of it, so that it cannot wait for it."""
+        """Return the active use if the caller is inside it and so cannot wait for it."""
         user = self._users.get(0)
         if user is not None and (user.thread == threading.get_ident() or self._is_called_back):
             return user
@@ -196,7 +196,7 @@ class Occupancy:
                     self._changed.notify_all()
 
     def _has_begun(self, use: Use) -> bool:
-        """Begin a use if it is the next one, else wait a moment; return whether it has begun."""
+        """Start a use if it is next, else wait a moment; return whether it has started."""
         with self._lock:
             if not use.closes:
                 self.check_open()
@@ -212,33 +212,33 @@ _models: weakref.WeakSet[Occupancy] = weakref.WeakSet()
 
 @cache
 def _watch_exit() -> None:
-    """Register `_end_uses` at exit, before weak references end the threads of loaded models."""
+    """Register `_end_uses` to run at exit, before finalizers stop the threads of loaded models."""
     atexit.register(_end_uses)
 
 
 def _end_uses() -> None:
-    """Wait for active uses, and let no other begin.
+    """Wait for active uses, and let no others start.
 
-    Python ends daemon threads when they return to it, which aborts programs in the middle of C++.
+    Python kills daemon threads when they return to it, which aborts programs inside C++ code.
     """
     end = time.monotonic() + EXIT_S
     for occupancy in list(_models):
-        with suppress(EngineError):  # it is closed, or takes longer
+        with suppress(EngineError):  # the model is closed, or the use takes longer
             use = Use(Sentence("the program is ending"))
             occupancy.enter(use, lambda: time.monotonic() > end)
 
 
 class AnswerStream(Iterator[GenerationEvent]):
-    """The events of one answer of a model; threads that read it together share the events.
+    """The events of one answer; several threads that read it share the events.
 
-    If its queue is empty, a reader runs one step for all answers of the model. An answer that is
+    If the queue is empty, a reader runs one step for all of the model's answers. An answer that is
     not read pauses after a few events, and one that is dropped ends with the next step.
 
     Args:
-        occupancy: uses of the model; each step is one.
+        occupancy: the model's uses; each step is one.
         steps: the answer, which starts when its first event is read.
         is_cancelled: called before each step, on the thread that computes it.
-        wake: set once the answer can continue after background work; None for a new event.
+        wake: event to set when the answer can continue after background work; None for a new one.
     """
 
     def __init__(
@@ -252,12 +252,12 @@ class AnswerStream(Iterator[GenerationEvent]):
 
     @property
     def ids(self) -> Sequence[int]:
-        """Tokens of the prompt and the answer that were to be computed so far."""
+        """Tokens of the prompt and answer that are computed, or are computed next."""
         return self._sequence.tokens
 
     @property
     def is_over(self) -> bool:
-        """Whether all events were read, and any error that ended the answer."""
+        """Whether all events, and any error that ended the answer, have been read."""
         sequence = self._sequence
         return self._is_closed or (
             sequence.is_over and not sequence.events and sequence.error is None
@@ -265,11 +265,11 @@ class AnswerStream(Iterator[GenerationEvent]):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there is no event until background work is done."""
+        """Whether there will be no event until background work is done."""
         return self._sequence.background is not None and not self._sequence.events
 
     def __next__(self) -> GenerationEvent:
-        """Return the next event; compute, or wait for others that do, until there is one.
+        """Return the next event, computing or waiting for others that compute until there is one.
 
         Raises:
             EngineError: the prompt cannot be used, the model was closed, or a device failed.
@@ -333,7 +333,7 @@ class AnswerStream(Iterator[GenerationEvent]):
             self._occupancy.leave(use)
 
     def _compute(self) -> None:
-        """Compute a step; an interruption, such as Ctrl+C, ends only this answer."""
+        """Compute a step; an interruption such as Ctrl+C ends only this answer."""
         try:
             self._scheduler.step()
         except BaseException:
@@ -358,5 +358,5 @@ class AnswerStream(Iterator[GenerationEvent]):
         self._sequence.drop()
 
     def __del__(self) -> None:
-        """Drop the answer; a finalizer may run anywhere, so it takes no lock."""
+        """Drop the answer without taking a lock, as a finalizer may run anywhere."""
         self._sequence.drop()

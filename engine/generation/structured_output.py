@@ -1,4 +1,4 @@
-"""Structured output: the grammar of one answer, and which tokens it allows next."""
+"""Structured output: an answer's grammar, and the tokens that it allows next."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ GAP = b"\n\n"
 
 @dataclass(frozen=True, slots=True)
 class ConstraintState:
-    """State of one constrained answer: its progress, and the text that may follow.
+    """State of a constrained answer: its progress, and the text that may follow.
 
     Attributes:
-        waits: texts that must come, in this order, before the grammar begins; anything may stand
+        waits: texts that must appear, in this order, before the grammar applies; anything may stand
             before and between them.
-        tail: end of the text so far, in which the first of `waits` may have begun.
-        n_opening: number of bytes of the opening mark of thinking at the start of the answer; None
-            if no thinking can begin any longer.
-        gap: line breaks that may still come before the constrained text.
-        matcher: state of the grammar; None after a part of the opening mark that the grammar does
-            not allow.
+        tail: end of the text so far, in which the first of `waits` may have started.
+        n_opening: number of bytes of the thinking's opening mark that the answer has started with;
+            None if thinking can no longer start.
+        gap: line breaks that are still allowed before the constrained text.
+        matcher: state of the grammar; None if the text is a part of the opening mark that the
+            grammar does not allow.
         n: number of tokens that the matcher has accepted.
-        lead: first tokens of the answer while they may become the grammar's lead; None once that is
-            decided.
+        lead: first tokens of the answer as long as they may become the grammar's lead; None once
+            that is decided.
     """
 
     waits: tuple[bytes, ...] = ()
@@ -70,19 +70,19 @@ FREE = ConstraintState()
 
 
 class AnswerConstraint:
-    """Constraint of one answer, with its progress.
+    """Constraint on one answer, with its progress.
 
-    The grammar begins directly after the end of thinking, or after its trigger if it has one. With
-    a trigger it may apply any number of times. With a lead it applies from the start of the answer,
+    The grammar applies directly after thinking ends, or after its trigger if it has one; with a
+    trigger, it may apply any number of times. With a lead, it applies from the start of the answer,
     but only if the answer starts with the lead.
 
     Args:
         grammar: matcher of the grammar, at its start.
         marks: marks of the model's thinking; None if it does not think.
-        thinking: whether the answer begins within thinking.
+        thinking: whether the answer starts inside a thinking block.
 
     Attributes:
-        is_slow: whether the last mask took too long to compute several in one pass.
+        is_slow: whether the last mask took so long that a pass should not compute several.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class AnswerConstraint:
         self._state = state
         self._before: list[ConstraintState] = []
         self.is_slow = False
-        self._spent = self._seconds = 0.0  # of processor time, see `_metered`
+        self._spent = self._seconds = 0.0  # processor time; see `_metered`
 
     @property
     def is_over(self) -> bool:
-        """Whether the answer is complete, and nothing may follow."""
+        """Whether the answer is complete, so that nothing may follow."""
         matcher = self._state.matcher
         is_lazy = self._trigger or self._lead
         return not is_lazy and matcher is not None and matcher.is_over
@@ -138,14 +138,14 @@ class AnswerConstraint:
         """Accept the next token of the answer.
 
         Raises:
-            GrammarError: it is not allowed, or the grammar takes too long.
+            GrammarError: the token is not allowed, or the grammar takes too long.
         """
         with self._metered():
             self._before.append(self._state)
             self._state = self._after(self._vocabulary.bytes_of(token), token)
 
     def accept_text(self, text: str) -> None:
-        """Accept the beginning of an answer whose tokens are unknown; see `accept`."""
+        """Accept the start of an answer whose tokens are unknown; see `accept`."""
         for token in self._vocabulary.encode(text.encode()):
             self.accept(token)
 
@@ -158,7 +158,7 @@ class AnswerConstraint:
 
     @contextmanager
     def _metered(self) -> Iterator[None]:
-        """Sum up the excess CPU time of the `with` block, for which other answers wait."""
+        """Add up excess CPU time in the `with` block, as other answers wait for it."""
         if self._seconds > MAX_MASK_SECONDS:
             raise GrammarError(
                 "The answer cannot be continued: its output format takes too long to check.",
@@ -188,7 +188,7 @@ class AnswerConstraint:
         return mask
 
     def _free(self, state: ConstraintState) -> Mask:
-        """Return the tokens that may come before the grammar begins."""
+        """Return the tokens allowed before the grammar applies."""
         mask = np.ones(self._vocabulary.n, np.bool_)
         if state.waits != self._trigger:
             mask[self._vocabulary.eog_ids] = False
@@ -246,12 +246,12 @@ class AnswerConstraint:
         begun = ConstraintState(matcher=self._fresh.copy())
         if GAP.startswith(text):
             return replace(begun, gap=GAP[len(text) :])
-        for token in self._vocabulary.encode(text):  # of an answer without a constraint so far
+        for token in self._vocabulary.encode(text):  # tokens that were not constrained until now
             begun = self._matched(begun, token)
         return begun
 
     def _led(self, tokens: tuple[int, ...]) -> ConstraintState:
-        """Return the state after an answer's first tokens, which may make the lead."""
+        """Return the state after an answer's first tokens, which may form the lead."""
         assert self._lead is not None, "only a grammar with a lead waits for it"
         said = b"".join(map(self._vocabulary.bytes_of, tokens)).lstrip()
         text, opening = said.decode("utf-8", "replace"), self._opening.decode()
@@ -294,11 +294,11 @@ class AnswerConstraint:
 
 
 N_END = 64
-"""Number of tokens at the end of a prompt that are searched for a mark of thinking."""
+"""Number of tokens at the end of a prompt in which to search for a thinking mark."""
 
 
 class Constraints:
-    """Maker of the constraints of one model's answers; thread-safe."""
+    """Builder of constraints for one model's answers; thread-safe."""
 
     def __init__(self, prompts: Prompts) -> None:
         self._prompts = prompts
@@ -307,14 +307,14 @@ class Constraints:
     def checked(
         self, grammar: Grammar, as_text: Grammar, is_cancelled: IsCancelled = never
     ) -> Matcher:
-        """Return the matcher of a grammar, which may take seconds.
+        """Return the matcher for a grammar, which may take seconds.
 
         Args:
-            as_text: the same grammar with texts in place of tokens, to check it without the
+            as_text: the same grammar with texts instead of tokens, which can be checked without the
                 vocabulary.
 
         Raises:
-            GrammarError: it cannot be used; the error names the place.
+            GrammarError: the grammar cannot be used; the error gives the position.
             PromptError: the model has no vocabulary.
             Cancelled: `is_cancelled` has returned True.
         """
@@ -327,14 +327,14 @@ class Constraints:
         said: str = "", *, thinks: bool | None = None, is_chat: bool = True,
         marks: ThinkingMarks | None = None,
     ) -> AnswerConstraint | None:  # fmt: skip
-        """Return the constraint of an answer; None without a matcher.
+        """Return the constraint on an answer; None if there is no matcher.
 
         Args:
             ids: tokens of the prompt, including an earlier part of the answer.
             begun: tokens of that part, if known.
             said: text of that part.
             thinks, is_chat: see `thinking_state`.
-            marks: marks of its thinking; None for its template's.
+            marks: its thinking marks; None for those in the template.
 
         Raises:
             GrammarError: the earlier part violates the constraint.
@@ -375,8 +375,8 @@ class AnswerGrammar(NamedTuple):
     """Grammar of an answer.
 
     Attributes:
-        matcher: matcher of the grammar; None for any answer.
-        marks: marks of the thinking before it; None for the template's.
+        matcher: matcher of the grammar; None if any answer is allowed.
+        marks: thinking marks before the grammar applies; None for those in the template.
     """
 
     matcher: Matcher | None
@@ -386,10 +386,10 @@ class AnswerGrammar(NamedTuple):
 def output_format(
     prompts: Prompts, constraints: Constraints, request: AnswerRequest, is_cancelled: IsCancelled
 ) -> AnswerGrammar:
-    """Return the grammar of the answer to a conversation.
+    """Return the grammar for the answer to a conversation.
 
-    If the model may choose whether to call a function, and the schema of one cannot be expressed as
-    a grammar, calls are unconstrained.
+    If calling a function is optional and some function's schema cannot be expressed as a grammar,
+    calls are unconstrained.
 
     Raises:
         GrammarError: the requested grammar cannot be used.
@@ -441,7 +441,7 @@ def callable_tools(request: AnswerRequest) -> Sequence[Tool]:
     """Return the functions that an answer may call.
 
     Raises:
-        PromptError: it must call one that does not exist.
+        PromptError: the request requires a function that does not exist.
     """
     choice = request.tool_choice
     if choice == "none":

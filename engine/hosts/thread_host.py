@@ -1,7 +1,7 @@
-"""The engine on a background thread: it takes commands from a queue and sends events.
+"""The engine on a background thread, which takes commands from a queue and sends events.
 
-Front ends hold an `EngineHost`. `ThreadHost` runs the engine on a thread of this process;
-`engine.hosts.process` has another host, which runs a `ThreadHost` in a child process.
+Front ends use an `EngineHost`. `ThreadHost` runs the engine on a thread of this process; the host
+in `engine.hosts.process` runs a `ThreadHost` in a child process.
 """
 
 from __future__ import annotations
@@ -59,34 +59,34 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EXCLUSIVE = (Load, Tune, Unload)
-"""Commands that wait until all answers have ended; others run, or start, between two tokens."""
+"""Commands that wait until all answers have finished; others run or start between two tokens."""
 
 MAX_ENDED = 64
-"""Number of finished answers to keep the tokens of, so that their cache can be saved."""
+"""Number of finished answers whose tokens are kept, so that their states can be saved."""
 
 MAX_SHORT = 1 << 14
-"""Number of characters up to which a question does not wait for long ones."""
+"""Number of characters up to which a question does not wait for longer ones."""
 
 EventSink = Callable[[HostEvent], None]
 
 
 class EngineHost(Protocol):
-    """Interface of an engine for a front end, wherever the engine runs."""
+    """A front end's interface to an engine, wherever the engine runs."""
 
     def submit(self, command: Command, command_id: int | None = None) -> int:
         """Queue a command and return the id that its events will carry.
 
         Args:
-            command_id: id of the command, from `new_command_id`; None to take one here.
+            command_id: id of the command, from `new_command_id`; None for a new one.
         """
         ...
 
     def cancel(self, command_id: int | None = None) -> None:
-        """Request that a command, or with None all of them, ends; do not wait for that."""
+        """Request the end of a command, or of all commands if None; do not wait for it."""
         ...
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Cancel, free the model and end the engine; return whether it ended in time."""
+        """Cancel everything, free the model, stop the engine; return whether that was in time."""
         ...
 
 
@@ -94,7 +94,7 @@ class ThreadHost:
     """Engine on a thread of this process.
 
     Args:
-        on_event: receiver of events, called on threads of the host; it must return quickly.
+        on_event: called with events on threads of the host; must return quickly.
     """
 
     def __init__(self, on_event: EventSink) -> None:
@@ -103,19 +103,19 @@ class ThreadHost:
         self._long = ThreadPoolExecutor(2, "tandem-long-question")
         for pool in (self._short, self._long):
             pool.submit(int)  # starts its thread now, like the engine's
-        self._questions: dict[int, Future[None]] = {}  # running or queued on these threads
+        self._questions: dict[int, Future[None]] = {}  # running or queued on the pools' threads
         self._commands: queue.SimpleQueue[tuple[int, Command] | None] = queue.SimpleQueue()
         self._next: list[tuple[int, Command] | None] = []  # taken from the queue, not yet done
         self._streams: dict[int, AnswerStream] = {}  # unfinished answers
         self._ended: dict[int, Sequence[int]] = {}  # tokens of answers, the newest last
-        self._open: set[int] = set()  # commands that have not ended
+        self._open: set[int] = set()  # unfinished commands
         self._cancelled: set[int] = set()  # cancelled ones among them
         self._is_closing = False
         self._import_error: EngineError | None = None
         self._lock = threading.Lock()
         self._wake = threading.Event()  # set by commands, cancellations and background work
         self._model: Model | None = None
-        self._fallbacks: tuple[Fallback, ...] = ()  # as sent last
+        self._fallbacks: tuple[Fallback, ...] = ()  # as last sent
         self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
         self._thread.start()
 
@@ -207,7 +207,7 @@ class ThreadHost:
             self._wake.wait()
 
     def _send_ready(self, command_id: int, stream: AnswerStream) -> None:
-        while events := stream.ready():  # until none is left, or an error follows
+        while events := stream.ready():  # until none are left or an error follows
             for event in events:
                 self._send_fallbacks(command_id)
                 self._send(command_id, event)
@@ -239,12 +239,12 @@ class ThreadHost:
         if self._model is not None and self._model.has_stopped:
             self._model.close()  # it can neither answer nor be saved
         if self._model is not None and not self._model.is_loaded:
-            self._model = None  # the failure has closed it, such as when a device hangs
+            self._model = None  # closed by the failure, for example when a device hangs
         is_lost = had_model and self._model is None
         self._send(command_id, Failed(failure, is_lost))
 
     def _ask_beside(self, command_id: int, command: Question) -> None:
-        """Answer a question on another thread, while answers continue."""
+        """Answer a question on another thread while answers continue."""
         model, future = self._model, Future[None]()
         self._questions[command_id] = future
 
@@ -302,10 +302,10 @@ class ThreadHost:
     def _replace(
         self, params: LoadParams, on_progress: ProgressSink, is_cancelled: IsCancelled
     ) -> None:
-        """Load a model in place of the current one, and keep that if the new one fails.
+        """Load a model in place of the current one, which is kept if the new one fails.
 
-        If both fit, the old one is freed last. If not, it is freed first and loaded again after a
-        failure. A model whose GPU has stopped working is not kept.
+        If both fit in memory, the old model is freed after the new one is loaded. If not, it is
+        freed first and reloaded after a failure. A model whose GPU has stopped working is not kept.
         """
         from engine.api import Model
 
@@ -382,7 +382,7 @@ class ThreadHost:
         self._send(command_id, done)
 
     def _ids_of(self, command: SaveState) -> Sequence[int] | None:
-        """Return the tokens of the sequence to save; None for the latest one."""
+        """Return the tokens of the sequence to save; None for the sequence computed last."""
         if not command.of:
             return None
         if command.of in self._streams:
@@ -444,7 +444,7 @@ class ThreadHost:
 
 def _import_engine() -> EngineReady:
     start = time.perf_counter()
-    import_module("engine.api")  # first: it sets variables that torch reads
+    import_module("engine.api")  # first, as it sets variables that torch reads
     import torch
 
     return EngineReady(torch.__version__, time.perf_counter() - start)

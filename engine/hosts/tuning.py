@@ -1,4 +1,4 @@
-"""The measured search for the best split: short runs of a model that is re-split repeatedly."""
+"""Measured search for the best split: short runs of a model that is re-split repeatedly."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ Hold = Callable[[Model | None], None]
 SEARCH = Sentence("The search")
 
 FIXED = ("path", "n_ctx", "kv_type", "control_vectors", "control_layers")
-"""Settings that a loaded model keeps in a re-split."""
+"""Settings that stay the same when a model is re-split."""
 
 
 class TrialModel:
-    """The model of a search, which is re-split for each trial, as that is faster than loading.
+    """A search's model, which is re-split for each trial, as that is faster than loading.
 
     Args:
-        size: numbers of tokens of a trial; they become smaller once a trial takes long.
-        is_cancelled: polled; returning True ends a trial.
-        model: model that is loaded already; None for none.
+        size: token counts of a trial; they are reduced if a trial takes long.
+        is_cancelled: polled; returning True stops a trial.
+        model: already loaded model, if any.
         hold: called with the loaded model, or None, after every change.
     """
 
@@ -66,7 +66,7 @@ class TrialModel:
         """Measure prefill and decode on one split.
 
         Raises:
-            Infeasible: the split cannot run here.
+            Infeasible: the split cannot run on this machine.
             Cancelled: the search was cancelled.
             EngineError: the file can no longer be read.
         """
@@ -74,7 +74,7 @@ class TrialModel:
             raise Cancelled(SEARCH)
         try:
             model, size = self._split(candidate.params), self.size
-            # decode comes first: its warm-up compiles and records for both
+            # decode comes first, as its warm-up compiles and records for both
             decode = self._bench(model, BenchTest(n_gen=size.n_gen), warm_up=True)
             prefill = self._bench(model, BenchTest(n_prompt=size.n_prompt), warm_up=False)
         except (OutOfDeviceMemory, SplitError) as error:
@@ -93,7 +93,7 @@ class TrialModel:
 
         Raises:
             Cancelled: the search was cancelled.
-            EngineError: the split can no longer run here.
+            EngineError: the split can no longer run on this machine.
         """
         model, n_tokens = self._split(params), 2 * self.size.n_gen
         ways = model.draft_variants()
@@ -129,20 +129,19 @@ def tune(
     on_progress: Callable[[TuneProgress], None] = ignore, is_cancelled: IsCancelled = never,
     forecaster: Forecaster | None = None, file: TuneFile | None = None, with_drafts: bool = False,
 ) -> TuneResult:  # fmt: skip
-    """Find the split that is the fastest on this machine, by measuring.
+    """Find the fastest split on this machine by measuring.
 
     Args:
-        params: settings that all trials share; its devices are those to choose from, its split
-            does not matter.
-        goal: "chat" or "prompts", see `engine.planning.search.results.GOALS`.
-        budget_s: limit in seconds, which the current trial may exceed; None is up to ten minutes.
+        params: settings shared by all trials; its devices are the choices, its split is ignored.
+        goal: "chat" or "prompts"; see `engine.planning.search.results.GOALS`.
+        budget_s: limit in seconds, which the current trial may exceed; None for up to ten minutes.
         modes: split modes to choose from.
-        on_start: receiver of an estimate of the search, before it begins.
-        on_progress: receiver of each trial.
+        on_start: called with an estimate of the search before it starts.
+        on_progress: called after each trial.
         is_cancelled: called before each token; returning True ends the search with the best so far.
-        forecaster: predicts speeds and learns from the trials; None is this machine's.
-        file: store of the result; None is this user's.
-        with_drafts: whether to measure the best split with each drafter, too.
+        forecaster: predicts speeds and learns from the trials; None for this machine's.
+        file: store for the result; None for this user's.
+        with_drafts: whether to also measure the best split with each drafter.
 
     Raises:
         EngineError: the file or a device cannot be used, or nothing fits.
@@ -177,11 +176,11 @@ class Tuning:
         """Determine the splits to try.
 
         Args:
-            held: bytes by device that are freed before the search; they count as free.
+            held: bytes by device that will be freed before the search and so count as free.
             modes: split modes to choose from.
 
         Raises:
-            EngineError: nothing fits, or a device does not exist here.
+            EngineError: nothing fits, or a device does not exist on this machine.
         """
         free = dict(self._forecaster.free_bytes)
         for device, n_bytes in (held or {}).items():
@@ -193,23 +192,23 @@ class Tuning:
 
     @property
     def plan(self) -> TunePlan:
-        """Splits to try, known after `prepare`."""
+        """Splits to try; available after `prepare`."""
         assert self._plan is not None, "it has to be prepared first"
         return self._plan
 
     @property
     def estimate(self) -> TuneEstimate:
-        """Estimate of the search, known after `prepare`."""
+        """Estimate of the search; available after `prepare`."""
         return self.plan.estimate
 
     def run(
         self, model: TrialModel, on_progress: Callable[[TuneProgress], None],
         file: TuneFile | None, *, with_drafts: bool = False,
     ) -> TuneResult:  # fmt: skip
-        """Search until the end, or until it is cancelled; store and return the result.
+        """Search until finished or cancelled; store and return the result.
 
         Args:
-            with_drafts: whether to measure the best split with each drafter afterwards.
+            with_drafts: whether to then measure the best split with each drafter.
         """
         self._others = other_load(self._params.all_devices)
         begun, plan = time.perf_counter(), self.plan
@@ -269,10 +268,10 @@ class Tuning:
 
 
 class Interlude:
-    """A search while a model may be loaded, which is restored afterwards.
+    """A search during which a loaded model, if any, makes room; it is restored afterwards.
 
     Args:
-        model: loaded model; None for none.
+        model: loaded model, if any.
         hold: called with the loaded model, or None, after every change.
         is_closing: returns whether restoring the model is pointless.
     """
@@ -286,10 +285,10 @@ class Interlude:
         send: Callable[[TuneStarted | TuneProgress], None],
         is_cancelled: IsCancelled,
     ) -> TuneResult:
-        """Run the search of a command, and restore the model.
+        """Run a command's search, and restore the model.
 
         Args:
-            send: receiver of the search's events.
+            send: called with the search's events.
 
         Raises:
             EngineError: the search was impossible, or the model could not be restored.
@@ -337,7 +336,7 @@ class Interlude:
         return None
 
     def _save(self, path: Path) -> None:
-        """Save the cache; without it a conversation is recomputed later."""
+        """Save the cache; if that fails, conversations are recomputed later."""
         if self._model is not None and self._model.n_cached:
             with suppress(StateFileError):
                 self._model.save_state(path)
@@ -366,7 +365,7 @@ def can_be_split_as(model: Model, params: LoadParams) -> bool:
 
 
 def _folder() -> Path | None:
-    """Return a folder on disk for a conversation's cache; temporary folders may be in memory."""
+    """Return a folder on disk for a conversation's cache, as temporary folders may be in memory."""
     folder = cache_folder()
     if folder is None:
         return None

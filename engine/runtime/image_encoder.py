@@ -1,4 +1,4 @@
-"""A vision encoder on one device, with a cache of recent results."""
+"""A vision encoder on one device, with a cache for recent results."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from engine.vision.images.resizing import ImageProcessor
 
 MAX_KEPT_BYTES = 256 << 20
-"""Largest size of the cached results: hundreds of images."""
+"""Maximum size of cached results, in bytes; this is enough for hundreds of images."""
 
 LEVELS = 255.0
-"""Largest value of a pixel's channel."""
+"""Maximum value of a pixel's channel."""
 
 
 class PictureWeight(PackedWeight):
-    """A packed matrix of a vision encoder, which multiplies all patches of an image together."""
+    """A packed matrix in a vision encoder, which multiplies all patches of an image together."""
 
     @classmethod
     def take_over(cls, slots: Sequence[Slot]) -> None:
-        """Replace the packed matrices of slots by matrices of this class."""
+        """Replace the packed matrices in slots by matrices of this class."""
         for slot in slots:
             held = getattr(slot.owner, slot.attribute)
             if isinstance(held, PackedWeight):
@@ -58,18 +58,17 @@ class ImageEncoder:
         path: path of the file.
         device: name of the device.
         text: the language model.
-        is_cancelled: polled; returning True ends the loading.
-        n_threads: number of CPU threads that encode, if the device is the CPU.
+        is_cancelled: polled; returning True stops the load.
+        n_threads: number of CPU threads for encoding, if the device is the CPU.
 
     Attributes:
         rule: image processor for prompts.
-        hash: hash of the file, see `model_hash`.
-        n_bytes: bytes of its weights.
+        hash: hash of the file; see `model_hash`.
+        n_bytes: size of its weights in bytes.
         n_encoded: number of images encoded so far.
 
     Raises:
-        EngineError: the file cannot be used with the model, the device is full, or it was
-            cancelled.
+        EngineError: the file does not fit the model, the device is full, or the load was cancelled.
     """
 
     def __init__(
@@ -99,13 +98,13 @@ class ImageEncoder:
         return image.number in self._kept
 
     def encode(self, image: PromptImage, is_cancelled: IsCancelled = never) -> Tensor:
-        """Return the features of an image in host memory, (tokens, n_text); cache recent ones.
+        """Return an image's features in host memory, (tokens, n_text); cache recent ones.
 
         Args:
-            is_cancelled: polled in each block of the encoder; returning True ends the work.
+            is_cancelled: polled in each block of the encoder; returning True stops the work.
 
         Raises:
-            EngineError: the device is full or lost, or it was cancelled.
+            EngineError: the device is full or lost, or the work was cancelled.
         """
         features = self._kept.pop(image.number, None)
         if features is None:
@@ -120,7 +119,7 @@ class ImageEncoder:
         return features
 
     def _use_threads(self) -> None:
-        """Let torch use all threads; the model's next pass sets its own number."""
+        """Let torch use all threads; the model's next pass sets its own thread count."""
         if self._torch_device.type == "cpu" and torch.get_num_threads() != self._n_threads:
             torch.set_num_threads(self._n_threads)
 

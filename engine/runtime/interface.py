@@ -1,4 +1,4 @@
-"""Interfaces of a model runner: groups of pages, copies of states, token sources."""
+"""Interfaces to a model runner: page groups, copies of states, token sources."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 SlotState = Sequence["Mapping[str, Tensor]"]
 """Copy of one sequence's recurrent states in host memory, independent of the split.
 
-For each recurrent layer, in order, its tensors as a single rank would have them: F32, all units in
-order (`RecurrentState.whole_shapes`). So it can be loaded after a re-split, and saved to a file. On
-several machines it is a reference, while each machine keeps its part.
+It has each recurrent layer's tensors, in order, as a single rank would have them: F32, all units in
+order (`RecurrentState.whole_shapes`). So it can be loaded after a re-split or saved to a file. With
+several machines it is a reference, and each machine keeps its part.
 """
 
 Guard = Callable[[str, int], AbstractContextManager[None]]
-"""Returns the context of a call on the ranks, which explains failures, given its purpose, such as
-"to compute the next tokens", and the number of tokens."""
+"""Returns the context for a call on the ranks, which explains failures, given the call's purpose,
+such as "to compute the next tokens", and the number of tokens."""
 
 
 class TokenSource(Protocol):
-    """Sampler of tokens on the device, which may run some tokens ahead of their reader.
+    """Sampler of tokens on a device, which may run some tokens ahead of their reader.
 
     It serves a single sequence at a time, and must be stopped before any other computation.
     """
@@ -42,30 +42,30 @@ class TokenSource(Protocol):
 
     @property
     def is_beyond(self) -> bool:
-        """Whether the token read last may have been run already, which cannot be undone."""
+        """Whether the last token read may already have been computed, which cannot be undone."""
         ...
 
     def serve(self, sampler: Sampler, never: Sequence[int]) -> bool:
-        """Sample as `sampler` would from now on; return False if the host must sample.
+        """From now on, sample as `sampler` would; return False if the host must sample.
 
-        Called before each token; `never` are token ids that must not be sampled.
+        This is called before each token; `never` has token ids that must not be sampled.
         """
         ...
 
     def next(self, token: int, piece: Piece, n_left: int) -> int | Logits | None:
-        """Run a token, and sample the next one.
+        """Compute a token and sample the next one.
 
         The random number is taken from the sampler, which has already accepted `token`.
 
         Args:
-            token: id of the token to run.
-            piece: its position: one token of a sequence, with tables that have pages for `n_left`
-                tokens. They must be the tables of the last call unless its `n_left` was 1.
-            n_left: limit of the tokens to sample from here on, including this one.
+            token: id of the token to compute.
+            piece: its position, with tables that have pages for `n_left` tokens. They must be the
+                tables of the last call unless its `n_left` was 1.
+            n_left: maximum number of tokens to sample from here on, including this one.
 
         Returns:
             The sampled token; or logits (n_vocab,), from which `sampler` must sample; or None if
-            these are lost too and the states are undefined.
+            the logits are also lost and the states are undefined.
         """
         ...
 
@@ -73,8 +73,8 @@ class TokenSource(Protocol):
         """Run nothing ahead of the reader for the next n tokens, so that no work is wasted.
 
         Returns:
-            Whether nothing is running, so that others may compute; otherwise it takes some calls of
-            `next`. States then do not include the token read last, see `is_beyond`.
+            Whether nothing is running, so that others may compute; otherwise this takes some calls
+            to `next`. The states then do not include the last token read; see `is_beyond`.
         """
         ...
 
@@ -82,8 +82,8 @@ class TokenSource(Protocol):
         """Wait until the device has finished all tokens.
 
         Returns:
-            Tokens that were run after the last one given to `next` and cannot be undone, so that
-            the cache holds them; none if the cache can rewind.
+            Tokens that were computed after the last one given to `next` and cannot be undone, so
+            that they stay in the cache; none if the cache can rewind.
         """
         ...
 
@@ -96,5 +96,5 @@ class PageGroup(NamedTuple):
 
 
 def page_groups(size: CacheSize, windows: Sequence[AttentionWindow]) -> Sequence[PageGroup]:
-    """Return the groups of a cache, given the window of each, see `windows_of`."""
+    """Return a cache's groups, given each group's window; see `windows_of`."""
     return [PageGroup(size.n_held(window) // PAGE, window) for window in windows]

@@ -40,21 +40,21 @@ log = logging.getLogger(__name__)
 COMMAND = program_command("engine.backends.gpu.self_test")
 
 START_S = 120.0
-"""Seconds for the child to import torch."""
+"""Seconds that the child has to import torch."""
 
 STEP_S = 120.0
-"""Seconds for one check, which compiles its kernels first."""
+"""Seconds for one check, including the compilation of its kernels."""
 
 
 def verdict_on(info: DeviceInfo, records: CardRecords | None = None) -> CardVerdict | None:
-    """Return whether kernels work on a GPU: the verdict on disk, else that of a new trial.
+    """Return whether kernels work on a GPU, from the verdict on disk or else a new trial.
 
     Args:
         info: the GPU.
-        records: store of verdicts; the user's by default.
+        records: store for verdicts; the user's by default.
 
     Returns:
-        None if no trial could be made.
+        None if no trial was possible.
     """
     records, key = records or CardRecords.of_user(), card_key(info)
     verdict = records.find(key, WHOLE_CARD)
@@ -74,11 +74,11 @@ def try_card(
     Args:
         info: the GPU.
         command: command line of the child.
-        start_s: timeout in seconds before its first step.
-        step_s: timeout in seconds of later steps.
+        start_s: timeout, in seconds, before its first step.
+        step_s: timeout, in seconds, for later steps.
 
     Returns:
-        None if the child did not start, or found something that says nothing about the kernels.
+        None if the child did not start, or its result says nothing about the kernels.
     """
     log.info("testing kernels on %s (%s) in a child process", info.id, info.name)
     try:
@@ -120,22 +120,22 @@ def _verdict(child: TrialProcess, start_s: float, step_s: float) -> CardVerdict 
 
 
 def only_shown(info: DeviceInfo) -> Mapping[str, str]:
-    """Return the environment variables of a process that sees only this GPU, as cuda:0."""
+    """Return the environment variables for a process that sees only this GPU, as cuda:0."""
     return variables_for({info.id: info.uuid}, on_hip=bool(torch.version.hip))
 
 
 UNSET = Sentence("Unset the environment variable {variable}.", variable=VARIABLE)
-"""Remedy where the slower backend was chosen on purpose."""
+"""Remedy if the slower backend was chosen on purpose."""
 
 NEEDED_BYTES = 64 << 20
-"""Bytes that the test needs in addition to loaded models, mostly for the code of kernels."""
+"""Bytes that the test needs in addition to loaded models, mostly for kernel code."""
 
 
 def prove_kernels(names: Iterable[str]) -> Fallbacks:
-    """Check that our kernels compute correctly on GPUs; refuse them where they do not.
+    """Check that our kernels compute correctly on GPUs; refuse kernels on GPUs where they do not.
 
     Args:
-        names: ids of the devices that hold parts of a model.
+        names: ids of the devices that have parts of a model.
 
     Returns:
         The model's list of fallbacks. A GPU without usable kernels computes with the torch
@@ -153,13 +153,13 @@ def prove_kernels(names: Iterable[str]) -> Fallbacks:
 
 
 def prove_cards(devices: Iterable[DeviceInfo]) -> Mapping[str, str]:
-    """Test our kernels on GPUs again in child processes, whatever the verdicts on disk.
+    """Test our kernels on GPUs again in child processes, regardless of the verdicts on disk.
 
     Args:
-        devices: any devices; the CPU is skipped, and all are if no kernels would be used.
+        devices: any devices; the CPU is skipped, and so are all GPUs if no kernels would be used.
 
     Returns:
-        The problem, as the end of a sentence, by GPU id; the others passed or could not be tested.
+        Problems, as ends of sentences, by GPU id; all other GPUs passed or could not be tested.
     """
     records, uses_kernels = CardRecords.of_user(), has_triton() and chosen_backend() != "reference"
     gpus = [info for info in devices if info.kind != "cpu" and uses_kernels]
@@ -173,7 +173,7 @@ def prove_cards(devices: Iterable[DeviceInfo]) -> Mapping[str, str]:
 
 
 def _problem_of(name: str) -> str:
-    """Return why not to use kernels on a GPU, tested once in a child process; "" if they work."""
+    """Return why kernels do not work on a GPU, tested once in a child process; "" if they work."""
     from engine.backends.gpu.launch.own_launcher import prepare  # needs Triton
 
     info = next((info for info in list_devices() if info.id == name), None)
@@ -181,7 +181,7 @@ def _problem_of(name: str) -> str:
         return _problem_here(name)
     try:
         prepare()
-    except EngineError as error:  # concerns this machine rather than the GPU
+    except EngineError as error:  # a problem of this machine rather than the GPU
         return str(error).rstrip(".")
     records = CardRecords.of_user()
     if verdict_on(info, records) is None:

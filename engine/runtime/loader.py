@@ -1,4 +1,4 @@
-"""Loading of ranks: their slices of the file, their caches and backends."""
+"""Loading of ranks: their slices of the file, and their caches and backends."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ if TYPE_CHECKING:
     from engine.model.layers.hparams import HParams
 
 PROGRESS_INTERVAL_S = 0.04
-"""Smallest time between two reports of progress, in seconds."""
+"""Minimum time between two progress reports, in seconds."""
 
 
 class ByteProgress:
-    """Progress of a load in bytes, summed over all ranks, with its cancellation check.
+    """Progress of a load in bytes, over all ranks, and its cancellation check.
 
     Args:
         total_bytes: number of bytes that all ranks will read.
         on_progress: called with the progress, from several threads, one at a time.
         is_cancelled: returns whether the user has cancelled.
-        doing: name of the work for the message of `Cancelled`, such as "Loading".
+        doing: name of the work for `Cancelled`'s message, such as "Loading".
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ByteProgress:
         self._other_work: dict[int, str] = {}
 
     def note(self, rank: int, doing: str) -> None:
-        """Report other work of a rank, such as compiling; "" once that is done."""
+        """Report other work by a rank, such as compiling; "" when that is done."""
         with self._lock:
             self._other_work[rank] = doing
             self._report()
@@ -113,7 +113,7 @@ def check_types(path: str, slots: Sequence[Slot]) -> None:
     """Check that every tensor can be dequantised.
 
     Raises:
-        UnsupportedQuant: names the first tensor that cannot.
+        UnsupportedQuant: a tensor cannot be; the error names the first one.
     """
     for slot in slots:
         if slot.tensor.type.number not in QUANTS:
@@ -127,12 +127,12 @@ def load_rank(
     """Load a rank's parts of tensors into the attributes that `slots` name.
 
     Args:
-        slots: tensors to load and the attributes of the rank's modules that hold them.
-        storage: storage format of the rank's matrices, see `engine.planning.plan.DevicePlan`.
+        slots: tensors to load, and the attributes of the rank's modules to store them in.
+        storage: storage format of the rank's matrices; see `engine.planning.plan.DevicePlan`.
         progress: progress of all ranks' loads.
 
     Raises:
-        ModelFileError: the file has changed or was cut short, or its drive fails.
+        ModelFileError: the file has changed or was truncated, or its drive failed.
         Cancelled: the user has cancelled.
     """
     with backend.loader(file, slots, rank, progress.add) as loader:
@@ -189,7 +189,7 @@ def _dequantised(
 
 
 def _blocks(file: GGUFFile, tensor: TensorInfo, slices: Slices) -> tuple[TensorBytes, slice]:
-    """Return the whole blocks that cover a slice, and the range of the slice's columns in them."""
+    """Return the whole blocks that cover a slice, and the slice's column range in them."""
     kind = tensor.type
     first = slices[-1].start // kind.block_size
     last = -(-slices[-1].stop // kind.block_size)
@@ -199,18 +199,18 @@ def _blocks(file: GGUFFile, tensor: TensorInfo, slices: Slices) -> tuple[TensorB
 
 
 Prepare = Callable[["Communicator"], "Communicator"]
-"""Prepares a communicator for captured tokens, see `Backend.captured_collectives`."""
+"""Prepares a communicator for captured tokens; see `Backend.captured_collectives`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankSetup:
-    """Settings that the builders of all ranks of a model share.
+    """Settings shared by the builders of all of a model's ranks.
 
     Attributes:
-        kinds: kind of each rank's device; ranks of one kind compute the same bits.
-        n_batch: largest number of prompt tokens in a pass.
-        communicator: makes a rank's communicator from its number, its device, and the function
-            that prepares one between ranks of this process for captured tokens.
+        kinds: kind of each rank's device; ranks of the same kind compute the same bits.
+        n_batch: maximum number of prompt tokens per pass.
+        communicator: returns a rank's communicator, given the rank's number, its device, and the
+            function that prepares communicators between this process's ranks for captured tokens.
         fallbacks: fallbacks that make the model's GPUs slower.
     """
 
@@ -228,7 +228,7 @@ class RankBuilder:
     """Builder of a model's ranks, called on each rank's own thread or in its own process.
 
     Args:
-        declaration: declaration with modules for the first rank of this process.
+        declaration: declaration with modules for this process's first rank.
         first: number of that rank.
     """
 
@@ -245,7 +245,7 @@ class RankBuilder:
         return self._made(number, self._own_declaration(number), ())
 
     def loaded(self, number: int, progress: ByteProgress) -> Rank:
-        """Return a rank with its weights and its cache; `progress` is that of all ranks."""
+        """Return a rank with its weights and its cache; `progress` covers all ranks."""
         mine = self._own_declaration(number)
         rank = self._made(number, mine, mine.states)
         try:
@@ -308,7 +308,7 @@ class RankBuilder:
         return Rank(declaration, storage, make_context(), backend, micro_batches)
 
     def _backend(self, number: int, has_kernels: bool) -> Backend:
-        """Return a rank's backend; that of an idle rank can record tokens, too."""
+        """Return a rank's backend; an idle rank's backend can also record tokens."""
         setup, device = self._setup, self._setup.devices[number]
         is_idle = number not in self._declaration.split.holders
         name = "cpu" if is_idle else setup.plan.devices[number].device
@@ -329,9 +329,9 @@ class RankBuilder:
 def make_group(
     plan: Plan, devices: Sequence[torch.device], params: LoadParams, fallbacks: Fallbacks
 ) -> ThreadGroup:
-    """Return the group in which the ranks of a model exchange values.
+    """Return the group in which a model's ranks exchange values.
 
-    If all of them use GPU kernels, collectives run on the devices without the host waiting.
+    If all ranks use GPU kernels, collectives run on the devices without the host waiting.
     """
     used = [d for d in plan.devices if d.memory.total]
     has_kernels = all(d.storage == "kernels" for d in used)
@@ -347,7 +347,7 @@ def make_group(
 
 @contextmanager
 def _explained(device: str) -> Iterator[None]:
-    """Turn errors, except out of memory and `Cancelled`, into a `KernelError` of the device."""
+    """Turn errors, except out of memory and `Cancelled`, into a `KernelError` for the device."""
     try:
         yield
     except Cancelled:

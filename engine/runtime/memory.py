@@ -1,4 +1,4 @@
-"""Rows of the KV cache on a rank, and the memory that a loaded model uses."""
+"""Rows of a rank's KV cache, and the memory that a loaded model uses."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 class CachedRows(NamedTuple):
-    """Location of some rows of keys or values; all values may come from JSON.
+    """Location of some rows of keys or values; all fields can be read from JSON.
 
     Attributes:
-        rank: number of the rank.
+        rank: the rank's number.
         layer: index of the layer in `Rank.states`.
         name: name of the tensor within the layer, such as "k".
-        units: range of heads of the rank, as (start, stop).
+        units: range of the rank's heads, as (start, stop).
         slots: ranges of slots, each as (start, stop).
-        row_bytes: number of bytes of a row.
+        row_bytes: bytes per row.
     """
 
     rank: int
@@ -41,17 +41,17 @@ class CachedRows(NamedTuple):
 
     @property
     def n_rows(self) -> int:
-        """Number of rows of each head."""
+        """Number of rows per head."""
         return sum(stop - start for start, stop in self.slots)
 
     def room(self) -> Tensor:
-        """Return uninitialised host memory for the rows, uint8 (heads, slots, bytes)."""
+        """Return uninitialised host memory for the rows, uint8 (heads, rows, bytes)."""
         return torch.empty(
             (self.units[1] - self.units[0], self.n_rows, self.row_bytes), dtype=torch.uint8
         )
 
     def read(self, held: Tensor) -> Tensor:
-        """Return a copy of the rows of a rank's tensor (heads, slots, width), as in `room`."""
+        """Return a copy of the rows in a rank's tensor (heads, slots, width), as in `room`."""
         found = self.room()
         for rows, part in self._parts(held):
             found[:, rows] = part
@@ -70,13 +70,13 @@ class CachedRows(NamedTuple):
 
 
 def plan_with_overheads(devices: Sequence[torch.device]) -> None:
-    """Plan with the memory that CUDA itself took of the GPUs in earlier loads."""
+    """Plan with the GPU memory that CUDA itself took in earlier loads."""
     if any(device.type == "cuda" for device in devices):
         use_measured_overheads(list_devices(), MachineFile.of_user())
 
 
 def keep_overheads(devices: Sequence[torch.device]) -> None:
-    """Save how much memory CUDA has taken of each GPU, all kernels loaded, for later plans."""
+    """Save how much memory CUDA takes on each GPU with all kernels loaded, for later plans."""
     taken = {str(d): taken_overhead(d) for d in set(devices) if d.type == "cuda"}
     for info in list_devices() if taken else ():
         n_bytes = taken.get(info.id)
@@ -85,14 +85,14 @@ def keep_overheads(devices: Sequence[torch.device]) -> None:
 
 
 BESIDE = ("draft", "pictures")
-"""Parts that may share a rank's device with the model, as `MemoryUse` names them."""
+"""Parts that may share a rank's device with the model, named as in `MemoryUse`."""
 
 
 class UsedMemory:
-    """Memory that the ranks of a loaded model and the parts in `BESIDE` use.
+    """Memory that a loaded model's ranks and the parts in `BESIDE` use.
 
     Args:
-        devices: device of each rank of this process.
+        devices: device of each rank in this process.
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
@@ -112,26 +112,26 @@ class UsedMemory:
         keep_overheads(self._devices)
 
     def note_pass(self, n_tokens: int) -> None:
-        """Measure after a pass over `n_tokens` tokens."""
+        """Take a measurement after a pass over `n_tokens` tokens."""
         if n_tokens > 1 and self._resident:  # reading it costs as much as a small model's token
             self._resident.note()
 
     def note_beside(self, kind: str, n_bytes: int) -> None:
-        """Note the bytes of one of `BESIDE`."""
+        """Note how many bytes a part in `BESIDE` uses."""
         self._beside[kind] = n_bytes
 
     def compared(self, plan: Plan, ranks: Sequence[Rank]) -> list[DeviceMemory]:
-        """Return the predicted and the measured bytes of each rank.
+        """Return each rank's predicted and measured bytes.
 
         Measured weights and KV cache are the sizes of their tensors. Measured compute is the peak
         beyond those since the load: on CUDA the allocator's, on the CPU the growth of this process
-        without newly used pages of the KV cache, divided among the ranks of a device in proportion
-        to the predictions.
+        excluding newly used pages of the KV cache. It is divided among a device's ranks in
+        proportion to the predictions.
         """
         result = []
         for planned, rank in zip(plan.devices, ranks, strict=True):
             compute = planned.memory.compute
-            if compute:  # do not query a GPU without a share
+            if compute:  # do not query a GPU that has no share
                 same = [d.memory.compute for d in plan.devices if d.device == planned.device]
                 compute = compute * self._compute(planned.device, ranks) // sum(same)
             beside = {k: n for k, n in self._beside.items() if getattr(planned.memory, k)}
@@ -148,10 +148,10 @@ class UsedMemory:
     def free_once_closed(
         self, free: Mapping[str, int], plan: Plan, ranks: Sequence[Rank]
     ) -> dict[str, int]:
-        """Return the free memory of each device once the model is freed, given that of now."""
+        """Return each device's free memory after freeing the model, given the current amount."""
         total = dict(free)
         for device in {d for d in self._devices if d.type == "cuda" and str(d) in total}:
-            total[str(device)] += torch.cuda.memory_allocated(device)  # with all rounding
+            total[str(device)] += torch.cuda.memory_allocated(device)  # including rounding
         if "cpu" not in total:
             return total
         for rank in ranks:
@@ -162,7 +162,7 @@ class UsedMemory:
         for planned in plan.devices:
             for kind, n_bytes in self._beside.items():  # kept, but planned for again
                 if getattr(planned.memory, kind) and planned.device == "cpu":
-                    total["cpu"] += n_bytes  # GPU memory is part of torch's
+                    total["cpu"] += n_bytes  # GPU memory is included in torch's
         return total
 
 

@@ -1,10 +1,11 @@
 """Two-batch overlap: a prompt batch in two micro-batches, one computed while the other is reduced.
 
-In each block the first micro-batch is ahead of the second, so the cache has the keys and values
-that the second one attends to. All-reduces that take as long as the matmuls become nearly free, and
-pipelined ranks compute at the same time; but each matrix is read, or dequantised, twice. Which
-matters more depends on links and GPUs, so it is measured when a model is loaded. The choice is
-kept, as the results of micro-batches may differ in their last bits from those of a whole batch.
+In each block, the first micro-batch is ahead of the second, so that the cache has the keys and
+values to which the second one attends. All-reduces that take as long as the matmuls become nearly
+free, and pipelined ranks compute simultaneously; but each matrix is read, or dequantised, twice.
+Which matters more depends on links and GPUs, so both are timed when a model is loaded. The choice
+is then kept, because the results of micro-batches may differ in their last bits from those of a
+whole batch.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ if TYPE_CHECKING:
     from engine.model.forward.context import Context
 
 MIN_MICRO_ROWS = 128
-"""Smallest number of tokens of a batch that is split; all-reduces of fewer take microseconds."""
+"""Minimum number of tokens in a batch to split; all-reduces for fewer take microseconds."""
 
 TRIED_ROWS = 512
-"""Largest batch, in tokens, to measure with, as a load computes four of them. Halves of larger
-batches cost less, so if it pays with this size it pays with those."""
+"""Maximum batch size, in tokens, to measure with, as a load computes four such batches. Splitting
+larger batches costs less, so if it pays for this size, it pays for those."""
 
 ORDER = (False, True, True, False)
-"""Order of the measurements: True is in micro-batches; each twice, because clock rates drift."""
+"""Order of the measurements: True for micro-batches; each twice, because clock rates drift."""
 
 MIN_GAIN = 0.03
-"""Smallest gain that counts, as a share of the time; less may be noise."""
+"""Minimum gain that counts, as a share of the time; less may be noise."""
 
 
 class MicroBatches:
-    """Computes prompt batches as two micro-batches, on one rank.
+    """Computation of prompt batches as two micro-batches, on one rank.
 
     Args:
-        comm: communicator of the rank.
+        comm: the rank's communicator.
         make_twin: returns a context for the second micro-batch, with the same cache.
     """
 
@@ -58,7 +59,7 @@ class MicroBatches:
 
         Args:
             first: context of the first T // 2 tokens.
-            batch: tokens of one sequence, with logits only of tokens from T // 2 on.
+            batch: tokens of one sequence, with logits only for tokens from T // 2 on.
         """
         (piece,), n = batch.pieces, len(ids) // 2
         n_past, first_logit = piece.n_past, batch.first_logit
@@ -83,7 +84,7 @@ class MicroBatches:
             self._comm.overlap = None
 
     def forget(self) -> None:
-        """Drop the second micro-batch's context, which refers to weights and caches."""
+        """Drop the second micro-batch's context, which references weights and caches."""
         self._twin = None
 
 
@@ -112,7 +113,7 @@ def micro_batches_pay(compute: Callable[[bool], object]) -> bool:
     """Return whether a batch takes less time in micro-batches than as a whole.
 
     Args:
-        compute: computes a batch, in micro-batches if True; all kernels are compiled already.
+        compute: computes a batch, in micro-batches if True; all kernels are already compiled.
     """
     seconds = {False: 0.0, True: 0.0}
     for in_micro_batches in ORDER:

@@ -52,31 +52,30 @@ NO_CANDIDATES = Sentence("its kernels cannot compare the likeliest tokens of all
 
 
 class ModelRunner:
-    """Runner of forward passes on all ranks of one model, which hold the KV cache.
+    """Runner for forward passes on all ranks of one model; the ranks hold the KV cache.
 
     It runs batches of several sequences without knowing which sequence uses which page; the
     scheduler keeps track of that.
 
-    Passes over single tokens are recorded and then replayed, see `engine.runtime.pass_executor`.
+    Passes over single tokens are recorded and then replayed; see `engine.runtime.pass_executor`.
     MTP blocks draft the next tokens: before a draft they read the tokens that were decoded since
-    the last one. A device that samples ahead has to stop for each draft, and models with MTP
-    blocks do not compute prompts in micro-batches on GPUs, so `--draft auto` loads the blocks on
-    CPUs only.
+    the last one. A device that samples ahead has to stop for each draft, and models with MTP blocks
+    do not compute prompts in micro-batches on GPUs, so `--draft auto` loads them only on CPUs.
 
     Args:
-        executor: executor of the ranks.
-        n_vocab: number of tokens of the vocabulary.
-        size: sizes of the cache, of the context and of batches.
+        executor: executor that runs the ranks.
+        n_vocab: vocabulary size.
+        size: cache, context and batch sizes.
         windows: attention window of each group of layers.
         can_rewind: whether the cache can drop its last tokens; recurrent states cannot.
-        guard: returns the contexts of calls on the ranks.
+        guard: returns the context in which calls on the ranks run.
         fallbacks: fallbacks that make the GPUs slower.
 
     Attributes:
         ranks: the ranks, in rank order; empty once closed.
         token_source: samples tokens on the device; None if the host samples all of them.
-        meeting: use of the one-shot all-reduces of the ranks' kernels.
-        n_batch: largest number of rows of a pass.
+        meeting: use of one-shot all-reduces by the ranks' kernels.
+        n_batch: maximum number of rows per pass.
         groups: groups of layers; each has a table in `Piece.tables`, in this order.
         n_slots: number of slots for recurrent states, at least 1.
     """
@@ -103,19 +102,19 @@ class ModelRunner:
 
     @property
     def one_shots(self) -> OneShotGroups | None:
-        """One-shot all-reduces of the ranks' kernels; None if there are none, or retired."""
+        """One-shot all-reduces of the ranks' kernels; None if unavailable or retired."""
         return self.meeting.control
 
     @property
     def max_verify_rows(self) -> int:
-        """Largest number of rows of a pass that verifies drafts with the bits of single rows."""
+        """Maximum number of rows with which verifying drafts gives the same bits as single rows."""
         busy = [rank for rank in self.ranks if not rank.is_idle]
         are_alike = all(rank.backend.captures or rank.device.type == "cpu" for rank in busy)
         return MAX_AT_ONCE if are_alike else SMALL_BATCH
 
     @property
     def passes(self) -> PassExecutor:
-        """Executor of passes over single tokens, made for the loaded ranks on first use."""
+        """Executor of passes over single tokens, created for the loaded ranks on first use."""
         if self._made_passes is None:
             self._made_passes = make_passes(
                 self.executor, self.ranks, self.batches, self.meeting, self.fallbacks,
@@ -153,10 +152,10 @@ class ModelRunner:
         for _ in range(self.passes.n_until_recorded):
             self.compute([0], Batch.of_one(0, 1, 0))
         compiles = any(rank.backend.compiles for rank in self.ranks)
-        if compiles or self.meeting.meetings.wait:  # perhaps on other machines alone
+        if compiles or self.meeting.meetings.wait:  # perhaps only on other machines
             most = min(self.n_ctx, self.n_batch)
             for n in rehearsed_rows(most):
-                is_done = self.rehearse(n) and n > FEW_ROWS  # no kernel of large sums waits
+                is_done = self.rehearse(n) and n > FEW_ROWS  # no kernel for large sums waits
                 if not is_done:
                     self.compute([0] * n, Batch.of_one(0, n, n - 1))
             self._try_micro_batches(min(most, micro_batches.TRIED_ROWS))
@@ -176,8 +175,8 @@ class ModelRunner:
     def rehearse(self, n: int) -> bool:
         """Compute n tokens while no kernel waits for another rank; return whether any could wait.
 
-        A device's first pass allocates memory and loads libraries, which waits for its kernels.
-        Two ranks that do so while their kernels wait for each other would deadlock.
+        A device's first pass allocates memory and loads libraries, which waits for the device's
+        kernels. Two ranks that do so while their kernels wait for each other would deadlock.
         """
         return self._rehearsed(lambda: self._computed([0] * n, Batch.of_one(0, n, n - 1)))
 
@@ -203,9 +202,9 @@ class ModelRunner:
 
         Args:
             ids: token ids, piece by piece.
-            batch: description of the rows. The pages of its tables must not be used otherwise until
-                the pass has ended. Without logits, devices may still compute after this returns:
-                errors are then raised by a later call, by `finish` at the latest.
+            batch: description of the rows. The pages in its tables must not be used for anything
+                else until the pass has finished. If no logits are requested, devices may still be
+                computing when this returns; errors then come later, at the latest from `finish`.
 
         Returns:
             (len(ids) - batch.first_logit, n_vocab), or (len(ids) - batch.first_logit, n_embd) if
@@ -227,10 +226,10 @@ class ModelRunner:
         Random numbers are taken from the samplers, which accept the tokens later.
 
         Args:
-            requests: sampling request of each row from `batch.first_logit` on; None for logits.
+            requests: sampling request for each row from `batch.first_logit` on; None for logits.
 
         Returns:
-            For each of these rows the next token, or logits (n_vocab,) from which the host samples.
+            The next token for each of these rows, or logits (n_vocab,) for the host to sample from.
         """
         if not any(requests) or not self.ranks:
             return list(self.forward(ids, batch))
@@ -248,7 +247,7 @@ class ModelRunner:
         """Number of tokens that `forward` has started and devices have not computed yet.
 
         Raises:
-            EngineError: a device has failed since, see `forward`.
+            EngineError: a device has failed in the meantime; see `forward`.
         """
         with self._guard(NEXT_TOKENS, 1), self._recovering():
             return self.batches.n_running
@@ -259,9 +258,9 @@ class ModelRunner:
             self.batches.finish()
 
     def compute(self, ids: Sequence[int], batch: Batch) -> Logits:
-        """Run the rows of a batch and return their logits; see `forward`.
+        """Run a batch's rows and return their logits; see `forward`.
 
-        Without logits nothing is read from devices: hosts run a few batches ahead of them.
+        If no logits are requested, nothing is read back, so hosts run a few batches ahead.
         """
         if batch.first_logit >= len(ids):
             with self._recovering():
@@ -277,14 +276,14 @@ class ModelRunner:
         size = passes.size_of(wide)
         passes.n_single[size] += captures_tokens()
         if passes.has(size):
-            self.batches.finish()  # a token's timeout is too short for them
+            self.batches.finish()  # a token's timeout is too short for prompt batches
             return self._read(lambda: self._found(passes.replay(wide_ids, wide))[: len(ids)], read)
         if not passes.is_due(size):
             return self._read(lambda: self._computed(ids, batch), read)
         slot, has_states = batch.pieces[0].state_slot, size == 1 and not self.can_rewind
         before = self.copied_states(slot) if has_states else ()
         found = self._read(lambda: self._recorded(wide_ids, wide)[: len(ids)], read)
-        if has_states:  # computed from other states, the token's keys and values would differ
+        if has_states:  # keys and values computed from other states would differ
             after = self.copied_states(slot)
             self.put_states(slot, before)
             self.sample_on_device(ids[0], batch.pieces[0])
@@ -343,7 +342,7 @@ class ModelRunner:
 
     @property
     def max_drafts(self) -> int:
-        """Largest number of drafts in a row: the number of blocks; a single one has no limit, 0."""
+        """Maximum number of consecutive drafts: the number of blocks, or 0 (no limit) for one."""
         return self._n_blocks if self._n_blocks > 1 else 0
 
     @property
@@ -355,21 +354,21 @@ class ModelRunner:
         return UnreadTokens(self._n_blocks)
 
     def noted(self, source: TokenSource) -> TokenSource:
-        """Return a token source that keeps tokens for the MTP blocks to read, if there are any."""
+        """Return a token source that keeps tokens for MTP blocks, if any, to read."""
         if self.drafter is None:
             return source
         me = weakref.ref(self)  # this object refers to the source
         return NotedSource(source, self._unread, lambda batch: _read_due(me(), batch))
 
     def draft(self, ids: Sequence[int], batch: Batch, number: int = 0) -> Logits:
-        """Return an MTP block's logits (n, n_vocab) of the tokens after `ids`.
+        """Return an MTP block's logits (n, n_vocab) for the tokens after `ids`.
 
-        A single block drafts any number of tokens, one after the other. Of several blocks, the
+        A single block drafts any number of tokens, one after the other. If there are several, the
         first drafts the first token, the second the next one, and so on.
 
         Args:
-            ids: a token of each sequence: the next one to compute, or the last draft.
-            batch: their positions, as in the pass that will compute them; there are pages.
+            ids: one token per sequence: the next one to compute, or the last draft.
+            batch: their positions, as in the pass that will compute them; pages are reserved.
             number: number of drafts made immediately before this one.
 
         Raises:
@@ -418,7 +417,7 @@ class ModelRunner:
 
         Args:
             token: token that has just been computed; it is computed once more.
-            piece: its position, with the recurrent states before it; anywhere while the cache is
+            piece: its position, with the recurrent states before it; arbitrary if the cache is
                 empty.
         """
         is_sure = all(
@@ -458,7 +457,7 @@ class ModelRunner:
     # the cache
 
     def copy_page(self, group: int, source: int, target: int) -> None:
-        """Copy a page of a group of layers on all ranks, after any earlier work."""
+        """Copy a page in a layer group on all ranks, after any earlier work."""
         ranks = self.ranks
         with self._guard(COPY, 1):
             self.executor.run(
@@ -466,14 +465,14 @@ class ModelRunner:
             )
 
     def clear_slot(self, slot: int) -> None:
-        """Reset the recurrent states of a slot to an empty sequence's."""
+        """Reset a slot's recurrent states to those of an empty sequence."""
         ranks = self.ranks
         with self._guard(BEGIN, 1):
             self.executor.run(lambda rank: ranks[rank].context.cache.reset(slot))
 
     @torch.inference_mode()
     def save_slot(self, slot: int) -> tuple[SlotState, int]:
-        """Return a copy of the recurrent states of a slot on the host, and its bytes."""
+        """Return a host copy of a slot's recurrent states, and its size in bytes."""
         self.finish()
         found = []
         with self._guard(Sentence("to save a recurrent state"), 1):
@@ -490,7 +489,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def load_slot(self, slot: int, state: SlotState) -> None:
-        """Restore the recurrent states of a slot from a copy."""
+        """Restore a slot's recurrent states from a copy."""
         with self._guard(Sentence("to restore a recurrent state"), 1):
             for (index, declared), whole in zip(self._recurrent_states(), state, strict=True):
                 for rank in self.ranks:
@@ -501,7 +500,7 @@ class ModelRunner:
                             held[name][run.goal : run.goal + run.n] = part.to(rank.device)
 
     def copied_states(self, slot: int) -> Sequence[Sequence[Tensor]]:
-        """Return copies of each rank's recurrent states of a slot, on its device."""
+        """Return copies of each rank's recurrent states for a slot, on that rank's device."""
         ranks = self.ranks
 
         def copied(rank: int) -> list[Tensor]:
@@ -510,7 +509,7 @@ class ModelRunner:
         return self.executor.run(copied)
 
     def put_states(self, slot: int, copies: Sequence[Sequence[Tensor]]) -> None:
-        """Restore each rank's recurrent states of a slot from `copied_states`."""
+        """Restore each rank's recurrent states for a slot from `copied_states`."""
         ranks = self.ranks
 
         def put(rank: int) -> None:
@@ -521,16 +520,16 @@ class ModelRunner:
         self.executor.run(put)
 
     def whole_state(self, state: SlotState) -> SlotState:
-        """Return the result of `save_slot` in memory of this process."""
+        """Return the result of `save_slot` in this process's memory."""
         return state
 
     def read_rows(self, rows: CachedRows) -> Tensor:
-        """Return a copy of keys or values of a rank on the host, see `CachedRows.read`."""
+        """Return a host copy of a rank's keys or values; see `CachedRows.read`."""
         with self._guard(COPY, 1), torch.inference_mode():
             return rows.read(self._held(rows))
 
     def write_rows(self, rows: CachedRows, found: Tensor) -> None:
-        """Copy keys or values to a rank, see `CachedRows.write`."""
+        """Copy keys or values to a rank; see `CachedRows.write`."""
         with self._guard(COPY, 1), torch.inference_mode():
             rows.write(self._held(rows), found)
 
@@ -539,11 +538,11 @@ class ModelRunner:
         return rank.context.cache.tensors(rank.states[rows.layer])[rows.name]
 
     def zero_rows(self, layer: int, slots: Sequence[Sequence[int]]) -> None:
-        """Zero slots of a layer with keys and values on all ranks.
+        """Zero slots of a layer that has keys and values, on all ranks.
 
         Args:
             layer: index of the layer in `Rank.states`.
-            slots: first one and the end of neighbouring slots, for each run of them.
+            slots: start and end of each run of adjacent slots.
         """
         with self._guard(COPY, 1), torch.inference_mode():
             for rank in self.ranks:
@@ -555,7 +554,7 @@ class ModelRunner:
         states = enumerate(self.ranks[0].states)
         return [(index, s) for index, s in states if isinstance(s, RecurrentState)]
 
-    # the end
+    # failure and closing
 
     def recover(self) -> None:
         """Make the runner usable again after a failure, or close it if a rank is lost."""
@@ -578,7 +577,7 @@ class ModelRunner:
     def close(self) -> None:
         """Free everything, raising nothing; safe to call twice.
 
-        What a lost rank uses is freed when its thread returns.
+        Memory that a lost rank uses is freed when its thread returns.
         """
         lost = self.executor.lost
         closing = [rank.close for rank in self.ranks if rank.number not in lost]

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from engine.runtime.interface import TokenSource
 
 Rows = tuple[Sequence[int], Batch]
-"""Tokens, and the pass that reads them."""
+"""Tokens and the pass that reads them."""
 
 Reading = tuple[int, Rows]
-"""Index of an MTP block, and the rows it reads."""
+"""Index of an MTP block and the rows that it reads."""
 
 
 class UnreadTokens:
     """The unread tokens of all sequences, by batch index.
 
     Args:
-        n_blocks: number of MTP blocks. Block k makes the k-th draft; a single block makes all.
+        n_blocks: number of MTP blocks. Block k makes the k-th draft; a single one makes all drafts.
     """
 
     def __init__(self, n_blocks: int = 1) -> None:
@@ -50,10 +50,10 @@ class UnreadTokens:
         """Return whether a single token would overwrite hidden states that are not read yet.
 
         Args:
-            n_ahead: number of tokens after it that may be computed along with it.
+            n_ahead: number of later tokens that may be computed along with it.
         """
         text = self._of.get(piece.batch_index)
-        most = KEPT_STATES - self._n_blocks + 1  # drafts take places, too
+        most = KEPT_STATES - self._n_blocks + 1  # drafts also take up places
         return text is not None and piece.stop + n_ahead - min(text.n_read) >= most
 
     def due(self, batch: Batch, n_ahead: int = 0) -> Iterator[Reading]:
@@ -80,9 +80,9 @@ class UnreadTokens:
         """Return the rows to read before a draft, and the draft's pass, which reads the rest.
 
         Args:
-            ids: token of each sequence: the next one to compute, or the last draft.
+            ids: one token per sequence: the next one to compute, or the last draft.
             batch: positions of these tokens.
-            number: number of drafts before them.
+            number: number of drafts before these tokens.
         """
         block = min(number, self._n_blocks - 1)
         if block < number:  # the block has computed the hidden states of drafts itself
@@ -99,7 +99,7 @@ class UnreadTokens:
         return [], (block, rows)
 
     def note_guess(self, batch: Batch, number: int = 0) -> None:
-        """Note that a block has read everything up to these tokens and drafted the next ones."""
+        """Note that a block has read up to and including these tokens to draft the next ones."""
         if number < self._n_blocks:
             for piece in batch.pieces:
                 self._text(piece).note_read(number, piece.stop)
@@ -113,12 +113,12 @@ class UnreadTokens:
 class _Text:
     """The last tokens of one sequence, including all that blocks have not read.
 
-    A token that a draft was based on is added before it is computed; another token at its position
-    removes it and all that follow.
+    A token on which a draft was based is added before it is computed; another token at its position
+    replaces it and all that follow.
 
     Attributes:
-        n_read: position up to which each block has read. Block k starts at position k + 1, as
-            there are no hidden states before.
+        n_read: position up to which each block has read. Block k starts at position k + 1, as there
+            are no hidden states before that.
     """
 
     def __init__(self, n_blocks: int) -> None:
@@ -159,8 +159,8 @@ def _singles(piece: Piece) -> list[Piece]:
 
 
 MAX_AHEAD = 8
-"""Most tokens that a source runs ahead of its reader, plus one that it cannot undo: their hidden
-states overwrite unread ones."""
+"""Maximum number of tokens that a source runs ahead of its reader, plus one that it cannot undo;
+their hidden states overwrite unread ones."""
 
 
 class NotedSource:
@@ -170,8 +170,8 @@ class NotedSource:
 
     Args:
         source: samples the tokens.
-        unread: the tokens that blocks have not read.
-        read: called before such a pass, so that the block reads.
+        unread: tokens that MTP blocks have not read.
+        read: called before unread hidden states would be overwritten, so that the block reads.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class NotedSource:
         return self._source.hold(n)
 
     def stop(self) -> Sequence[int]:
-        """Stop the source; note the tokens that it has run and cannot undo."""
+        """Stop the source; note the tokens that it has computed and cannot undo."""
         found = self._source.stop()
         for token in found:
             assert self._last is not None, "they follow a token that was run"

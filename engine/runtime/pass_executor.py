@@ -1,8 +1,8 @@
 """Passes over single tokens and MTP blocks: computed, then recorded or captured, then replayed.
 
-All passes of a size run the same operations, so one is recorded and then replayed: as native calls
-if all ranks use the CPU's kernels (`RecordedPasses`), else as CUDA graphs on the ranks with GPUs,
-in several parts if the hosts make the collectives (`CapturedPasses`).
+All passes of the same size run the same operations, so one is recorded and then replayed: as native
+calls if all ranks use CPU kernels (`RecordedPasses`), otherwise as CUDA graphs on the ranks with
+GPUs, in several parts if the hosts run the collectives (`CapturedPasses`).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_DRAFTS_RECORDED = 6
-"""Largest number of sizes of passes over an MTP block that are kept recorded."""
+"""Maximum number of pass sizes for which recordings of an MTP block are kept."""
 
 Results = Sequence["Tensor | None"]
-"""Result of each rank; exactly one has the logits, or one per machine."""
+"""Each rank's result; exactly one, or one per machine, has the logits."""
 
 Rehearse = Callable[[Callable[[int], "Tensor | None"]], object]
-"""Computes a task of ranks such that no kernel waits for another rank."""
+"""Runs a task on all ranks in such a way that no kernel waits for another rank."""
 
 
 def are_captured(ranks: Sequence[Rank]) -> bool:
@@ -68,12 +68,12 @@ def gpus_of(ranks: Sequence[Rank]) -> list[str]:
 
 
 class KernelMeetings(NamedTuple):
-    """Whether kernels of a model's ranks meet, in one-shot all-reduces.
+    """Whether the kernels of a model's ranks meet in one-shot all-reduces.
 
     Attributes:
         some: whether any do.
-        wait: whether they wait for each other, as on GPUs. Passes of a size are then computed once
-            beforehand without waiting, see `ModelRunner.rehearse`.
+        wait: whether they wait for each other, as on GPUs. For each size, a pass is then first
+            computed without waiting; see `ModelRunner.rehearse`.
     """
 
     some: bool
@@ -81,10 +81,10 @@ class KernelMeetings(NamedTuple):
 
 
 class OneShotUse:
-    """The one-shot all-reduces of a model's ranks, while they are in use.
+    """One-shot all-reduces of a model's ranks, as long as they are used.
 
     Attributes:
-        control: the all-reduces; None if there are none, or retired.
+        control: the all-reduces; None if there are none or they were retired.
     """
 
     def __init__(self, control: OneShotGroups | None, *, has_gpus: bool = False) -> None:
@@ -96,20 +96,20 @@ class OneShotUse:
 
     @property
     def here(self) -> KernelMeetings:
-        """Meetings of this machine's ranks."""
+        """Kernel meetings of this machine's ranks."""
         return KernelMeetings(self.control is not None, self.control is not None and self._has_gpus)
 
     @property
     def meetings(self) -> KernelMeetings:
-        """Meetings of all machines' ranks, the same on all machines."""
+        """Kernel meetings of all machines' ranks; the same on all machines."""
         return self.here if self._of_machines is None else self._of_machines
 
     def join(self, meetings: KernelMeetings, agreed: Callable[[str], str]) -> None:
-        """Agree with the other machines from now on, as their ranks take part in each pass.
+        """From now on, agree with the other machines, whose ranks take part in each pass.
 
         Args:
-            meetings: meetings of all machines' ranks.
-            agreed: see the method; called on all machines.
+            meetings: kernel meetings of all machines' ranks.
+            agreed: implementation of the method `agreed`; called on all machines.
         """
         self._of_machines, self._agreed = meetings, agreed
 
@@ -122,10 +122,10 @@ class OneShotUse:
         return nullcontext() if self.control is None else self.control.without_waiting()
 
     def may_try_again(self, why: str) -> bool:
-        """Return whether to repeat a pass that may have failed because kernels meet.
+        """Return whether to repeat a pass that may have failed because kernels wait for each other.
 
-        The first time it is repeated unchanged, as memory is allocated and libraries are loaded by
-        then. The second time one-shot all-reduces are retired.
+        The first time, it is repeated unchanged, because memory has been allocated and libraries
+        loaded by then. The second time, one-shot all-reduces are retired.
         """
         if not self.meetings.some:
             return False
@@ -144,15 +144,15 @@ class OneShotUse:
             self._of_machines = KernelMeetings(some=False, wait=False)
 
     def note_success(self) -> None:
-        """Note that kernels have met, so that the next failure counts as the first."""
+        """Note that kernels have met, so the next failure counts as the first."""
         self._has_tried_again = False
 
 
 class PassExecutor:
-    """Computes passes of all ranks without recording any, as for the reference backend.
+    """Executor that computes passes on all ranks without recording, as for the reference backend.
 
     Attributes:
-        n_until_recorded: number of the pass of a size that is recorded, from 1.
+        n_until_recorded: which pass of each size is recorded, counted from 1.
         n_single: number of passes over single tokens since `restart`, by size.
         n_drafts: number of passes over MTP blocks since `restart`, by size.
     """
@@ -166,7 +166,7 @@ class PassExecutor:
         self._refused: set[PassSize] = set()
 
     def may_repeat(self, batch: Batch) -> bool:
-        """Return whether a recording can replace a pass of this kind."""
+        """Return whether a recording can replace this kind of pass."""
         return False
 
     def size_of(self, batch: Batch) -> PassSize:
@@ -178,15 +178,15 @@ class PassExecutor:
         return ids, batch
 
     def has(self, size: PassSize) -> bool:
-        """Return whether all ranks have a recording of a size."""
+        """Return whether all ranks have a recording for a size."""
         return all(size in rank.recordings for rank in self._ranks)
 
     def is_due(self, size: PassSize) -> bool:
-        """Return whether a pass of a size, already counted, should be recorded."""
+        """Return whether the current pass, which is already counted, should be recorded."""
         return self.n_single[size] == self.n_until_recorded and size not in self._refused
 
     def record(self, ids: Sequence[int], batch: Batch) -> Results | None:
-        """Compute single tokens and record the pass; None if it cannot be recorded."""
+        """Compute single tokens and record the pass; return None if it cannot be recorded."""
         return None
 
     def replay(self, ids: Sequence[int], batch: Batch) -> Results:
@@ -194,10 +194,10 @@ class PassExecutor:
         raise AssertionError("nothing is recorded")
 
     def draft(self, ids: Sequence[int], batch: Batch, block: int, rehearse: Rehearse) -> Results:
-        """Run an MTP block, recorded or replayed if possible; `rehearse` a first pass if not.
+        """Run an MTP block, recorded or replayed if possible; otherwise `rehearse` the first pass.
 
         Returns:
-            Results with the requested logits, and perhaps further rows.
+            Results with the requested logits, and possibly additional rows.
         """
         ranks = self._ranks
         return self._run(lambda rank: ranks[rank].draft(ids, batch, block))
@@ -207,7 +207,7 @@ class PassExecutor:
         return False
 
     def restart(self) -> None:
-        """Restart counting after recordings were dropped."""
+        """Reset the counters after recordings were dropped."""
         self.n_single.clear()
         self.n_drafts.clear()
 
@@ -216,14 +216,14 @@ class PassExecutor:
 
 
 class RecordedPasses(PassExecutor):
-    """Passes that each rank records and replays on its own thread, with the CPU's kernels.
+    """Passes that each rank records and replays on its own thread, with CPU kernels.
 
-    The first pass of a size allocates buffers, so the second one is recorded.
+    The first pass of each size allocates buffers, so the second one is recorded.
     """
 
     def __init__(self, executor: RankExecutor, ranks: Sequence[Rank]) -> None:
         super().__init__(executor, ranks)
-        self._used: list[PassSize] = []  # sizes above 1, the most recently used last
+        self._used: list[PassSize] = []  # sizes above 1, most recently used last
 
     def may_repeat(self, batch: Batch) -> bool:
         return _are_few_singles(batch)
@@ -237,7 +237,7 @@ class RecordedPasses(PassExecutor):
     def replay(self, ids: Sequence[int], batch: Batch) -> Results:
         self._note(len(ids))
         ranks = self._ranks
-        # a lost rank may still read others' memory
+        # a lost rank may still read the other ranks' memory
         kept = [rank.recordings[len(ids)] for rank in ranks]
         return self._run(lambda rank: ranks[rank].replay(ids, batch) if kept else None)
 
@@ -277,13 +277,13 @@ class RecordedPasses(PassExecutor):
 class CapturedPasses(PassExecutor):
     """Passes that GPUs capture, all ranks together; ranks without a GPU recompute theirs.
 
-    A capture computes its tokens first, so the first pass of a size is captured.
+    A capture computes its tokens first, so the first pass of each size is captured.
 
     Args:
-        batches: prompt batches, which must end first: a token's timeout is too short for them.
-        meeting: use of the one-shot all-reduces of the ranks' kernels.
-        can_rewind: whether there are no recurrent states, which CPUs would update
-            again for each row that `padded` adds.
+        batches: prompt batches, which must finish first as a token's timeout is too short.
+        meeting: use of one-shot all-reduces by the ranks' kernels.
+        can_rewind: whether there are no recurrent states; CPUs would update these again for each
+            row that `padded` adds.
     """
 
     n_until_recorded = 1
@@ -309,8 +309,8 @@ class CapturedPasses(PassExecutor):
     def padded(self, ids: Sequence[int], batch: Batch) -> tuple[Sequence[int], Batch]:
         """Pad single tokens to a captured size by computing the last one repeatedly.
 
-        Its keys and values are written to the same slot again; recurrent states change once, see
-        `engine.backends.gpu.page_tables`.
+        Its keys and values are written to the same slot again; recurrent states change only once;
+        see `engine.backends.gpu.page_tables`.
         """
         n_more = captured_rows(len(ids)) - len(ids)
         if not n_more:
@@ -413,7 +413,7 @@ class CapturedPasses(PassExecutor):
         else:
             executor.run(restart, is_watched=True)
         if len(ranks) > 1:
-            executor.wait()  # all devices may take part in the logits of one
+            executor.wait()  # all devices may take part in computing one device's logits
         return [replay.result for replay in replays]
 
     def is_whole(self, size: PassSize) -> bool:
@@ -457,7 +457,7 @@ def has_kernels(ranks: Sequence[Rank]) -> bool:
 
 
 def _are_few_singles(batch: Batch) -> bool:
-    """Return whether all rows are single tokens with logits, as few as are recorded."""
+    """Return whether all rows are single tokens with logits, and few enough to be recorded."""
     if batch.first_logit or batch.wants_hidden or not batch.is_of_singles:
         return False
     return len(batch.pieces) <= MAX_AT_ONCE
@@ -466,8 +466,8 @@ def _are_few_singles(batch: Batch) -> bool:
 def padded_drafts(ids: Sequence[int], batch: Batch) -> tuple[Sequence[int], Batch] | None:
     """Pad a pass over an MTP block to a captured size; return None if there is none.
 
-    The first token that is only read, and the last one, are computed repeatedly: their keys and
-    values are written to the same slot again.
+    The first token that is only read, and the last token, are computed repeatedly; their keys and
+    values are written to the same slots again.
     """
     n_read, n_wide = batch.first_logit, captured_rows(len(ids) - batch.first_logit)
     n = n_wide

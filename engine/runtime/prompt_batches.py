@@ -1,4 +1,4 @@
-"""Batches of a prompt on all ranks; batches without logits run ahead of the host."""
+"""Prompt batches on all ranks; the host does not wait for those without logits."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from engine.runtime.rank import Rank
 
 MAX_AHEAD = 2
-"""Most batches that run or wait on devices: with one, devices would idle while hosts start the
-next; with more, cancelling would take longer."""
+"""Maximum number of batches that run or wait on devices: with one, devices would idle while hosts
+start the next; with more, cancelling would take longer."""
 
 
 class PromptBatches:
-    """Batches of a prompt on all ranks of a model.
+    """Prompt batches on all of a model's ranks.
 
     Attributes:
         in_micro_batches: whether large batches are computed in two halves.
@@ -36,7 +36,7 @@ class PromptBatches:
     def task(
         self, ranks: Sequence[Rank], ids: Sequence[int], batch: Batch
     ) -> Callable[[int], Tensor | None]:
-        """Return the function that computes tokens on a rank, given its number."""
+        """Return the function that computes tokens on a rank, given the rank's number."""
         whole, n = torch.tensor(ids), len(ids)
         if self._executor.has_gpus:
             whole = whole.pin_memory()  # so that the copy to devices does not wait for earlier work
@@ -50,7 +50,7 @@ class PromptBatches:
         return lambda rank: ranks[rank].compute(whole, batch, in_micro_batches=in_halves)
 
     def start(self, ranks: Sequence[Rank], ids: Sequence[int], batch: Batch) -> None:
-        """Start a batch without logits; wait only while more than `MAX_AHEAD` run."""
+        """Start a batch without logits; wait only while more than `MAX_AHEAD` batches run."""
         task = self.task(ranks, ids, batch)
         self._executor.run(task, is_watched=True, is_awaited=False)
         self._started.append((len(ids), self._executor.mark()))
@@ -58,11 +58,11 @@ class PromptBatches:
 
     @property
     def n_running(self) -> int:
-        """Number of tokens that were started without logits and are not computed yet."""
+        """Number of tokens that were started without logits and have not been computed yet."""
         return sum(n for n, mark in self._started if mark.late)
 
     def finish(self) -> None:
-        """Wait until all batches have ended.
+        """Wait until all batches have finished.
 
         Raises:
             CommError: see `RankExecutor.wait_for`.

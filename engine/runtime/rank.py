@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from engine.runtime.micro_batches import MicroBatches
 
 DraftSize = tuple[int, int, int]
-"""Index of an MTP block, number of tokens of its pass, and of tokens that are only read."""
+"""Index of an MTP block, tokens in its pass, and how many of them are only read."""
 
 
 class Captures(NamedTuple):
     """Which ranks with a part of a model capture passes over single tokens on their devices.
 
     Attributes:
-        some: whether any does; the others then take part step by step, with as many rows.
-        all: whether all do.
+        some: whether any rank does; the others then take part step by step, with as many rows.
+        all: whether all ranks do.
     """
 
     some: bool
@@ -53,21 +53,21 @@ class Rank:
     """One rank: its slices of the weights and its part of the cache, on one device.
 
     Args:
-        declaration: declaration of the model, with modules of this rank only.
-        storage: storage format of the rank's matrices, see `engine.planning.plan.DevicePlan`.
+        declaration: declaration of the model, with only this rank's modules.
+        storage: storage format of the rank's matrices; see `engine.planning.plan.DevicePlan`.
         context: context of the forward pass, with the cache and the communicator.
-        micro_batches: computes batches as micro-batches; None where hosts make the all-reduces.
+        micro_batches: computes batches as micro-batches; None if hosts run the all-reduces.
 
     Attributes:
-        model: modules of the rank, which hold its slices of the weights.
-        slots: tensors of the model and the attributes that hold the rank's parts of them.
+        model: the rank's modules, which hold its slices of the weights.
+        slots: the model's tensors and the attributes that hold the rank's parts of them.
         states: keys, values and recurrent states of the layers.
         is_idle: whether the rank has no part of the model.
-        tokens: input ids of passes over single tokens, int64 (MAX_AT_ONCE,).
+        tokens: input ids for passes over single tokens, int64 (MAX_AT_ONCE,).
         recordings: recordings of such passes, by size.
         draft_recordings: recordings of passes over MTP blocks.
         refusal: reason why tokens cannot be recorded; "" if they can.
-        elsewhere: captures of the ranks on other machines.
+        elsewhere: which ranks on other machines capture.
     """
 
     def __init__(
@@ -104,12 +104,12 @@ class Rank:
 
     @property
     def trunk_states(self) -> Sequence[State]:
-        """Keys, values and recurrent states of the main blocks, which compute every token."""
+        """Keys, values and recurrent states of the main blocks, excluding MTP blocks."""
         return self.states[: sum(len(block.states()) for block in self.model.trunk)]
 
     @property
     def trunk_slots(self) -> Sequence[Slot]:
-        """Tensors of the main blocks and of the model's ends, each once."""
+        """Tensors of the main blocks and of the model's input and output, each once."""
         n_trunk = self.model.hp.n_trunk
         slots = (slot for slot in self.slots if not isinstance(slot.owner, CopiedHead))
         places = ((slot, split_name(slot.tensor.name)) for slot in slots)
@@ -117,14 +117,14 @@ class Rank:
 
     @property
     def held(self) -> MemoryUse:
-        """Bytes of the weights and the cache that the rank holds now."""
+        """Current size of the rank's weights and cache, in bytes."""
         values = (self.value(index) for index in range(len(self.slots)))
         weights = sum(bytes_of(value) for value in values if value is not None)
         on_host = self.context.cache.host_bytes
         return MemoryUse(weights, self.context.cache.n_bytes - on_host, host_kv=on_host)
 
     def value(self, index: int) -> Weight | Tensor | None:
-        """Return the rank's part of a slot's tensor; None if it has none, or not yet."""
+        """Return the rank's part of a slot's tensor; None if it has none or has not loaded it."""
         slot = self.slots[index]
         value: Weight | Tensor | None = getattr(slot.owner, slot.attribute)
         return value
@@ -147,8 +147,8 @@ class Rank:
     def record(self, ids: Sequence[int], batch: Batch, block: int | None = None) -> Tensor | None:
         """Run single tokens, or an MTP block for them, and record the calls.
 
-        If tokens cannot be replayed, set `refusal`. A pass of this size must have run before, as
-        the first one allocates buffers that stay.
+        If tokens cannot be replayed, set `refusal`. A pass of this size must have run before,
+        because the first one allocates persistent buffers.
         """
         self.begin(ids, batch)
         if not isinstance(self.backend, CpuBackend):
@@ -170,7 +170,7 @@ class Rank:
         return logits
 
     def draft(self, ids: Sequence[int], batch: Batch, block: int) -> Tensor | None:
-        """Run an MTP block, given its index, for single tokens."""
+        """Run an MTP block, given by its index, for single tokens."""
         self.begin(ids, batch)
         logits = self._pass(len(ids), block)
         self._forget()
@@ -195,7 +195,7 @@ class Rank:
     def capture_task(
         self, ids: Sequence[int], batch: Batch, block: int | None = None
     ) -> CaptureTask:
-        """Return a pass, over an MTP block or the model, as a task for `capture_on_all`."""
+        """Return a pass over an MTP block or the model as a task for `capture_on_all`."""
         from engine.backends.gpu.decode.rank_capture import CaptureTask
 
         states = (
@@ -215,7 +215,7 @@ class Rank:
     def token_step(
         self, n_vocab: int, one_shot: OneShot | None, *, can_rewind: bool
     ) -> TokenStep | None:
-        """Return the rank's part in sampling on devices; None if it has no part of the model."""
+        """Return the rank's part in sampling on devices; None if the rank is idle."""
         from engine.backends.gpu.decode.token_stream import TokenStep
 
         if self.is_idle:
@@ -240,10 +240,10 @@ class Rank:
         return logits, None if hidden is None else hidden[-1]
 
     def captured(self, compute: Callable[[], Tensor | None]) -> Captured[Tensor | None]:
-        """Return a capture of `compute`; on a rank without a GPU a replay computes it again.
+        """Return a capture of `compute`; on ranks without a GPU, replaying it recomputes it.
 
         Raises:
-            NotRepeatable: the computation cannot be captured, see `gpu.launch.graph`.
+            NotRepeatable: the computation cannot be captured; see `gpu.launch.graph`.
         """
         if self.backend.captures and not self.is_idle:
             return self.backend.capture(compute)
@@ -259,7 +259,7 @@ class Rank:
         return found
 
     def replay(self, ids: Sequence[int], batch: Batch, block: int | None = None) -> Tensor | None:
-        """Replay the native recording of `record`; return the logits."""
+        """Replay the native recording made by `record`; return the logits."""
         recording = (
             self.recordings[len(ids)]
             if block is None
@@ -276,7 +276,7 @@ class Rank:
         recording.start()
 
     def begin(self, ids: Sequence[int], batch: Batch) -> None:
-        """Write the inputs of single tokens to memory: their ids, and where they belong."""
+        """Write the inputs for single tokens, their ids and positions, to memory."""
         if len(ids) == 1:
             self.tokens[:1].fill_(ids[0])
         else:
@@ -284,18 +284,18 @@ class Rank:
         self.context.begin(batch)
 
     def begin_token(self, token: int, piece: Piece) -> None:
-        """Write the inputs of a token of one sequence."""
+        """Write the inputs for one token of one sequence."""
         self.begin([token], Batch((piece,), 0))
 
     def _memory(self) -> Sequence[Tensor]:
-        """Return the current tensors that kernels use, except those that a pass allocates."""
+        """Return the tensors that kernels currently use, except those that a pass allocates."""
         return [*self.backend.memory, *self.context.ops.memory]
 
     def _forget(self) -> None:
         self.backend.forget()
 
     def drop_references(self) -> None:
-        """Drop all references to weights and caches except the modules and the cache."""
+        """Drop all references to weights and caches except the rank's modules and cache."""
         self.recordings.clear()
         self.draft_recordings.clear()
         if self.micro_batches is not None:
@@ -304,12 +304,12 @@ class Rank:
         self.backend.release()
 
     def close(self) -> None:
-        """End the backend's threads; safe to call twice."""
+        """Stop the backend's threads; safe to call twice."""
         self.backend.close()
 
 
 FEW_ROWS = 512
-"""Largest batch, in tokens, that takes little time of a load compared with the largest one."""
+"""Batch size, in tokens, up to which a pass adds little to the load time."""
 
 
 def warm_rows(most: int) -> list[int]:
@@ -318,7 +318,7 @@ def warm_rows(most: int) -> list[int]:
     The choice of kernels changes only at powers of two.
 
     Args:
-        most: largest number of tokens in a pass.
+        most: maximum number of tokens per pass.
     """
     return [*(1 << n for n in range((most - 1).bit_length())), most]
 
@@ -326,7 +326,7 @@ def warm_rows(most: int) -> list[int]:
 def token_steps(
     ranks: Sequence[Rank], one_shots: OneShotGroups | None, n_vocab: int, *, can_rewind: bool
 ) -> list[TokenStep | None]:
-    """Return each rank's part in sampling on devices; none if candidates cannot be sent.
+    """Return each rank's part in sampling on devices; empty if candidates cannot be exchanged.
 
     Args:
         one_shots: one-shot all-reduces of the ranks' kernels; None if there are none.
@@ -346,22 +346,22 @@ def token_steps(
 
 
 def rehearsed_rows(most: int) -> list[int]:
-    """Return the batch sizes to compute at a load: few tokens, and the largest batch.
+    """Return the batch sizes to compute during a load: small ones, and the largest.
 
-    Kernels of sizes between are compiled by then. The largest batch needs the most memory.
+    Kernels for sizes in between are already compiled. The largest batch needs the most memory.
     """
     return [n for n in warm_rows(most) if n <= FEW_ROWS or n == most]
 
 
 class Replay:
-    """Captured pass of a rank."""
+    """A rank's captured pass."""
 
     def __init__(self, captured: Captured[Tensor | None]) -> None:
         self._captured = captured
 
     @property
     def is_whole(self) -> bool:
-        """Whether any thread may start the replay, see `gpu.launch.graph.Captured`."""
+        """Whether any thread may start the replay; see `gpu.launch.graph.Captured`."""
         return self._captured.is_whole
 
     def start(self) -> None:
@@ -370,7 +370,7 @@ class Replay:
 
     @property
     def result(self) -> Tensor | None:
-        """Logits of the last replay; on a GPU in memory that the next replay overwrites."""
+        """Logits of the last replay; on a GPU, the next replay overwrites them."""
         found = self._captured.result
         return found.clone() if found is not None and found.is_cpu else found
 

@@ -1,14 +1,14 @@
-"""Re-split: a loaded model changes from one split to another in the middle of a conversation.
+"""Re-split: a loaded model changes from one split to another during a conversation.
 
 Only weights that a device does not already hold in the same format are read from the file again.
 Keys, values and recurrent states are copied unchanged, layer by layer. If anything fails, the old
 split is restored. The new split adds partial sums in another order, so its logits are rounded
-differently: they have the bits of a model that was loaded with the new split and has read the same
-state from a file.
+differently: they have the same bits as if the model had been loaded with the new split and had read
+the same state from a file.
 
-A device never holds more weights, keys and values than the larger of its amounts before and after,
-plus those of one block. KV heads that several ranks hold are copied from one of them; on ranks of
-one kind, which compute the same bits, they are equal.
+A device never stores more weights, keys and values than the larger of its amounts before and after,
+plus those of one block. KV heads that are on several ranks are copied from one of them; they are
+equal on ranks of the same kind, which compute the same bits.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     from engine.runtime.rank import Rank
 
 UsedSlots = Sequence[Sequence[range]]
-"""For each group of layers, the ranges of slots of the KV cache to keep."""
+"""For each group of layers, the ranges of KV cache slots to keep."""
 
 DOING = Sentence("to re-split the model")
-"""Purpose of the memory that a re-split takes, for errors."""
+"""Purpose for which a re-split needs memory, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two splits of a transfer; failures of calls are explained in `explaining`."""
+    """One of the two splits in a transfer; `explaining` explains failed calls."""
 
     ranks: Sequence[Rank]
     executor: RankExecutor
@@ -58,7 +58,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class TransferBlock:
-    """Unit of a transfer: a block of the model, or a tensor outside of all blocks.
+    """Unit of a transfer: a block of the model, or a tensor outside all blocks.
 
     Attributes:
         slots: indices into `Rank.slots`.
@@ -70,13 +70,13 @@ class TransferBlock:
 
 
 class Transfer:
-    """Transfer of weights and caches from the ranks of an old split to those of a new one.
+    """Transfer of weights and caches from an old split's ranks to a new split's.
 
-    The new ranks have neither weights nor layers in their caches yet. After `run` they have
-    everything, and the old ones are to be closed; after `undo` it is the other way round.
+    The new ranks start with no weights, and no layers in their caches. After `run` they have
+    everything, and the old ranks should be closed; after `undo` it is the other way round.
 
     Args:
-        used: slots of the cache to keep, see `UsedSlots`.
+        used: slots of the cache to keep; see `UsedSlots`.
         on_progress: called with the progress of reading the file.
         is_cancelled: returns whether the user has cancelled.
     """
@@ -104,7 +104,7 @@ class Transfer:
         """Transfer everything.
 
         Raises:
-            EngineError: a device is full or lost, or the user cancelled; call `undo` then.
+            EngineError: a device is full or lost, or the user cancelled; then call `undo`.
         """
         for rank in self._old.ranks:
             rank.drop_references()
@@ -121,7 +121,7 @@ class Transfer:
         """Restore the old ranks and empty the new ones.
 
         Raises:
-            EngineError: restoring failed, and neither side can be used.
+            EngineError: restoring failed, so neither side can be used.
         """
         for rank in self._new.ranks:
             for index in range(len(rank.slots)):
@@ -180,7 +180,7 @@ class Transfer:
         )  # fmt: skip
 
     def _move_state(self, source: Side, target: Side, index: int) -> None:
-        """Move the state of one layer; if that fails, `source` still has all of it."""
+        """Move one layer's state; if that fails, `source` still has all of it."""
         staying = _staying(source.ranks, target.ranks, index)
 
         def receive(number: int) -> None:
@@ -200,7 +200,7 @@ class Transfer:
         _drop(source.ranks, index)
 
     def _move(self, block: TransferBlock) -> Move:
-        """Return the bytes that a block takes on devices, and that old caches free."""
+        """Return the bytes that a block takes up on devices, and the bytes that old caches free."""
         adds: Counter[str] = Counter()
         drops: Counter[str] = Counter()
         for rank in self._new.ranks:
@@ -239,10 +239,10 @@ class Transfer:
 
 
 def copy_state(sources: Sequence[Rank], rank: Rank, index: int, used: UsedSlots) -> None:
-    """Copy a rank's part of a layer's state unchanged from the ranks of another split.
+    """Copy a rank's part of a layer's state unchanged from the ranks in another split.
 
     Args:
-        sources: ranks of the other split.
+        sources: ranks in the other split.
         index: index of the layer's state in `Rank.states`.
         used: slots of the cache to copy; recurrent states are copied whole.
     """
@@ -263,7 +263,7 @@ def copy_state(sources: Sequence[Rank], rank: Rank, index: int, used: UsedSlots)
 
 
 def _parts_to_copy(rank: Rank, state: State, used: UsedSlots) -> list[tuple[slice, ...]]:
-    """Return the parts of a layer's tensors to copy: of keys and values only the slots in use."""
+    """Return the parts of a layer's tensors to copy; for keys and values, only the slots in use."""
     if isinstance(state, RecurrentState):
         return [(slice(None),)]
     slots = used[rank.context.cache.kv(state).group]
@@ -271,7 +271,7 @@ def _parts_to_copy(rank: Rank, state: State, used: UsedSlots) -> list[tuple[slic
 
 
 def _kept_slots(old: Sequence[Rank], new: Sequence[Rank]) -> dict[tuple[int, int], int]:
-    """Return the old rank from which each (new rank, slot) takes its value on the same device."""
+    """Return the old rank on the same device from which each (new rank, slot) takes its value."""
     kept: dict[tuple[int, int], int] = {}
     for index in range(len(new[0].slots)):
         holders: dict[object, list[int]] = defaultdict(list)
@@ -287,7 +287,7 @@ def _kept_slots(old: Sequence[Rank], new: Sequence[Rank]) -> dict[tuple[int, int
 def _kept_whole(
     kept: Mapping[tuple[int, int], int], old: Sequence[Rank]
 ) -> dict[tuple[int, int], int]:
-    """Return `kept` without matrices that share memory with others that are not kept."""
+    """Return `kept`, excluding matrices that share memory with others that are not kept."""
     taken = {(source, index) for (_, index), source in kept.items()}
     left = {
         (rank.number, arena_key(slot, rank.storage))
@@ -316,7 +316,7 @@ def _form(rank: Rank, index: int) -> object:
 
 
 def _staying(source: Sequence[Rank], target: Sequence[Rank], index: int) -> dict[int, int]:
-    """Return the source rank, on the same device, whose state each target rank can take whole."""
+    """Return, for each target rank, the source rank whose state it can take over whole."""
     holders: dict[object, list[int]] = defaultdict(list)
     for rank in source:
         holders[rank.context.cache.memory_key(rank.states[index])].append(rank.number)

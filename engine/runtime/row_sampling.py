@@ -1,4 +1,4 @@
-"""Sampling of a pass's rows on the GPU that has their logits, or on the host."""
+"""Sampling from a pass's rows on the GPU that has their logits, or on the host."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 
 class RowSampling:
-    """Samples rows on the rank that has their logits.
+    """Sampler of rows on the rank that has their logits.
 
     Args:
-        executor: executor of the ranks.
-        rank: the first rank of the output head.
-        n_vocab: number of tokens of the vocabulary.
+        executor: executor that runs the ranks.
+        rank: first rank of the output head.
+        n_vocab: vocabulary size.
     """
 
     def __init__(self, executor: RankExecutor, rank: Rank, n_vocab: int) -> None:
@@ -41,12 +41,12 @@ class RowSampling:
     def results(
         self, logits: Tensor, ids: Sequence[int], requests: Sequence[SamplingRequest | None]
     ) -> list[int | Logits]:
-        """Return the next token of each row, or its logits (n_vocab,) where the host samples.
+        """Return each row's next token, or its logits (n_vocab,) if the host samples.
 
         Args:
             logits: F32 (n, n_vocab) on the rank's device.
-            ids: token of each row.
-            requests: sampling request of each row; None where the host samples.
+            ids: each row's token.
+            requests: each row's sampling request; None if the host samples.
         """
         if not self._is_possible or not any(requests):
             return list(logits.cpu().numpy())

@@ -1,4 +1,4 @@
-"""A loaded model with ranks that are threads of this process."""
+"""A loaded model whose ranks are threads of this process."""
 
 from __future__ import annotations
 
@@ -58,29 +58,29 @@ log = logging.getLogger(__name__)
 
 
 class ThreadRuntime:
-    """Owner of a loaded model whose ranks are threads: loads and re-splits it, measures its memory.
+    """Owner of a loaded model whose ranks are threads; loads and re-splits it and measures memory.
 
     Args:
-        file: file of the model.
-        params: parameters of the load.
+        file: the model's file.
+        params: load settings.
         on_progress: called with the progress, from several threads, one at a time.
         is_cancelled: returns whether the user has cancelled; called between chunks of weights.
-        donor: runtime of the same file with another split, from which this one takes weights and
-            cache. It is closed at the end, or stays usable if this one fails.
+        donor: runtime with another split of the same file, from which to take weights and cache. It
+            is closed at the end, or stays usable if this fails.
         used: slots of the cache to take from `donor`.
 
     Attributes:
-        local: numbers of the ranks of this process.
-        devices: device of each of them.
+        local: numbers of this process's ranks.
+        devices: devices of these ranks.
         directions: sum of the control vectors, by layer.
         fallbacks: fallbacks that make the GPUs slower.
-        draft: kind of drafts to request for another split of the same layers.
+        draft: kind of drafts to request for another split with the same layers.
         mmproj: path of the vision encoder's file; "" for none.
         left_pictures: whether a vision encoder was left out for lack of memory.
-        plan: placement and predicted memory of the model.
-        n_threads: number of CPU threads of all ranks together.
+        plan: the model's placement and predicted memory.
+        n_threads: total number of CPU threads over all ranks.
         group: group in which the ranks exchange values.
-        runner: runner of forward passes on all ranks.
+        runner: runner for forward passes on all ranks.
 
     Raises:
         EngineError: the file, the split or a device cannot be used; nothing stays allocated.
@@ -147,7 +147,7 @@ class ThreadRuntime:
         self.group = make_group(plan, self.devices, params, self.fallbacks)
         self.plan = replace(self.plan, warnings=(*self.plan.warnings, *self.group.notes))
         executor = RankExecutor(self.devices, self.group, threads)
-        me = weakref.ref(self)  # a cycle would keep weights alive
+        me = weakref.ref(self)  # a reference cycle would keep weights alive
         self.runner = self._runner_type()(
             executor, self.hp.n_vocab, self.plan.cache_size, self._windows,
             can_rewind=self.can_rewind,
@@ -164,7 +164,7 @@ class ThreadRuntime:
         return torch_devices(names, holders)
 
     def _kinds(self, devices: Sequence[torch.device]) -> Sequence[str]:
-        """Return the kind of each rank's device; ranks of one kind compute the same bits."""
+        """Return each rank's kind of device; ranks of the same kind compute the same bits."""
         return [kind_of(device) for device in devices]
 
     def _communicator(self, rank: int, device: torch.device, prepare: Prepare) -> Communicator:
@@ -175,7 +175,7 @@ class ThreadRuntime:
 
     @property
     def local_plan(self) -> Plan:
-        """Part of the plan for the ranks of this process."""
+        """Part of the plan for this process's ranks."""
         if len(self.local) == len(self.plan.devices):
             return self.plan
         return replace(self.plan, devices=tuple(self.plan.devices[rank] for rank in self.local))
@@ -187,7 +187,7 @@ class ThreadRuntime:
 
     @property
     def token_source(self) -> TokenSource | None:
-        """Token source that samples on the device; None if the host samples."""
+        """Token source that samples on a device; None if the host samples."""
         return self.runner.token_source
 
     @token_source.setter
@@ -257,7 +257,7 @@ class ThreadRuntime:
         return Side(self.ranks, self.runner.executor, lambda: self._explaining(DOING))
 
     def _take_back(self, transfer: Transfer, error: BaseException) -> None:
-        """Take back everything after a failed re-split; close this runtime if that fails, too."""
+        """Take everything back after a failed re-split; if that also fails, close this runtime."""
         self.runner.drop_recordings()
         try:
             transfer.undo()
@@ -269,23 +269,23 @@ class ThreadRuntime:
                 )
 
     def free_once_closed(self, free: Mapping[str, int]) -> dict[str, int]:
-        """Return the free memory of each device once the model is freed, given that of now."""
+        """Return each device's free memory after freeing the model, given the current amount."""
         return self._memory.free_once_closed(free, self.plan, self.ranks)
 
     def kernel_s(self) -> list[float] | None:
-        """Return each rank's seconds in kernels so far; None unless all ranks measure them."""
+        """Return each rank's total seconds in kernels; None unless all ranks measure this."""
         found = [rank.backend.kernel_s for rank in self.ranks]
         known = [seconds for seconds in found if seconds is not None]
         return known if len(known) == len(self.devices) else None
 
     @contextmanager
     def _explaining(self, doing: str, n_tokens: int = 1) -> Iterator[None]:
-        """Translate failures into errors for users, and drop recordings after each failure.
+        """Translate failures into errors for users, and drop recordings after a failure.
 
-        Their collectives cannot be replayed. If a rank or a GPU is lost, the runtime is closed.
+        Recorded collectives cannot be replayed. If a rank or GPU is lost, close the runtime.
         """
         if torch.get_num_threads() != self.threads_per_rank:
-            torch.set_num_threads(self.threads_per_rank)  # torch has one setting for all models
+            torch.set_num_threads(self.threads_per_rank)  # torch's setting is shared by all models
         try:
             yield
         except BaseException as error:
@@ -314,16 +314,16 @@ class ThreadRuntime:
         return OutOfDeviceMemory(device, needed, free, doing)
 
     def memory(self) -> list[DeviceMemory]:
-        """Return the predicted and the measured bytes of each rank; see `UsedMemory.compared`."""
+        """Return each rank's predicted and measured bytes; see `UsedMemory.compared`."""
         return self._memory.compared(self.local_plan, self.ranks)
 
     def rest(self) -> None:
-        """Put the ranks' threads to sleep until the next pass: another model needs the cores."""
+        """Put the ranks' threads to sleep until the next pass, as another model needs the cores."""
         for rank in self.ranks:
             rank.backend.rest()
 
     def note_beside(self, kind: str, n_bytes: int) -> None:
-        """Note the device memory, in bytes, of `kind`, one of `BESIDE`."""
+        """Note the device memory, in bytes, used by `kind`, one of `BESIDE`."""
         self._memory.note_beside(kind, n_bytes)
         self._memory.watch(self.ranks)
 
@@ -336,11 +336,11 @@ class ThreadRuntime:
     def close(self) -> None:
         """Free everything, raising nothing; safe to call twice.
 
-        What a lost rank uses is freed when its thread returns.
+        Memory that a lost rank uses is freed when its thread returns.
         """
         lost = self.runner.executor.lost
         mark_hanging(self.devices[rank] for rank in lost)
-        is_in_use = lost or has_stopped(self.devices)  # kernels of the others may still write there
+        is_in_use = lost or has_stopped(self.devices)  # other ranks' kernels may still write to it
         call_all(
             self._finalizer,
             self.runner.close,
@@ -379,8 +379,8 @@ _opener_on_machines: Callable[..., ThreadRuntime] = _without_machines
 
 
 def open_on_machines_by(opener: Callable[..., ThreadRuntime]) -> None:
-    """Set the function that loads models on several machines, called like `open_runtime`."""
-    global _opener_on_machines  # a process is one of several machines, or none
+    """Set the function that loads models on several machines; it is called like `open_runtime`."""
+    global _opener_on_machines  # a process takes part as one machine at most
     _opener_on_machines = opener
 
 
@@ -388,10 +388,10 @@ def open_runtime(
     file: GGUFFile, params: LoadParams, on_progress: ProgressSink, is_cancelled: IsCancelled,
     donor: ThreadRuntime | None = None, used: UsedSlots = (),
 ) -> ThreadRuntime:  # fmt: skip
-    """Return a `ThreadRuntime`; GPUs on which our kernels do not compile use the reference backend.
+    """Return a `ThreadRuntime`; GPUs whose kernels do not compile use the reference backend.
 
     Raises:
-        EngineError: see `ThreadRuntime`; or the load is for several machines, and none have joined.
+        EngineError: see `ThreadRuntime`; or the load needs several machines, but none have joined.
     """
     if params.machines:
         return _opener_on_machines(file, params, on_progress, is_cancelled, donor, used)

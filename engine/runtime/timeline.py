@@ -1,6 +1,6 @@
-"""Times of a token on each rank: computing, waiting for other ranks, and the rest.
+"""A token's times on each rank: computing, waiting for other ranks, and the rest.
 
-They are read from clocks that run anyway, so measuring costs only microseconds.
+They are read from clocks that run anyway, so measuring takes only microseconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
-    """Seconds of one rank for one token: in kernels, and waiting for others in collectives."""
+    """One rank's seconds for one token: in kernels, and waiting for others in collectives."""
 
     computed_s: float
     waited_s: float
@@ -32,7 +32,7 @@ class TokenTimes:
         position: position of the token in the context.
         seconds: seconds from its id to its logits; a rank that neither computes nor waits is in
             Python code.
-        ranks: times of each rank, in rank order.
+        ranks: each rank's times, in rank order.
     """
 
     position: int
@@ -46,7 +46,7 @@ class KernelTime:
 
     Attributes:
         count: number of launches.
-        seconds: seconds of all launches together.
+        seconds: total seconds over all launches.
     """
 
     device: str
@@ -57,10 +57,10 @@ class KernelTime:
 
 @dataclass(frozen=True, slots=True)
 class GpuTimes:
-    """Average times of a token on the GPUs.
+    """Average times per token on the GPUs.
 
     Attributes:
-        kernels: times of the kernels, the longest first.
+        kernels: the kernels' times, longest first.
         busy_s: seconds in which anything ran, by device id.
     """
 
@@ -69,7 +69,7 @@ class GpuTimes:
 
 
 class _Clock(NamedTuple):
-    """Clock readings of one rank; `worked_s` is None if its kernels are not timed."""
+    """One rank's clock readings; `worked_s` is None if its kernels are not timed."""
 
     worked_s: float | None
     waited_s: float
@@ -78,14 +78,14 @@ class _Clock(NamedTuple):
 def timed(
     ranks: Sequence[Rank], position: int, compute: Callable[[], T], begun: float | None = None
 ) -> tuple[T, TokenTimes]:
-    """Compute a token; return the result and the times of each rank.
+    """Compute a token; return the result and each rank's times.
 
-    On ranks whose kernels are not timed (GPUs, the reference) all time except waiting counts as
+    On ranks whose kernels are not timed (GPUs, the reference), all time except waiting counts as
     computing.
 
     Args:
         position: position of the token in the context.
-        begun: start of the token, in seconds of `time.perf_counter`; None for now.
+        begun: `time.perf_counter()` when the token started; None for now.
     """
     before = [_clock(rank) for rank in ranks]
     start = time.perf_counter() if begun is None else begun

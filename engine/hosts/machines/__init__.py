@@ -1,5 +1,5 @@
-"""Processes of one model on several machines: how they find each other, start and end together.
+"""One model's processes on several machines: how they find each other, start and stop together.
 
-After a handshake with a token, torchrun's agents start workers; `engine.distributed` computes. Only
-`agent` and `worker` import torch.
+After a handshake with a token, torchrun's agents start workers; `engine.distributed` does the
+computing. Only `agent` and `worker` import torch.
 """

@@ -1,8 +1,8 @@
-"""Runs torchrun's agent for this machine: `python -m engine.hosts.machines.agent TASK`.
+"""Program that runs torchrun's agent: `python -m engine.hosts.machines.agent TASK`.
 
-TASK is the JSON of an `AgentTask`. Optional further arguments are the handle of a connection to
-this program's parent, for the worker, and the parent's id. The agent starts one worker
-(`engine.hosts.machines.worker`), watches it, and ends with it. It reports a fault to its parent as
+TASK is an `AgentTask` as JSON. Optional further arguments are the handle of a connection to this
+program's parent, for the worker, and the parent's process id. The agent starts one worker
+(`engine.hosts.machines.worker`), watches it, and exits with it. It reports a fault to its parent as
 a line of JSON on its output.
 """
 
@@ -28,28 +28,28 @@ from engine.hosts.machines.interfaces import listen_for_machines
 from engine.util.programs import program_command, tie_to_parent
 
 VARIABLE = "TANDEM_MACHINE"
-"""Environment variable of the worker with the task."""
+"""The worker's environment variable with the task."""
 
 PLACE_VARIABLE, KEY_VARIABLE = "TANDEM_AGENT", "TANDEM_AGENT_KEY"
-"""Environment variables of the worker: address of the agent, and the authentication key."""
+"""The worker's environment variables with the agent's address and the authentication key."""
 
 LOOK_S = 0.25
 """Seconds between two checks of the worker."""
 
 MAX_STOPPED = 6
-"""Number of consecutive checks that find the worker stopped before it counts as lost."""
+"""Number of consecutive checks that find the worker stopped after which it counts as lost."""
 
 MAX_SILENT = 120
-"""The same without a heartbeat: some libraries hold Python's lock."""
+"""The same for checks without a heartbeat, as some libraries hold Python's lock."""
 
 CONNECT_S = 60
-"""Seconds in which all machines must have started their workers."""
+"""Seconds within which all machines must start their workers."""
 
 FAULT_STATUS = 70
 """Exit status after a reported fault."""
 
 FAULTS = "engine.hosts.machines.fault"
-"""Name of the logger of faults."""
+"""Name of the logger for faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class AgentTask:
 
     Attributes:
         master: address of machine 0, where the agents meet.
-        path: path of this machine's copy of the model's file; "" for the path on machine 0.
-        cpu_threads: number of threads of this machine's CPU ranks; None is one per core.
+        path: path of this machine's copy of the model's file; "" for the same path as on machine 0.
+        cpu_threads: number of threads for this machine's CPU ranks; None for one per core.
     """
 
     n_machines: int
@@ -79,14 +79,14 @@ class AgentTask:
     def network(self) -> dict[str, str]:
         """Return the environment variables for gloo and NCCL.
 
-        They select the interface; NCCL may use InfiniBand only on such an interface, or if the user
-        allows it. They disable PyTorch's watchdog of NCCL: this program ends the worker once it is
-        known which machine has failed, and the watchdog would end healthy workers before that.
+        They select the interface; NCCL may use InfiniBand only on such an interface or if the user
+        allows it. They disable PyTorch's NCCL watchdog: this program stops the worker once it is
+        known which machine has failed, whereas the watchdog would kill healthy workers before that.
         """
         is_infiniband = self.interface.startswith("ib")
         return {
             "GLOO_SOCKET_IFNAME": self.interface,
-            "NCCL_SOCKET_IFNAME": f"={self.interface}",  # without the sign it is a prefix
+            "NCCL_SOCKET_IFNAME": f"={self.interface}",  # without "=" it would be a prefix
             "NCCL_IB_DISABLE": os.environ.get("NCCL_IB_DISABLE", "0" if is_infiniband else "1"),
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
             "TORCH_NCCL_ENABLE_MONITORING": "0",
@@ -95,7 +95,7 @@ class AgentTask:
 
 
 def task_of_environment() -> AgentTask:
-    """Return the task in the environment."""
+    """Return the task from the environment."""
     return AgentTask(**json.loads(os.environ[VARIABLE]))
 
 
@@ -104,7 +104,7 @@ def main() -> int:
     tie_to_parent()
     text, *inherited = sys.argv[1:]
     if inherited and sys.platform == "linux" and os.getppid() != int(inherited[1]):
-        return 1  # the parent has ended already
+        return 1  # the parent is already gone
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     task, key = AgentTask(**json.loads(text)), secrets.token_bytes(16)
     os.environ.update(task.network(), **{VARIABLE: text})
@@ -138,11 +138,11 @@ def _launch(task: AgentTask) -> int:
 
 
 def _own_store(task: AgentTask) -> object:
-    """Open the agents' store at one address only; torchrun would listen on all. None on Windows."""
+    """Open the agents' store at one address, as torchrun would listen on all; not on Windows."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     if sys.platform == "win32":
-        return None  # not tried there
+        return None  # untested there
     listening = listen_for_machines(task.master, task.port)
     return TCPStore(
         task.master, task.port, task.n_machines, is_master=True, multi_tenant=True,
@@ -158,7 +158,7 @@ def _end_of(code: int) -> str:
 
 
 def _report_fault(why: str) -> None:
-    """Report to the parent why this machine cannot go on, once."""
+    """Report to the parent, only once, why this machine cannot continue."""
     if _reported.acquire(blocking=False):
         with suppress(OSError):
             os.write(1, json.dumps({"fault": why}).encode() + b"\n")
@@ -166,7 +166,7 @@ def _report_fault(why: str) -> None:
 
 
 def logged_fault(log: Sequence[str]) -> str:
-    """Return the fault that an agent has written to its log; "" for none."""
+    """Return the fault that an agent has logged; "" if there is none."""
     mark = f"ERROR {FAULTS}: "
     found = [line.removeprefix(mark) for line in log if line.startswith(mark)]
     return found[-1] if found else ""
@@ -184,11 +184,11 @@ def _watch(listener: Listener, handle: int | None) -> None:
     why = _fault(connection, pid)
     if why:
         _report_fault(why)
-        os._exit(FAULT_STATUS)  # the worker ends with this process
+        os._exit(FAULT_STATUS)  # the worker exits with this process
 
 
 def _close_handle(handle: int) -> None:
-    """Close this process's copy of the handle, so that the end of the worker's copy is noticed."""
+    """Close this process's copy of the handle, so that closing the worker's copy is noticed."""
     if sys.platform == "win32":
         import _winapi
 

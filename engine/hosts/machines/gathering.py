@@ -1,4 +1,4 @@
-"""Machine 0's side of joining: which machines are connected, and which are lost."""
+"""Machine 0's side of joining: which machines are connected, and which were lost."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from engine.util.sanitize import one_line
 log = logging.getLogger(__name__)
 
 MAX_STRANGERS = 64
-"""Limit of connections that have not proven to know the token; beyond it the oldest is closed."""
+"""Maximum number of unproven connections; beyond it, the oldest one is closed."""
 
 JOIN_S = 1.0
-"""Seconds that `close` waits for threads, some of which may be in a handshake."""
+"""Seconds that `close` waits for threads, as some may be in a handshake."""
 
 AGAIN_S = 0.1
-"""Seconds until the next attempt to accept a connection after a failure."""
+"""Seconds to wait after a failure to accept a connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class JoinedMachine:
     """A machine that has joined.
 
     Attributes:
-        number: its number, from 1.
+        number: the machine's number, from 1.
         devices: devices of its ranks.
         infos: facts about all its devices.
         states: latest reported states of its devices.
@@ -68,12 +68,13 @@ class Gathering:
         sock: listening socket; this object closes it.
         n_machines: number of machines, including this one.
         token: shared secret.
-        path: path of the model's file; they must have a copy.
+        path: path of the model's file, of which each machine must have a copy.
 
     Attributes:
-        on_change: called on a thread with a sentence when a machine has joined or is lost, and
-            when the processes have ended although all machines are connected.
-        on_fault: called on a thread with the number of a machine that cannot go on, and why.
+        on_change: called on a thread with a sentence when a machine has joined or was lost, and
+            when the processes have stopped although all machines are connected.
+        on_fault: called on a thread with the number of a machine that cannot continue, and the
+            reason.
     """
 
     def __init__(self, sock: socket.socket, n_machines: int, token: str, path: str) -> None:
@@ -130,7 +131,7 @@ class Gathering:
         """Return the address at which the other machines have reached this one.
 
         Raises:
-            EngineError: they have used several.
+            EngineError: they have used several addresses.
         """
         with self._changed:
             found = {lines.own_address for _, lines in self._joined.values()}
@@ -151,7 +152,7 @@ class Gathering:
                 lines.send(kind, **values)
 
     def close(self) -> None:
-        """Send all machines the end, and let no more join; safe to call twice."""
+        """Tell all machines that the server has ended, and let no more join; safe to call twice."""
         self.send_all("bye")
         with self._changed:
             self._is_closed = True
@@ -174,7 +175,7 @@ class Gathering:
             try:
                 sock, address = self._sock.accept()
             except OSError:
-                if not self._is_closed:  # such as out of file handles, which may be free soon
+                if not self._is_closed:  # for example out of file handles, which may be freed soon
                     time.sleep(AGAIN_S)
                 continue
             with self._changed:

@@ -1,6 +1,6 @@
 """Choice of the network interface: the one that routes to the other machine, or a named one.
 
-It is always passed to gloo, which would look up the machine's own name: 127.0.1.1 on Debian.
+It is always passed to gloo, which would otherwise resolve the host name (127.0.1.1 on Debian).
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import psutil
 from engine.errors import EngineError, Sentence
 
 CONNECT_S = 5.0
-"""Timeout of a connection, in seconds."""
+"""Timeout for connecting, in seconds."""
 
 NOWHERE = "192.0.2.1"
-"""An unassigned address (RFC 5737) on the default route; nothing is sent there."""
+"""An unassigned address (RFC 5737) that uses the default route; nothing is sent there."""
 
 
 def parse_address(text: str, usual_port: int) -> tuple[str, int]:
-    """Return host and port of `HOST:PORT`, `HOST` or `[IPV6]:PORT`.
+    """Return the host and port in `HOST:PORT`, `HOST` or `[IPV6]:PORT`.
 
     Raises:
-        EngineError: it has none of these formats.
+        EngineError: the text has none of these formats.
     """
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]") or (":" in host and not host.startswith("[")):
@@ -34,10 +34,10 @@ def parse_address(text: str, usual_port: int) -> tuple[str, int]:
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the interface with an address of this machine.
+    """Return the name of this machine's interface with the given address.
 
     Raises:
-        EngineError: none has it.
+        EngineError: no interface has it.
     """
     sought = ipaddress.ip_address(address.partition("%")[0])
     for name, found in psutil.net_if_addrs().items():
@@ -57,7 +57,7 @@ def address_of(interface: str) -> str:
     """Return the address of an interface, which may also be given by its address.
 
     Raises:
-        EngineError: there is no such interface, or it has none.
+        EngineError: there is no such interface, or it has no address.
     """
     try:
         return str(ipaddress.ip_address(interface))
@@ -82,7 +82,7 @@ def default_address() -> str:
     """Return this machine's address on its default route.
 
     Raises:
-        EngineError: it has none.
+        EngineError: it has no default route.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
@@ -113,7 +113,7 @@ def connect(host: str, port: int, interface: str = "") -> socket.socket:
         interface: name or address of the interface to use; "" for the one that routes there.
 
     Raises:
-        EngineError: it cannot be reached, or not from that interface.
+        EngineError: the machine cannot be reached, or not from that interface.
     """
     source = (address_of(interface), 0) if interface else None
     try:
@@ -139,7 +139,7 @@ def listen_for_machines(host: str, port: int) -> socket.socket:
     """Return a socket that listens at an address of this machine.
 
     Raises:
-        EngineError: it cannot.
+        EngineError: the socket cannot listen there.
     """
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
@@ -164,7 +164,7 @@ def listen_for_machines(host: str, port: int) -> socket.socket:
 
 
 def free_port(host: str, preferred: int) -> int:
-    """Return a free port at an address: the preferred one, or any."""
+    """Return a free port at an address, if possible the preferred one."""
     for port in (preferred, 0):
         try:
             with listen_for_machines(host, port) as sock:

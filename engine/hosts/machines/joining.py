@@ -1,4 +1,4 @@
-"""The side of a machine that joins machine 0, and rejoins after a lost connection."""
+"""The joining machine's side: it joins machine 0, and rejoins after a lost connection."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ REPORT_S = 2.0
 """Seconds between two reports."""
 
 MAX_DEVICES, MAX_LETTERS, MAX_NUMBER, MAX_BYTES = 64, 200, 1e6, 1 << 60
-"""Limits of reports: devices of a machine, letters of a text, loads and temperatures, memory."""
+"""Limits in reports: devices per machine, characters per text, loads and temperatures, memory."""
 
 FACTS = ("id", "kind", "name", "total_bytes", "free_bytes", "n_cores", "compute_capability")
-"""Reported facts of a device."""
+"""Facts reported about each device."""
 
 
 def device_report() -> list[dict[str, Any]]:
-    """Return facts about this machine's usable devices, as JSON."""
+    """Return facts about this machine's usable devices, as a JSON document."""
     usable = [device for device in list_devices() if device.usable]
     return [{name: getattr(device, name) for name in FACTS} for device in usable]
 
 
 def devices_from(document: object) -> tuple[DeviceInfo, ...]:
-    """Return the devices in a machine's report, without invalid entries."""
+    """Return the devices in a machine's report, skipping invalid entries."""
     types = {spec.name: spec.type for spec in fields(DeviceInfo)}
     found = []
     for entry in _dicts(document):
@@ -61,7 +61,7 @@ def devices_from(document: object) -> tuple[DeviceInfo, ...]:
 
 
 def state_report(snapshots: Sequence[DeviceSnapshot]) -> list[dict[str, Any]]:
-    """Return the states of this machine's devices, as JSON."""
+    """Return the states of this machine's devices, as a JSON document."""
     return [
         {
             "device": one.device, "used_bytes": one.used_bytes, "total_bytes": one.total_bytes,
@@ -74,7 +74,7 @@ def state_report(snapshots: Sequence[DeviceSnapshot]) -> list[dict[str, Any]]:
 
 
 def states_from(document: object) -> tuple[DeviceSnapshot, ...]:
-    """Return the states in a machine's report, dated now, without invalid entries."""
+    """Return the states in a machine's report, dated now, skipping invalid entries."""
     found = []
     for entry in _dicts(document):
         sizes = [_size(entry.get(f"{name}_bytes")) for name in ("used", "total", "free")]
@@ -107,7 +107,7 @@ def _number(value: object) -> float | None:
 
 
 def machine_facts() -> dict[str, str]:
-    """Return the name of this machine, and versions that must match."""
+    """Return this machine's name, and the versions that must match."""
     try:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -135,10 +135,10 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
 
 
 def file_facts(path: str) -> dict[str, Any]:
-    """Return facts that identify a model's file, whatever its name.
+    """Return facts that identify a model's file, independent of its name.
 
     Raises:
-        EngineError: it cannot be read.
+        EngineError: the file cannot be read.
     """
     with GGUFFile.open(Path(path)) as file:
         n_bytes = sum(tensor.n_bytes for tensor in file.tensors.values())
@@ -179,11 +179,11 @@ AGAIN_S = 1.0
 """Seconds between two attempts to rejoin."""
 
 FREED_S = 10.0
-"""Seconds after a lost connection in which a refusal is not final: machine 0 may take a while to
-notice that this machine's place is free."""
+"""Seconds after a lost connection during which a refusal is not final, as machine 0 may take a
+while to notice that this machine's place is free."""
 
 BUSY_S = 15.0
-"""Seconds in which to retry while machine 0 is silent: other connections may keep it busy."""
+"""Seconds during which to retry while machine 0 is silent, as others may keep it busy."""
 
 KILLED_S = 5.0
 """Seconds to wait for a killed agent and its worker."""
@@ -195,9 +195,9 @@ class JoinRequest:
 
     Attributes:
         devices: devices of this machine's ranks.
-        path: path of this machine's copy of the model's file; "" for the path on machine 0.
-        interface: name or address of the interface to use; "" for the one that routes there.
-        cpu_threads: number of threads of this machine's CPU ranks; None is one per core.
+        path: path of this machine's copy of the model's file; "" for the same path as on machine 0.
+        interface: name or address of the interface to use; "" for the one that routes to machine 0.
+        cpu_threads: number of threads for this machine's CPU ranks; None for one per core.
     """
 
     host: str
@@ -210,13 +210,13 @@ class JoinRequest:
 
 
 def join_machines(request: JoinRequest, note: Callable[[str], None]) -> None:
-    """Join machine 0 and compute with it, rejoining when necessary, until it ends.
+    """Join machine 0 and compute with it, rejoining if necessary, until it ends.
 
     Args:
-        note: receiver of sentences about progress.
+        note: called with sentences about progress.
 
     Raises:
-        EngineError: machine 0 cannot be reached at first, or refuses this machine.
+        EngineError: machine 0 cannot be reached initially, or refuses this machine.
     """
     server: str = Sentence("The server")
     lost_at = None
@@ -246,7 +246,7 @@ def join_machines(request: JoinRequest, note: Callable[[str], None]) -> None:
                 is_busy = isinstance(error, SilentError) and time.monotonic() < busy_until
                 if not is_busy and (lost_at is None or time.monotonic() > lost_at + FREED_S):
                     raise
-                time.sleep(AGAIN_S)  # it may not have noticed yet that the place is free
+                time.sleep(AGAIN_S)  # machine 0 may not have noticed yet that the place is free
                 continue
             except OSError:
                 template = "{server} has closed the connection, or is gone. Joining again."
@@ -257,15 +257,15 @@ def join_machines(request: JoinRequest, note: Callable[[str], None]) -> None:
 
 
 class Stay:
-    """One connection of this machine to machine 0.
+    """One connection from this machine to machine 0.
 
     Args:
-        request: settings of joining.
+        request: settings for joining.
         lines: connection to machine 0.
-        note: receiver of sentences.
+        note: called with sentences about progress.
 
     Attributes:
-        server: name of machine 0 for messages.
+        server: name of machine 0, for messages.
     """
 
     def __init__(self, request: JoinRequest, lines: Lines, note: Callable[[str], None]) -> None:
@@ -277,7 +277,7 @@ class Stay:
         self.server: str = Sentence("The server")
 
     def run(self) -> bool:
-        """Follow machine 0; return whether it has ended, rather than the connection.
+        """Follow machine 0; return whether it has ended, rather than only the connection.
 
         Raises:
             EngineError: this machine is refused.
@@ -350,7 +350,7 @@ class Stay:
                     self._lines.send("fault", why=why)
 
     def end(self) -> None:
-        """Kill the processes here."""
+        """Kill the processes on this machine."""
         agent, self._agent = self._agent, None
         if agent is not None:
             agent.kill()
@@ -360,8 +360,8 @@ class Agent:
     """torchrun's agent on this machine, as a child process.
 
     Args:
-        task: its task.
-        on_fault: called on a thread with this object and the reason, if it ends unexpectedly.
+        task: the agent's task.
+        on_fault: called on a thread with this object and the reason if the agent ends unexpectedly.
     """
 
     def __init__(self, task: AgentTask, on_fault: Callable[[Agent, str], None]) -> None:

@@ -1,7 +1,7 @@
-"""Signed lines of JSON between two machines with a shared token, and the handshake before them.
+"""Signed lines of JSON between two machines that share a token, and the handshake before them.
 
-The token itself is never sent. Each side sends a random number and proves by HMAC-SHA256 that it
-knows the token; a key derived from token and numbers then signs every line, with its number. So
+The token itself is never sent. Each side sends a nonce and proves by HMAC-SHA256 that it knows the
+token; a key derived from the token and the nonces then signs every line together with its index, so
 others can neither join nor insert lines. Nothing is encrypted.
 """
 
@@ -25,32 +25,32 @@ PROTOCOL = 1
 """Version of the protocol."""
 
 MAX_LINE = 1 << 16
-"""Largest number of bytes of a line."""
+"""Maximum size of a line, in bytes."""
 
 HANDSHAKE_S = 5.0
-"""Timeout of a handshake, in seconds."""
+"""Timeout for a handshake, in seconds."""
 
 BEAT_S = 0.5
 """Seconds between two heartbeats."""
 
 MAX_SILENT = 6
 """Number of waits of `BEAT_S` without a line after which the other machine counts as lost. They are
-counted, not timed: this process may have been suspended itself."""
+counted, not timed, because this process may itself have been suspended."""
 
 SILENT = Sentence("The server there is silent: it is busy with other connections, or not Tandem.")
 SILENT_HINT = Sentence("Try again, and check which programs connect to that port.")
 NOT_TANDEM = Sentence("The server there is not Tandem.")
 
 MIN_TOKEN = 8
-"""Minimum number of characters of a token."""
+"""Minimum number of characters in a token."""
 
 
 class LineError(EngineError):
-    """Error of a machine that sends an invalid line, or does not know the token."""
+    """Error for a machine that sends an invalid line or does not know the token."""
 
 
 class SilentError(LineError):
-    """Error of a machine that sends nothing, as it may have too many connections."""
+    """Error for a machine that sends nothing, possibly because it has too many connections."""
 
 
 class Lines:
@@ -58,8 +58,8 @@ class Lines:
 
     Args:
         sock: the connection.
-        key: key of both sides for this connection.
-        is_leader: whether this is the side of machine 0.
+        key: both sides' key for this connection.
+        is_leader: whether this is machine 0's side.
     """
 
     def __init__(self, sock: socket.socket, key: bytes, *, is_leader: bool) -> None:
@@ -75,7 +75,7 @@ class Lines:
         """Send a line.
 
         Raises:
-            OSError: the other machine is gone, or receives nothing.
+            OSError: the other machine is gone or receives nothing.
         """
         text = json.dumps({"kind": kind, **values}).encode()
         with self._lock:
@@ -87,7 +87,7 @@ class Lines:
         """Return the next line; None after the timeout.
 
         Raises:
-            LineError: the received bytes are not signed, or not a line.
+            LineError: the received bytes are not a correctly signed line.
             OSError: the other machine is gone.
         """
         line = self._line(timeout_s)
@@ -144,10 +144,10 @@ class Lines:
 
 
 def lead(sock: socket.socket, token: str) -> Lines:
-    """Return the lines to a machine that joins, after it has proven to know the token.
+    """Return the lines to a joining machine after it has proven that it knows the token.
 
     Raises:
-        LineError: it does not know it, and is refused.
+        LineError: it does not know the token, and is refused.
         OSError: it is gone.
     """
     sock.settimeout(HANDSHAKE_S)
@@ -165,12 +165,12 @@ def lead(sock: socket.socket, token: str) -> Lines:
 
 
 def join(sock: socket.socket, token: str) -> Lines:
-    """Return the lines to machine 0, after both have proven to know the token.
+    """Return the lines to machine 0 after both have proven that they know the token.
 
     Raises:
         SilentError: machine 0 sends nothing.
-        LineError: a proof fails, or it is not Tandem or another version.
-        OSError: it is gone.
+        LineError: a proof fails, or machine 0 does not run this version of Tandem.
+        OSError: machine 0 is gone.
     """
     sock.settimeout(HANDSHAKE_S)
     until = time.monotonic() + HANDSHAKE_S
@@ -195,10 +195,10 @@ def join(sock: socket.socket, token: str) -> Lines:
 
 
 def check_token(token: str) -> str:
-    """Return a token that is long enough.
+    """Return the token if it is long enough.
 
     Raises:
-        EngineError: it is too short.
+        EngineError: the token is too short.
     """
     if len(token) < MIN_TOKEN:
         raise EngineError("A token needs at least {n} characters.", n=MIN_TOKEN)
@@ -206,7 +206,7 @@ def check_token(token: str) -> str:
 
 
 def _hmac(key: bytes, *parts: bytes) -> bytes:
-    """Return the HMAC of parts in hexadecimal; lengths make the parts unambiguous."""
+    """Return the parts' HMAC in hexadecimal; including lengths makes them unambiguous."""
     joined = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     return hmac.new(key, joined, hashlib.sha256).hexdigest().encode()
 

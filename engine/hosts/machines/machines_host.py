@@ -23,7 +23,7 @@ class SessionHost(ProcessHost):
     """A `ProcessHost` that does not restart its process.
 
     Args:
-        on_end: called on a thread with the error when it has ended unexpectedly.
+        on_end: called on a thread with the error when the process has ended unexpectedly.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class SessionHost(ProcessHost):
 class MachinesHost:
     """Engine whose processes on all machines start and end together.
 
-    A command fails while machines are missing. A fault on any machine ends the processes on all of
-    them and fails unfinished commands; the next command restarts them once all machines are
+    Commands fail while machines are missing. A fault on any machine stops the processes on all
+    machines and fails unfinished commands; the next command restarts them once all machines are
     connected, which is reported to `Gathering.on_change`.
 
     Args:
-        on_event: receiver of events, called on threads of this process; it must return quickly.
+        on_event: called with events on threads of this process; must return quickly.
         gathering: the other machines.
-        port: port of this machine at which torchrun's agents meet, if it is free.
+        port: port on this machine at which torchrun's agents meet, if it is free.
     """
 
     def __init__(self, on_event: EventSink, gathering: Gathering, port: int) -> None:
@@ -65,10 +65,10 @@ class MachinesHost:
         gathering.on_fault = lambda number, why: self._end(why)
 
     def begin(self) -> None:
-        """Start the processes of all machines, which measure the links, before any command.
+        """Start the processes on all machines, which measure the links, before any command.
 
         Raises:
-            EngineError: a machine is missing, or the others use different addresses of this one.
+            EngineError: a machine is missing, or the others use different addresses for this one.
         """
         with self._lock:
             if self._session is None:
@@ -109,7 +109,7 @@ class MachinesHost:
         n = 1 + len(gathering.machines)
         task = AgentTask(n, 0, gathering.name, address, port, interface_of(address))
         gathering.send_all("start", port=port)
-        session: list[SessionHost] = []  # filled before this object's lock is free
+        session: list[SessionHost] = []  # filled before this object's lock is released
         host = SessionHost(
             lambda event: self._pass_on(session, event), task,
             lambda error: self._ended(session, error),

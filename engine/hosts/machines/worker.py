@@ -1,7 +1,7 @@
-"""The process with one machine's ranks: `python -m engine.hosts.machines.worker`.
+"""Process with one machine's ranks: `python -m engine.hosts.machines.worker`.
 
 torchrun's agent starts it (`machines.agent`). On machine 0 it is an engine like
-`engine.hosts.process.program`, with models on all machines; on others it follows machine 0.
+`engine.hosts.process.program`, with models on all machines; on other machines it follows machine 0.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ BEAT_S = 1.0
 
 
 def main() -> int:
-    """Compute with the other machines until machine 0's parent ends it."""
+    """Compute with the other machines until machine 0's parent ends the work."""
     tie_to_parent()
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    for name in ("SIGINT", "SIGHUP"):  # a terminal sends them to all its processes
+    for name in ("SIGINT", "SIGHUP"):  # a terminal sends these to all its processes
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), lambda *_: None)
     task = task_of_environment()
@@ -69,7 +69,7 @@ def main() -> int:
         machines.close()
     except EngineError as error:
         agent.report(error)
-        threading.Event().wait(10)  # for the agent to end this process
+        threading.Event().wait(10)  # until the agent kills this process
         return FAULT_STATUS
     return 0
 
@@ -97,14 +97,14 @@ class AgentLink:
             self._send({})
 
     def report(self, error: EngineError) -> None:
-        """Report why this machine cannot go on; the agent then ends this process."""
+        """Report why this machine cannot continue; the agent then kills this process."""
         self._send({"fault": error.message.rstrip(".")})
 
     def _send(self, value: dict[str, str]) -> None:
         with self._lock:
             try:
                 self._connection.send_bytes(json.dumps(value).encode())
-            except OSError:  # the agent is gone, and this process with it
+            except OSError:  # the agent is gone, so exit as well
                 os._exit(FAULT_STATUS)
 
 

@@ -23,7 +23,7 @@ In = TypeVar("In")
 
 
 class Channel(Generic[Out, In]):
-    """One end of a connection; several threads may send, one receives."""
+    """One end of a connection; several threads may send, but only one may receive."""
 
     def __init__(self, connection: Connection, outgoing: Codec[Out], incoming: Codec[In]) -> None:
         self._connection, self._outgoing, self._incoming = connection, outgoing, incoming
@@ -33,7 +33,7 @@ class Channel(Generic[Out, In]):
         """Send a message, blocking while the other end is busy.
 
         Raises:
-            MessageError: it cannot be serialized.
+            MessageError: the message cannot be serialized.
             OSError: the other end is gone.
         """
         data = self._outgoing.pack(message)
@@ -45,7 +45,7 @@ class Channel(Generic[Out, In]):
 
         Raises:
             MessageError: the received bytes are not a message.
-            EOFError, OSError: the other end is gone, or sent more than a message may have.
+            EOFError, OSError: the other end is gone, or sent more than the maximum message size.
         """
         if not self._connection.poll(timeout_s):
             return None
@@ -62,7 +62,7 @@ def connected_pair() -> tuple[Connection, Connection]:
 
 
 def inherited_connection(handle: int) -> Connection:
-    """Return the end of a connection that this process inherits."""
+    """Return the end of a connection that this process has inherited."""
     if sys.platform == "win32":
         from multiprocessing.connection import PipeConnection
 
@@ -80,7 +80,7 @@ class SubmitMessage:
 
 @dataclass(frozen=True, slots=True)
 class CancelMessage:
-    """Request to cancel the command with this id, or all that were sent before."""
+    """Request to cancel the command with this id, or all earlier commands if None."""
 
     command_id: int | None = None
 
@@ -92,14 +92,14 @@ class CloseMessage:
 
 @dataclass(frozen=True, slots=True)
 class EventsMessage:
-    """Events of the engine, in order."""
+    """Events from the engine, in order."""
 
     events: tuple[HostEvent, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class BeatMessage:
-    """Heartbeat of the process, whatever its engine is doing."""
+    """Heartbeat from the process, regardless of what its engine is doing."""
 
 
 ToEngine = SubmitMessage | CancelMessage | CloseMessage
@@ -113,14 +113,14 @@ FROM_ENGINE: Codec[FromEngine] = Codec(FromEngine)
 log = logging.getLogger(__name__)
 
 FRAME_S = 1 / 25
-"""Seconds between two batches of events that can wait: as often as the window empties its queue.
-Each batch takes CPU time of both processes, which matters for small models."""
+"""Seconds between two batches of events that can wait, as often as the window empties its queue.
+Each batch takes CPU time in both processes, which matters for small models."""
 
 BEAT_S = 0.5
 """Seconds between two heartbeats."""
 
 PATIENT = (TokenText, TokenTimes, PrefillProgress, LoadProgress, StateProgress)
-"""Events that can wait for the next batch; others are sent immediately, with these before them."""
+"""Events that can wait for the next batch; others are sent immediately, after any waiting ones."""
 
 
 class EventSender:
@@ -148,7 +148,7 @@ class EventSender:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Send the queued events, and end."""
+        """Send the queued events, and stop the threads."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -161,7 +161,7 @@ class EventSender:
             sent = time.monotonic()
             try:
                 self._send(merged(events))
-            except OSError:  # the window's process is gone, as the command reader notices, too
+            except OSError:  # the window's process is gone; the command reader notices, too
                 return
 
     def _take(self, sent: float) -> tuple[HostEvent, ...]:
@@ -197,10 +197,10 @@ class EventSender:
 
 
 def merged(events: Iterable[HostEvent]) -> tuple[HostEvent, ...]:
-    """Return events with the texts of each answer joined, up to its next part or other event.
+    """Return events with each answer's texts joined, up to its next part or other event.
 
-    Sending each separately would take as long as a small model takes for a token. Concurrent
-    answers alternate; an event that cannot wait keeps its place among all.
+    Sending each text separately would take as long as a small model takes for a token. Concurrent
+    answers alternate; an event that cannot wait keeps its place among all events.
     """
     found: list[HostEvent] = []
     tokens: dict[int, list[TokenText]] = {}  # by index of the first one in `found`

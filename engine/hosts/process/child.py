@@ -1,4 +1,4 @@
-"""The engine's process as its parent sees it: start, messages, end."""
+"""The engine's process as seen by its parent: start, messages, end."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from engine.hosts.process.codec import MessageError
 from engine.util.programs import NO_WINDOW, child_environment, tie_child
 
 LOG_LINES = 3
-"""Number of lines from the end of the process's log that are shown to the user."""
+"""Number of lines to show the user from the end of the process's log."""
 
 MAX_LINE = 120
-"""Largest number of characters of such a line."""
+"""Maximum number of characters shown per line."""
 
 FATAL = "Fatal Python error"
-"""Start of the line before the trace that `faulthandler` writes at a crash."""
+"""Start of the line before the trace that `faulthandler` writes after a crash."""
 
 _SIGNALS = {
     "SIGKILL": Sentence("was killed"),
@@ -74,10 +74,10 @@ class Death:
     """The unexpected end of a process.
 
     Attributes:
-        code: exit status, or minus the number of the signal that ended it.
-        why: why the parent ended it, such as "has sent nothing for 30 s"; "" if it did not.
+        code: exit status, or the negated number of the signal that killed it.
+        why: why the parent killed it, for example "has sent nothing for 30 s"; "" if it did not.
         log: last lines of its output.
-        is_memory_short: whether the system has killed processes for lack of memory since its start.
+        is_memory_short: whether the system killed processes for lack of memory since it started.
     """
 
     code: int
@@ -87,7 +87,7 @@ class Death:
 
     @property
     def manner(self) -> str:
-        """Manner of its end, as the rest of a sentence."""
+        """How it ended, as the rest of a sentence."""
         if self.why:
             return self.why
         if self.code < 0:
@@ -102,7 +102,7 @@ def crash_of(death: Death, doing: str) -> EngineCrashed:
     """Return the error that says how the engine ended.
 
     Args:
-        doing: its activity, such as "while answering on cuda:0".
+        doing: what it was doing, for example "while answering on cuda:0".
     """
     hint = Sentence("Load the model again to go on; your chats are kept.")
     if death.is_memory_short and death.code == -_SIGKILL:
@@ -135,7 +135,7 @@ def stopped_hint(device: str, model: ModelLoaded | None) -> str:
     """Return the remedy for a GPU that has stopped working in the engine's process.
 
     Args:
-        model: the model that still works there, if any.
+        model: model that still works in that process, if any.
     """
     if model is None:
         template = "Load the model again; if this comes back, load it without {device}."
@@ -145,7 +145,7 @@ def stopped_hint(device: str, model: ModelLoaded | None) -> str:
 
 
 def doing_of(command: Command | None, model: ModelLoaded | None, is_ready: bool) -> str:
-    """Return the engine's activity and its devices, as the end of a sentence.
+    """Return what the engine is doing on which devices, as the end of a sentence.
 
     Args:
         command: current command, if any.
@@ -166,7 +166,7 @@ def doing_of(command: Command | None, model: ModelLoaded | None, is_ready: bool)
 
 
 def oom_kills() -> int:
-    """Return how many processes Linux has killed for lack of memory; 0 if unknown."""
+    """Return how many processes Linux has killed for lack of memory so far; 0 if unknown."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -213,46 +213,46 @@ def _relevant(lines: Sequence[str]) -> list[str]:
 log = logging.getLogger(__name__)
 
 LOG_KEPT = 200
-"""Number of lines kept from the end of a process's log."""
+"""Number of lines to keep from the end of a process's log."""
 
 MAX_KEPT = 1000
-"""Largest number of bytes that are kept of one line."""
+"""Maximum number of bytes to keep per line."""
 
 STOPPED_S = 2.0
-"""Seconds without a heartbeat after which a stopped process counts as lost."""
+"""Seconds without a heartbeat after which a stopped (suspended) process counts as lost."""
 
 SILENT_S = 30.0
 """Seconds without a heartbeat after which an idle process counts as hanging."""
 
 BUSY_S = 150.0
-"""The same for a process that computes: a library may hold Python's lock, which prevents
+"""The same for a process that is computing, as a library may hold Python's lock, which prevents
 heartbeats."""
 
 BUSY_SHARE = 0.1
-"""Share of one core's time from which a process counts as computing; the machine may be busy."""
+"""Share of a core's time above which a process is computing; low, as the machine may be busy."""
 
 END_S = 5.0
-"""Seconds for a process to end after its connection was closed; then it is killed."""
+"""Seconds that a process has to exit after its connection was closed before it is killed."""
 
 LEVELS = {
     "DEBUG": 0, "INFO": 0, "WARNING": logging.WARNING, "ERROR": logging.ERROR,
     "CRITICAL": logging.CRITICAL,
 }  # fmt: skip
-"""Logging levels by the first word of a line of a process's log; 0 is not logged here."""
+"""Logging levels by the first word of a line in a process's log; 0 is not logged."""
 
 TRACE_S = 1.0
-"""Seconds for a hanging process to write its stack traces before it is killed."""
+"""Seconds that a hanging process has to write its stack traces before it is killed."""
 
 
 class EngineProcess:
     """A child process with an engine.
 
     Args:
-        command: command line, without the handle of the connection.
-        on_refused: called on a thread with a message that cannot be sent, and its error.
+        command: command line, without the connection's handle.
+        on_refused: called on a thread with a message that cannot be sent, and the error.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the process cannot be started.
     """
 
     def __init__(
@@ -273,7 +273,7 @@ class EngineProcess:
         self._log: deque[bytes] = deque(maxlen=LOG_KEPT)
         self._messages: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
         self._why = ""
-        self._cpu_s: float | None = None  # CPU time when it fell silent
+        self._cpu_s: float | None = None  # CPU time when it went silent
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)
             for target, name in ((self._read_log, "tandem-log"), (self._write, "tandem-commands"))
@@ -312,7 +312,7 @@ class EngineProcess:
             raise EOFError from error
 
     def check(self, silent_s: float) -> None:
-        """Kill the process if it is stopped or hangs; to be called after each `receive`.
+        """Kill the process if it is stopped or hangs; call this after each `receive`.
 
         Args:
             silent_s: seconds without a message from it.
@@ -350,7 +350,7 @@ class EngineProcess:
             self.kill()
             code = self._process.wait()
         for thread in self._threads:
-            thread.join(1)  # the log stays open while another process has it
+            thread.join(1)  # the log stays open while another process has its handle
         self._channel.close()
         lines = tuple(line.decode(errors="replace").rstrip() for line in list(self._log))
         return Death(code, self._why, lines, oom_kills() > self._oom_kills)
@@ -383,15 +383,15 @@ class EngineProcess:
                 self._channel.send(message)
             except MessageError as error:
                 self._on_refused(message, error)
-            except OSError:  # it has ended, as the reader notices, too
+            except OSError:  # it has ended, which the reader also notices
                 return
 
 
 def level_of(line: str, before: int) -> int:
-    """Return the level at which to log a line of a process's log; 0 for none.
+    """Return the level at which to log a line from a process's log; 0 to not log it.
 
     Args:
-        before: level of the previous line, which lines without one, as of a traceback, share.
+        before: level of the previous line, which applies to lines without one, as in tracebacks.
     """
     first = line.partition(" ")[0]
     if first in LEVELS:

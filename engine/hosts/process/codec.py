@@ -1,8 +1,9 @@
 """Messages between processes as bytes: JSON of declared types only.
 
-Which classes may cross follows from the type hints of a union of messages: its dataclasses, those
-in their fields, and `EngineError` with its subclasses. A dataclass is an object with its class's
-name as "type" and all of its fields; a tuple is a list. Pickle would run code of the sender.
+The classes that may cross follow from the type hints of a union of messages: its dataclasses, those
+in their fields, and `EngineError` with its subclasses. A dataclass becomes an object with its
+class's name as "type" and all of its fields; a tuple becomes a list. Pickle is not used because it
+would run the sender's code.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from engine.planning.search.results import Trial, TuneResult
 from engine.vision.images.placed import VisionInfo
 
 PROTOCOL = 1
-"""Version of the format; a message of another version is refused."""
+"""Version of the format; messages with another version are refused."""
 
 MAX_BYTES = 64 << 20
-"""Largest size of a message: a million tokens take an eighth of it."""
+"""Maximum size of a message; a million tokens take an eighth of this."""
 
 _LATE_NAMES = {
     "TuneEstimate": TuneEstimate, "Trial": Trial, "TuneResult": TuneResult,
     "VisionInfo": VisionInfo,
 }  # fmt: skip
-"""Classes that `engine.events` imports for type checking alone."""
+"""Classes that `engine.events` imports only for type checking."""
 
 M = TypeVar("M")
 
 
 class MessageError(EngineError):
-    """Error of something that cannot be sent between processes, or should not have been."""
+    """Error for something that cannot be, or should not have been, sent between processes."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(
@@ -49,11 +50,11 @@ class MessageError(EngineError):
 
 
 SCALARS = frozenset({str, bool, int, float, NoneType})
-"""Types that JSON has itself."""
+"""Types that JSON supports directly."""
 
 
 class Codec(Generic[M]):
-    """Translator of some messages to bytes and back.
+    """Translator between messages and bytes.
 
     Args:
         messages: union of the dataclasses that can be sent.
@@ -73,7 +74,7 @@ class Codec(Generic[M]):
         """Return the bytes of a message.
 
         Raises:
-            MessageError: it holds something that cannot cross, or is too large.
+            MessageError: it contains something that cannot cross, or is too large.
         """
         try:
             text = json.dumps([PROTOCOL, self._plain(message)], separators=(",", ":"))
@@ -86,10 +87,10 @@ class Codec(Generic[M]):
         return text.encode("ascii")
 
     def unpack(self, data: bytes) -> M:
-        """Return the message that `pack` has turned into bytes.
+        """Return the message that `pack` turned into these bytes.
 
         Raises:
-            MessageError: it is of another version, or anything but one of the declared messages.
+            MessageError: it has another version, or is not one of the declared messages.
         """
         try:
             version, plain = json.loads(data.decode("ascii"))
@@ -101,7 +102,7 @@ class Codec(Generic[M]):
         return cast(M, self._value(self._messages, plain))
 
     def _collect(self, hint: object) -> None:
-        """Note the classes that a type hint names, and those in their fields."""
+        """Collect the classes that a type hint names, and those in their fields."""
         if isclass(hint) and issubclass(hint, EngineError):
             self._classes.update({found.__name__: found for found in _error_classes()})
         elif isclass(hint) and is_dataclass(hint):
@@ -116,14 +117,14 @@ class Codec(Generic[M]):
                 self._collect(inner)
 
     def _plain(self, value: object) -> object:
-        """Return a value in terms of JSON."""
+        """Return a value as JSON types."""
         if isinstance(value, Sentence) and value:
             values = {name: self._plain(each) for name, each in value.values.items()}
             return {"type": "Sentence", "template": value.template, "values": values}
         if value is None or isinstance(value, str | bool | int | float):
             return value
         if isinstance(value, tuple | list):
-            if SCALARS.issuperset(map(type, value)):  # as the ids of a long text
+            if SCALARS.issuperset(map(type, value)):  # for example the ids of a long text
                 return value
             return [self._plain(item) for item in value]
         if isinstance(value, EngineError):
@@ -137,7 +138,7 @@ class Codec(Generic[M]):
         return plain
 
     def _plain_error(self, error: EngineError) -> dict[str, object]:
-        """Return an error with what its class declares; a class not of `errors` as its base."""
+        """Return an error as its class declares it, or its base class if outside `errors`."""
         known = (base for base in type(error).__mro__ if base.__name__ in self._classes)
         base = next(known, None)
         if base is None:
@@ -147,7 +148,7 @@ class Codec(Generic[M]):
         return {"type": base.__name__, **plain}
 
     def _value(self, hint: Any, plain: object) -> object:
-        """Return the value of type `hint` that stands for JSON."""
+        """Return the value of type `hint` that a JSON value represents."""
         if isinstance(plain, dict):
             if plain.get("type") == "Sentence" and (hint is str or str in get_args(hint)):
                 return self._sentence(plain)
@@ -165,7 +166,7 @@ class Codec(Generic[M]):
         raise _unexpected(plain)
 
     def _one_of(self, hints: tuple[Any, ...], plain: object) -> object:
-        """Return the value of the first of some types that it fits."""
+        """Return the value as the first of the types that fits."""
         for hint in hints:
             try:
                 return self._value(hint, plain)
@@ -198,7 +199,7 @@ class Codec(Generic[M]):
             raise MessageError("a sentence was sent with invalid values") from error
 
     def _instance(self, hint: object, plain: dict[str, object]) -> object:
-        """Return the dataclass or error that an object stands for, if `hint` allows its class."""
+        """Return the dataclass or error that an object represents, if `hint` allows its class."""
         name = plain.get("type")
         cls = self._classes.get(name) if isinstance(name, str) else None
         if cls is None or not _allows(hint, cls):
@@ -225,7 +226,7 @@ def field_hints(cls: type) -> dict[str, Any]:
 
 @cache
 def error_hints(cls: type) -> dict[str, Any]:
-    """Return the types of what an error may remember: the arguments of its constructors."""
+    """Return the types of an error's possible attributes: its constructors' arguments."""
     hints: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         if issubclass(base, EngineError) and "__init__" in vars(base):
@@ -234,13 +235,13 @@ def error_hints(cls: type) -> dict[str, Any]:
 
 
 def _error_classes() -> list[type[EngineError]]:
-    """Return all errors of `engine.errors`."""
+    """Return all error classes in `engine.errors`."""
     found = [value for value in vars(errors).values() if isclass(value)]
     return [value for value in found if issubclass(value, EngineError)]
 
 
 def _rebuilt(cls: type[EngineError], values: dict[str, object]) -> EngineError:
-    """Return an error without calling its constructor, whose arguments differ by class."""
+    """Return an error without calling its constructor, whose arguments depend on the class."""
     error = cls.__new__(cls)
     error.args = (values["message"], values["hint"])
     vars(error).update(values)
@@ -248,14 +249,14 @@ def _rebuilt(cls: type[EngineError], values: dict[str, object]) -> EngineError:
 
 
 def _allows(hint: object, cls: type) -> bool:
-    """Return whether a type hint is a class, a base of it, or a union with one of these."""
+    """Return whether a type hint is the class, a base of it, or a union with one of these."""
     if get_origin(hint) in (Union, UnionType):
         return any(_allows(inner, cls) for inner in get_args(hint))
     return isclass(hint) and issubclass(cls, hint)
 
 
 def _is_scalar(hint: object, plain: object) -> bool:
-    """Return whether JSON's value has a simple type; true is no number, and 1 is a float, too."""
+    """Return whether a JSON value has a simple type; true is no number, but 1 is also a float."""
     if hint is float:
         return type(plain) in (int, float)
     return hint in (str, bool, int, NoneType) and type(plain) is hint

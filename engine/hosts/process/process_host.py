@@ -1,4 +1,4 @@
-"""The engine in a child process, which may end in any way without affecting its parent."""
+"""The engine in a child process, which may crash in any way without affecting its parent."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ from engine.util.programs import program_command
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
-"""Seconds between two checks of a silent process. They are counted, not timed, since this process
-may have been suspended as well."""
+"""Seconds between two checks of a silent process. They are counted, not timed, because this process
+may also have been suspended."""
 
 BACK_OFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
-"""Seconds between the end of a process and the start of the next, after the first crash, the second
-one and so on, so that crashes at every load do not keep the machine busy."""
+"""Seconds between a process's end and the start of the next, after the first crash, the second and
+so on, so that crashes at every load do not keep the machine busy."""
 
 HEALTHY_S = 15.0
-"""Seconds that a process must live to reset the number of crashes."""
+"""Seconds that a process must survive to reset the crash count."""
 
 KILLED_S = 2.0
 """Seconds to wait for a killed process."""
@@ -62,24 +62,24 @@ CLOSING_EVENTS = (
     ModelLoaded, ModelResplit, ModelUnloaded, Finished, StateSaved, StateLoaded, Tuned,
     Failed, *get_args(Reply),
 )  # fmt: skip
-"""Events that end a command, see `engine.events`."""
+"""Events that end a command; see `engine.events`."""
 
 PROGRAM = program_command("engine.hosts.process.program")
-"""Command line of the engine's process."""
+"""Command line for the engine's process."""
 
 
 class ProcessHost:
-    """Engine in a child process; the first command after its end starts another one.
+    """Engine in a child process; after the process ends, the next command starts another one.
 
     Commands that were pending when it ended fail with `EngineCrashed`, which says how it ended and
-    what it was doing; without any, the event has command id 0.
+    what it was doing; if there were none, the event has command id 0.
 
-    A device that has stopped working, or hangs, is unusable only for this process. So the process
-    is ended as soon as it has no model that still works.
+    A device that has stopped working or hangs is unusable only for that process. So the process is
+    killed as soon as it has no working model.
 
     Args:
-        on_event: receiver of events, called on a thread of this process; it must return quickly.
-        command: command line of the process, without the handle of its connection.
+        on_event: called with events on a thread of this process; must return quickly.
+        command: command line of the process, without its connection's handle.
     """
 
     def __init__(self, on_event: EventSink, command: Sequence[str] = PROGRAM) -> None:
@@ -91,7 +91,7 @@ class ProcessHost:
         self._model: ModelLoaded | None = None
         self._is_ready = self._was_ready = self._is_closing = False
         self._is_spoilt = False  # a device no longer works in this process
-        self._n_deaths = 0  # consecutive crashes, without a healthy process in between
+        self._n_deaths = 0  # consecutive crashes with no healthy process in between
         self._due = 0.0  # earliest start of the next process
         self._thread = threading.Thread(target=self._run, name="tandem-process", daemon=True)
         self._thread.start()
@@ -143,7 +143,7 @@ class ProcessHost:
             is_first = False
             started = time.monotonic()
             try:
-                # Linux ends it with the thread that starts it, so this thread must live as long
+                # Linux kills it when the thread that started it ends, so this one must live as long
                 process = EngineProcess(self._command, self._refuse)
             except (OSError, MemoryError) as error:
                 log.exception("the engine's process cannot be started")
@@ -155,7 +155,7 @@ class ProcessHost:
             self._leave(process, time.monotonic() - started)
 
     def _wait(self, is_first: bool) -> bool:
-        """Wait until a process is needed, and may be started; return False at the end."""
+        """Wait until a process is needed and may be started; return False when closing."""
         with self._changed:
             self._changed.wait_for(lambda: is_first or self._is_closing or self._unanswered)
             pause_s = max(0.0, self._due - time.monotonic())
@@ -193,7 +193,7 @@ class ProcessHost:
                     return
 
     def _retire(self) -> bool:
-        """Give up a process with a broken device and no model; return whether it was."""
+        """Give up the process and return True if it has a broken device and no model."""
         with self._changed:
             is_over = self._is_spoilt and self._model is None and not self._unanswered
             if is_over:
@@ -233,7 +233,7 @@ class ProcessHost:
             self._process = None
             if was_asked:
                 return
-            background = CountTokens, CountCache  # sent by the window for its gauges
+            background = CountTokens, CountCache  # the window sends these for its gauges
             commands = self._unanswered.values()
             running = next((one for one in commands if not isinstance(one, background)), None)
             doing = doing_of(running, self._model, self._is_ready)

@@ -1,7 +1,7 @@
-"""The program of the engine's process: `python -m engine.hosts.process.program HANDLE PARENT`.
+"""Program of the engine's process: `python -m engine.hosts.process.program HANDLE PARENT`.
 
-HANDLE is its inherited end of the connection, PARENT the id of the process that started it. It ends
-on request, and when its parent has ended for any reason.
+HANDLE is its inherited end of the connection, PARENT the id of the process that started it. It
+exits on request, and when its parent has exited for any reason.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ CLOSE_S = 4.0
 """Seconds that the engine has to free its model."""
 
 SWITCH_S = 0.0005
-"""Interval of Python's thread switches, in seconds, instead of 0.005: a thread that parses a long
-request may run for seconds and should not delay the engine thread."""
+"""Python's thread switch interval, in seconds, instead of 0.005, because a thread that parses a
+long request may run for seconds and should not delay the engine thread."""
 
 OOM_SCORE = "300"
-"""Oom score of this process on Linux, so that it is killed before the window's process."""
+"""This process's OOM score on Linux, so that it is killed before the window's process."""
 
 
 def main() -> int:
-    """Run the engine, and return the exit status."""
+    """Run the engine; return the exit status."""
     handle, parent = int(sys.argv[1]), int(sys.argv[2])
     faulthandler.enable()
     sys.setswitchinterval(SWITCH_S)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    # a terminal sends SIGINT and SIGHUP to both processes, and the window ends this one once its
-    # last chat is saved; a handler, unlike SIG_IGN, is not inherited
+    # a terminal sends SIGINT and SIGHUP to both processes, but the window stops this one after
+    # saving its last chat; a handler, unlike SIG_IGN, is not inherited
     for name in ("SIGINT", "SIGHUP"):
         if hasattr(signal, name):  # Windows has no SIGHUP
             signal.signal(getattr(signal, name), lambda *_: None)
     tie_to_parent()
     if sys.platform == "linux" and os.getppid() != parent:
-        return 1  # the parent has ended already
+        return 1  # the parent is already gone
     _offer_memory()
     channel = Channel(inherited_connection(handle), FROM_ENGINE, TO_ENGINE)
     if not serve(channel):
-        os._exit(1)  # a thread computes; Python would end it in the middle of C++, and abort
+        os._exit(1)  # a thread is still computing; Python would stop it inside C++ code and abort
     return 0
 
 
 def serve(channel: Channel[FromEngine, ToEngine], *first: Event) -> bool:
-    """Process messages until the end, and return whether the engine ended in time.
+    """Process messages until closed; return whether the engine stopped in time.
 
     Args:
-        first: events that are sent before all others.
+        first: events to send before all others.
     """
     sender = EventSender(channel)
     for event in first:
@@ -90,7 +90,7 @@ def serve(channel: Channel[FromEngine, ToEngine], *first: Event) -> bool:
 
 
 def _offer_memory() -> None:
-    """Have Linux kill this process rather than the window's when memory runs out."""
+    """Have Linux kill this process rather than the window's if memory runs out."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
 

@@ -1,1 +1,1 @@
-"""Routes between GPUs: trials of links, first in a child process, and the resulting routes."""
+"""Routes between GPUs: trials of links, initially in a child process, and the resulting routes."""

@@ -1,9 +1,9 @@
 """Trials of links in a child process, which is killed if it hangs.
 
-On some machines the first use of a route between GPUs never returns, or ends the program. This
-module is also the child's program. The child writes a line of JSON before each trial and one with
-its results; if it stops responding, the trial it had begun has failed. It sees only the GPUs to
-try, numbered from 0.
+On some machines, the first use of a route between GPUs hangs forever or kills the program. This
+module is also the child's program. The child writes one line of JSON before each trial and one with
+its results; if it stops responding, the trial that it had started has failed. It sees only the GPUs
+to try, numbered from 0.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from engine.util.programs import program_command, tie_to_parent
 log = logging.getLogger(__name__)
 
 START_S = 120.0
-"""Seconds for the child to import torch, open its devices and compile kernels."""
+"""Seconds that the child has to import torch, open its devices and compile kernels."""
 
 STEP_S = 40.0
-"""Timeout in seconds of one trial, which usually gives up before; NCCL starts slowly."""
+"""Timeout for one trial, in seconds; a trial usually gives up earlier, but NCCL starts slowly."""
 
 COMMAND = program_command("engine.runtime.interconnect.child")
 
 
 @dataclass(frozen=True, slots=True)
 class TrialStep:
-    """One trial to make, in both directions: its devices, means of transfer, and memory used."""
+    """One trial to run, in both directions: its devices, means of transfer, and memory used."""
 
     pair: Pair
     means: Means
@@ -63,17 +63,17 @@ def try_steps(
     steps: Sequence[TrialStep], gpus: Mapping[str, str], *, command: Sequence[str] = COMMAND,
     start_s: float = START_S, step_s: float = STEP_S,
 ) -> list[StepResult]:  # fmt: skip
-    """Make all trials, in as many child processes as needed.
+    """Run all trials, in as many child processes as needed.
 
-    Trials that could not start are left out. If a trial ends its process, others of the same pair
-    and place are skipped.
+    Trials that could not start are left out. If a trial kills its process, others with the same
+    pair and place are skipped.
 
     Args:
-        steps: the trials to make.
-        gpus: UUID of each device by id, or ""; no other GPU is touched.
+        steps: the trials to run.
+        gpus: UUID of each device, or "", by id; no other GPU is touched.
         command: command line of the child.
-        start_s: timeout in seconds before the child's first trial.
-        step_s: timeout in seconds of later steps.
+        start_s: timeout, in seconds, before the child's first trial.
+        step_s: timeout, in seconds, for later steps.
     """
     left, found = list(steps), list[StepResult]()
     names, visible = list(gpus), variables_for(gpus, on_hip=bool(find_torch_build().hip))
@@ -124,7 +124,7 @@ def _results(
 
 
 def run(requests: TextIO, replies: TextIO) -> None:
-    """Make the trials in the first line of `requests`, and reply before and after each."""
+    """Run the trials in the first line of `requests`, and reply before and after each."""
     request = json.loads(requests.readline())
     names = request["names"]
 
@@ -136,7 +136,7 @@ def run(requests: TextIO, replies: TextIO) -> None:
         bench, both = GpuBench((a, b), (names[a], names[b])), None
         try:
             if means == "stores":
-                bench.warm_up()  # compiling takes long; the time of a trial counts from `begin` on
+                bench.warm_up()  # compiling takes long, but a trial is timed from `begin` on
         except EngineError as error:
             both = failed_trials(error)
         say(begin=number)
@@ -147,7 +147,7 @@ def run(requests: TextIO, replies: TextIO) -> None:
 def _tried(bench: GpuBench, means: Means, place: Place) -> BothDirections:
     try:
         return try_route(bench, means, place, FULL)
-    except (EngineError, torch.OutOfMemoryError) as error:  # others end this process
+    except (EngineError, torch.OutOfMemoryError) as error:  # other errors end this process
         return failed_trials(error)
 
 

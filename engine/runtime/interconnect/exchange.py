@@ -1,4 +1,4 @@
-"""Exchanges of a link's trial: packets that two GPUs write for each other, in rounds or in bulk."""
+"""Exchanges in a link's trial: packets that two GPUs write for each other, in rounds or in bulk."""
 
 from __future__ import annotations
 
@@ -20,47 +20,47 @@ from engine.hardware.host_memory import HostTensor
 from engine.planning.speed.link_records import TrialRecord
 
 N_PROGRAMS = 8
-"""Programs of each kernel of an exchange."""
+"""Number of programs per kernel in an exchange."""
 
 SIZE = 128
-"""Pairs of packets that a program writes together, one per thread."""
+"""Number of packet pairs that a program writes together, one per thread."""
 
 BULK_SIZE = 512
-"""Pairs of packets per program of a bulk write or read."""
+"""Number of packet pairs per program in a bulk write or read."""
 
 LIMIT = 200_000_000 >> 10
-"""Timeout of a round in a kernel, in units of 1024 ns: 0.2 s."""
+"""Timeout for a round in a kernel, in units of 1024 ns: 0.2 s."""
 
 LIMIT_POLLS = 200_000
-"""The same in polls for a kernel without a clock; a poll takes about a microsecond."""
+"""The same timeout in polls, for kernels without a clock; a poll takes about a microsecond."""
 
 INTERPRETED_POLLS = 2
-"""Polls of an interpreted kernel: they run one by one, so later packets never come."""
+"""The same for interpreted kernels, which run one by one, so missing packets never come."""
 
 PATIENCE_S = 5.0
 """Seconds the host waits for the devices; kernels give up earlier."""
 
 PASSED = TrialRecord("passed")
-"""Result of a trial that passed, without times."""
+"""Result of a passed trial, without times."""
 
 
 CHUNK_BYTES = 1 << 20
-"""Bytes of a chunk of a copy through host memory: it goes up, then down."""
+"""Chunk size of a copy through host memory, in bytes; each chunk goes up, then down."""
 
 POLL_S = 20e-6
-"""Seconds between polls of an event."""
+"""Seconds between two polls of an event."""
 
 
 class GpuBench:
-    """Two GPUs of this process and the link between them, as trials use them.
+    """Two GPUs of this process and the link between them, to be used by trials.
 
     Args:
-        numbers: CUDA numbers of the GPUs.
+        numbers: CUDA indices of the GPUs.
         names: ids of the GPUs.
 
     Attributes:
         devices: the torch devices.
-        spins: whether kernels of both run concurrently, so that each can wait for the other.
+        spins: whether kernels run concurrently on both, so that each can wait for the other.
     """
 
     spins = True
@@ -86,10 +86,10 @@ class GpuBench:
             raise EngineError("{devices} does not respond.", devices=names)
 
     def slot(self, writer: int, place: Place, n_packet: int) -> PacketSlot:
-        """Make a zeroed slot for packets from device `writer` (0 or 1), as all-reduces use it.
+        """Return a zeroed slot, as in all-reduces, for packets from device `writer` (0 or 1).
 
         Raises:
-            EngineError: there is no such memory.
+            EngineError: such memory is not available.
         """
         if place == "peer" and torch.version.hip:
             raise EngineError("Kernels on AMD GPUs can exchange values in host memory only.")
@@ -98,11 +98,11 @@ class GpuBench:
     def carry(self, slot: PacketSlot) -> None:
         """Make written packets readable; called between writes and reads if not `spins`.
 
-        Does nothing here: both devices see the same memory.
+        Does nothing here, as both devices see the same memory.
         """
 
     def copy(self, source: int, place: Place, x: Tensor, y: Tensor) -> None:
-        """Begin to copy x on device `source` to y on the other, directly or via host memory."""
+        """Start copying x on device `source` to y on the other, directly or via the host."""
         here, there = self._streams[source][source], self._streams[source][1 - source]
         if place == "peer":
             with _current(there), _current(here):
@@ -118,10 +118,10 @@ class GpuBench:
                 y[part].copy_(staging[part], non_blocking=True)
 
     def gather(self, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """Begin an all-gather of both devices' values by NCCL.
+        """Start an all-gather of both devices' values with NCCL.
 
         Raises:
-            EngineError: NCCL is missing, or fails.
+            EngineError: NCCL is missing or fails.
         """
         streams = [self._streams[side][side] for side in (0, 1)]
         try:
@@ -135,7 +135,7 @@ class GpuBench:
         return _current(self._streams[side][side])
 
     def finish(self, seconds: float) -> bool:
-        """Wait for all work on both devices; return False if it takes longer than `seconds`."""
+        """Wait for all work on both devices; return False if that takes longer than `seconds`."""
         streams = [stream for pair in self._streams for stream in pair]
         streams += [torch.cuda.current_stream(device) for device in self.devices]
         events = [stream.record_event() for stream in streams]
@@ -164,8 +164,8 @@ class GpuBench:
 def _current(stream: torch.cuda.Stream) -> Iterator[None]:
     """Make a stream and its device torch's current ones.
 
-    The device comes first: leaving a stream restores the device from before, which would create a
-    context of hundreds of MB on a GPU that is not under test.
+    The device is set first, because leaving a stream restores the previous device, which would
+    create a context of hundreds of MB on a GPU that is not under test.
     """
     with torch.cuda.device(stream.device), torch.cuda.stream(stream):
         yield
@@ -182,8 +182,8 @@ class Exchange:
     Args:
         bench: the devices.
         slots: slots that the first and the second device write.
-        n_pairs: pairs of packets that a program of each device writes per round.
-        n_rows: number of rounds after which the data repeat.
+        n_pairs: number of packet pairs that each device's programs write per round.
+        n_rows: number of rounds after which the data repeats.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class Exchange:
         self._first = 0
 
     def run(self, n_rounds: int) -> tuple[float, list[TrialRecord]]:
-        """Run rounds; return their seconds, and the result of each direction."""
+        """Run rounds; return their duration in seconds, and the result for each direction."""
         for status in self._status:
             status.zero_()
         if not self._bench.finish(PATIENCE_S):
@@ -224,7 +224,7 @@ class Exchange:
         return seconds, self._verdicts(n_rounds)
 
     def start(self, side: int, n_rounds: int) -> None:
-        """Launch one device's kernel for all rounds, which waits for the other device's."""
+        """Launch one device's kernel for all rounds; it waits for the other device's."""
         has_asm = target_of(self._bench.devices[side]).has_asm
         launch(
             link_trial.exchange, (N_PROGRAMS,), self._words[side][side],
@@ -234,7 +234,7 @@ class Exchange:
         )  # fmt: skip
 
     def step(self, number: int) -> None:
-        """Run one round with kernels that run one after the other."""
+        """Run one round, with kernels one after the other."""
         for side in (0, 1):
             launch(
                 link_trial.write_round, (N_PROGRAMS,), self._words[side][side],
@@ -251,10 +251,11 @@ class Exchange:
             )  # fmt: skip
 
     def _verdicts(self, n_rounds: int) -> list[TrialRecord]:
-        """Return the result of each direction, from both sides' counts of lost and wrong packets.
+        """Return each direction's result, given both sides' counts of lost and wrong packets.
 
-        A side that misses a packet stops, so the other one then misses later rounds as well. If
-        both miss something, the direction to the side that got less far has failed, or both.
+        A side that misses a packet stops, so the other side then misses later rounds as well. If
+        both miss packets, the direction towards the side that got less far has failed, or both
+        directions if they got equally far.
         """
         seen = [status.cpu() for status in self._status]
         reached = [int(status[:, 0].min()) for status in seen]
@@ -274,7 +275,7 @@ class Exchange:
 
 
 def warm_up(device: torch.device) -> None:
-    """Launch each kernel once with nothing to do, so that it is compiled and on the device."""
+    """Launch each kernel once with nothing to do, so that it is compiled and loaded."""
     words = torch.zeros(2, dtype=torch.int32, device=device)
     table = torch.zeros(2, dtype=torch.int64, device=device)
     status = torch.zeros(N_PROGRAMS, 3, dtype=torch.int64, device=device)
@@ -288,7 +289,7 @@ def warm_up(device: torch.device) -> None:
 
 
 def store_pairs(words: Tensor, table: Tensor, flag: int) -> None:
-    """Begin to write words (2 n,), int32, as packets to the first address in `table`."""
+    """Start writing words (2 n,), int32, as packets to the first address in `table`."""
     n = len(words) // 2
     launch(
         link_trial.store_pairs, (max(1, -(-n // BULK_SIZE)),), words, table, flag, n,
@@ -297,7 +298,7 @@ def store_pairs(words: Tensor, table: Tensor, flag: int) -> None:
 
 
 def load_pairs(out: Tensor, table: Tensor) -> None:
-    """Begin to read packets from the first address in `table`: words and flags alternate.
+    """Start reading packets, alternating words and flags, from the first address in `table`.
 
     Args:
         out: output, (4 n,) int32.
@@ -310,14 +311,14 @@ def load_pairs(out: Tensor, table: Tensor) -> None:
 
 
 def random_words(*shape: int) -> Tensor:
-    """Return random int32 words on the host; different at each call."""
+    """Return random int32 words on the host, different for each call."""
     generator = torch.Generator()
     generator.seed()
     return torch.randint(-(1 << 31), 1 << 31, shape, dtype=torch.int32, generator=generator)
 
 
 def address_table(slot: PacketSlot, device: torch.device, *, is_writer: bool) -> Tensor:
-    """Return the address table by which kernels on a device find a slot."""
+    """Return the address table through which kernels on a device find a slot."""
     address = slot.source if is_writer else slot.goal
     return torch.tensor([address], dtype=torch.int64).to(device)
 
@@ -327,8 +328,8 @@ def compared(found: Tensor, expected: Tensor, sent: Tensor) -> TrialRecord:
 
     Args:
         found: received words.
-        expected: the sent words on the same device, transferred by another route.
-        sent: the sent words on the host, to compare their sum.
+        expected: sent words on the same device, transferred by another route.
+        sent: sent words on the host, for comparing sums.
     """
     n_wrong = int((found != expected).sum())
     if n_wrong and not bool(found.any()):
@@ -347,7 +348,7 @@ _abandoned: list[object] = []
 
 
 def hung(*held: object) -> TrialRecord:
-    """Return the result of a trial that does not end; memory in `held` is never freed."""
+    """Return the result for a trial that does not finish; memory in `held` is never freed."""
     _abandoned.append(held)
     return TrialRecord("hung", Sentence("for {n:.0f} s", n=PATIENCE_S))
 
@@ -358,9 +359,9 @@ def with_figures(
     """Return both directions' results with their common times.
 
     Args:
-        trials: results that passed, by direction.
+        trials: passed results, by direction.
         seconds: seconds by number of bytes.
-        lanes: PCIe generation and lanes of each source's slot, if known.
+        lanes: PCIe generation and lane count of each source's slot, if known.
     """
     there, back = (
         TrialRecord(trial.verdict, trial.why, seconds, *lanes[n : n + 1])

@@ -1,10 +1,10 @@
-"""Which routes between GPUs may be used: those proven on this machine, and tested at each load.
+"""Which routes between GPUs may be used: those proven on this machine and tested at each load.
 
-The first trial of a route by which one GPU writes another one's memory runs in a child process, as
-some drivers never return from it. Results are stored by driver and slots. A short trial follows at
-each load, because a machine's settings can change without a new driver.
+The first trial of a route by which one GPU writes to another's memory runs in a child process,
+because some drivers never return from it. Results are stored by driver and slots. A short trial
+follows at each load, because a machine's settings can change without a new driver.
 
-The modules that make trials need Triton, and are imported only if there are two GPUs.
+The modules that run trials need Triton, and are imported only if there are two GPUs.
 """
 
 from __future__ import annotations
@@ -44,37 +44,37 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PLACES: tuple[Place, ...] = ("host", "peer")
-"""Places that are tried between two GPUs."""
+"""Places to try between two GPUs."""
 
 BY: Mapping[str, str] = {
     "peer": Sentence("over the direct link"), "host": Sentence("through host memory"), "device": "",
 }  # fmt: skip
-"""Names of the places through which data travels, for a route that has stopped working."""
+"""Descriptions of the places through which data travels, for reports of failed routes."""
 
 Trials = dict[tuple[Means, Place], TrialRecord]
-"""Results of one direction's trials."""
+"""Trial results for one direction."""
 
 Found = Mapping[Pair, Trials]
-"""Results of trials, by direction."""
+"""Trial results by direction."""
 
 
 def find_routes(
     devices: Sequence[str], p2p: PeerMode = "auto", *, file: MachineFile | None = None,
     machine: ThisMachine | None = None,
 ) -> Routes:  # fmt: skip
-    """Return the routes between all GPUs that hold parts of a model.
+    """Return the routes between all GPUs that have parts of a model.
 
     Args:
         devices: the ranks' devices; the CPU and repetitions are ignored.
         p2p: see `LoadParams`.
-        file: machine file in which results are kept; the user's by default.
+        file: machine file to store results in; the user's by default.
         machine: the GPUs and their trials; this machine by default.
     """
     gpus = _gpus(devices)
     if len(gpus) < 2:
         return Routes()
     machine = machine or ThisMachine()
-    if not set(gpus) <= set(machine.infos()):  # proofs are stored by the identity of the GPUs
+    if not set(gpus) <= set(machine.infos()):  # proofs are stored by the GPUs' identity
         return Routes(dict.fromkeys(permutations(gpus, 2), Way(None, "host")))
     prover = Prover(gpus, p2p, file or MachineFile.of_user(), machine)
     prover.try_missing()
@@ -84,13 +84,13 @@ def find_routes(
 def prove_links(
     devices: Sequence[str], *, file: MachineFile | None = None, machine: ThisMachine | None = None
 ) -> Routes:
-    """Try and time all routes between GPUs again, even known ones; takes some seconds.
+    """Try and time all routes between GPUs again, even known ones; this takes some seconds.
 
     Args:
         devices: ids of GPUs; for all arguments see `find_routes`.
 
     Returns:
-        The resulting routes with the default `p2p`.
+        The resulting routes for the default `p2p`.
     """
     if len(_gpus(devices)) < 2:
         return Routes()
@@ -105,7 +105,7 @@ def _gpus(devices: Sequence[str]) -> list[str]:
 
 
 class Prover:
-    """Finds the routes between some GPUs; `again` tries even known ones."""
+    """Finder of the routes between GPUs; with `again`, it tries even known ones."""
 
     def __init__(
         self, devices: Sequence[str], p2p: PeerMode, file: MachineFile, machine: ThisMachine,
@@ -136,7 +136,7 @@ class Prover:
                 self._keep(self._tried_here(pair, "host"))
 
     def routes(self) -> Routes:
-        """Return the routes that follow from all results, after a short trial of those in use."""
+        """Return the routes that follow from all results, after briefly trying those to be used."""
         pairs: dict[Pair, Way] = {}
         notes: list[str] = []
         for a, b in self._pairs:
@@ -150,7 +150,7 @@ class Prover:
                 if way.stores is None and "stores" in self._machine.means(a, b):
                     note = "Kernels on {a} cannot write to {b}; slower copies are used instead."
                     notes.append(Sentence(note, a=pair[0], b=pair[1]))
-                if self._p2p == "on" or pair in self._fresh:  # known ones are shown elsewhere
+                if self._p2p == "on" or pair in self._fresh:  # known problems are shown elsewhere
                     notes += link_problems(*pair, self._records[pair], self._mode(pair))
         self._machine.release(self._devices)
         has_nccl = all(
@@ -220,7 +220,7 @@ class Prover:
         return {(a, b): there, (b, a): back}
 
     def _misses(self, pair: Pair, place: Place) -> bool:
-        """Return whether trials of a place are missing, or to be repeated because p2p is "on"."""
+        """Return whether trials of a place are missing, or must be repeated as p2p is "on"."""
         if place == "peer" and self._forbidden[pair]:
             return False
         a, b = pair
@@ -241,7 +241,7 @@ class Prover:
         return self._file.proof(self._infos[source], self._infos[goal])
 
     def _keep(self, found: Found) -> None:
-        """Merge in new results, also on disk except for trials that could not start."""
+        """Merge in new results; on disk, leave out trials that could not start."""
         for pair, trials in found.items():
             self._fresh.add(pair)
             self._records[pair] = LinkRecord(_today(), {**self._records[pair].trials, **trials})
@@ -258,7 +258,7 @@ def _today() -> str:
 
 
 UNKNOWN = Sentence("the driver does not allow it")
-"""Reason where the driver gives none."""
+"""Reason used if the driver gives none."""
 
 
 class ThisMachine:
@@ -274,7 +274,7 @@ class ThisMachine:
         return self._infos
 
     def peer_problem(self, a: str, b: str) -> str:
-        """Return why the driver forbids peer access, as half a sentence; "" if it allows it."""
+        """Return why the driver forbids peer access, as part of a sentence; "" if it allows it."""
         one, other = torch_device(a), torch_device(b)
         reaches = torch.cuda.can_device_access_peer
         if reaches(one, other) and reaches(other, one):
@@ -285,7 +285,7 @@ class ThisMachine:
         return self._problems.get(frozenset((a, b))) or UNKNOWN
 
     def means(self, a: str, b: str) -> Sequence[Means]:
-        """Return the means to try between two GPUs: no stores if kernels are not used."""
+        """Return the means to try between two GPUs; no stores if kernels are not used."""
         return MEANS if kernels_for(a) == kernels_for(b) == "gpu" else ("copies",)
 
     def bench(self, a: str, b: str) -> GpuBench:
@@ -306,14 +306,14 @@ class ThisMachine:
         return found
 
     def release(self, devices: Sequence[str]) -> None:
-        """Release the memory that trials took."""
+        """Free the memory used by trials."""
         self._benches.clear()
         release_cached_memory([torch_device(name) for name in devices])
 
     def try_in_child(
         self, pairs: Sequence[Pair], places: Sequence[Place], *, with_nccl: bool
     ) -> Mapping[Pair, dict[tuple[Means, Place], TrialRecord]]:
-        """Try pairs with full effort in child processes, where hanging or crashing is a result."""
+        """Try pairs with full effort in child processes; hanging and crashing count as results."""
         from engine.runtime.interconnect.child import TrialStep, try_steps
 
         steps = [

@@ -1,8 +1,8 @@
 """Trials of the routes between two GPUs: random data is sent, compared bit by bit, and timed.
 
-A driver that reports peer access proves nothing: with some chipsets and settings, kernels' writes
-are lost or corrupted without an error while copies arrive. So each route is tried as it will be
-used, in each direction and in both together.
+That a driver reports peer access proves nothing: with some chipsets and settings, kernels' writes
+are lost or corrupted without an error although copies arrive. So each route is tried as it will be
+used, in each direction and in both simultaneously.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from engine.runtime.interconnect.exchange import (
 )
 
 BothDirections = tuple[TrialRecord, TrialRecord]
-"""Results from the first device to the second, and back."""
+"""Results from the first device to the second, and for the opposite direction."""
 
 NCCL_PATIENCE_S = 15.0
-"""Seconds for NCCL's first collective, before which it explores the whole machine."""
+"""Seconds for NCCL's first collective, before which NCCL explores the whole machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Sizes and counts of a trial.
+    """Sizes and counts for a trial.
 
     Attributes:
-        n_rounds: number of exchanges by packets.
-        n_pairs: pairs of packets per program and exchange.
-        n_rows: number of exchanges after which the data repeat.
-        n_bulk: pairs of packets that are written together.
-        copied: sizes in bytes of the copies that are compared.
-        timed_stores, timed_copies: sizes in bytes that are timed.
+        n_rounds: number of packet exchanges.
+        n_pairs: number of packet pairs per program and exchange.
+        n_rows: number of exchanges after which the data repeats.
+        n_bulk: number of packet pairs that are written together.
+        copied: sizes, in bytes, of copies to compare.
+        timed_stores, timed_copies: sizes, in bytes, to time.
         n_timed: number of exchanges per timing.
     """
 
@@ -80,7 +80,7 @@ def try_route(bench: GpuBench, means: Means, place: Place, effort: Effort) -> Bo
     """Try one route in both directions.
 
     Raises:
-        EngineError: there is no memory for the trial.
+        EngineError: there is not enough memory for the trial.
     """
     if means == "nccl":
         return try_nccl(bench, effort)
@@ -88,10 +88,10 @@ def try_route(bench: GpuBench, means: Means, place: Place, effort: Effort) -> Bo
 
 
 def try_stores(bench: GpuBench, place: Place, effort: Effort) -> BothDirections:
-    """Let kernels write packets: in each direction, then in both at once, then in bulk.
+    """Have kernels write packets in each direction, then in both simultaneously, then in bulk.
 
     While one direction is tried, the replies go through host memory, so that the failing direction
-    is known. Both directions get the same times: an exchange takes two.
+    is known. Both directions get the same times, as an exchange uses both.
     """
     found = [_one_way(bench, source, place, effort) for source in (0, 1)]
     if all(trial.passed for trial in found):
@@ -104,7 +104,7 @@ def try_stores(bench: GpuBench, place: Place, effort: Effort) -> BothDirections:
 
 
 def try_copies(bench: GpuBench, place: Place, effort: Effort) -> BothDirections:
-    """Copy random buffers in each direction, then in both at once, and compare what arrives."""
+    """Copy random buffers in each direction, then both simultaneously; compare what arrives."""
     found = [PASSED, PASSED]
     for n_bytes in effort.copied:
         for sources in ((0,), (1,), (0, 1)):
@@ -118,12 +118,12 @@ def try_copies(bench: GpuBench, place: Place, effort: Effort) -> BothDirections:
     seconds = _copy_times(bench, place, effort)
     if seconds is None:
         return hung(), hung()
-    # an idle slot slows down: its speed is read right after use
+    # an idle slot slows down, so read its speed right after use
     return with_figures(found, seconds, [bench.lanes(n) for n in (0, 1)] if seconds else ())
 
 
 def try_nccl(bench: GpuBench, effort: Effort) -> BothDirections:
-    """Let NCCL all-gather random values of both devices, and compare them."""
+    """Have NCCL all-gather random values from both devices, and compare them."""
     found = [PASSED, PASSED]
     for n_bytes in effort.copied:
         words = [random_words(n_bytes // 4) for _ in (0, 1)]
@@ -157,7 +157,7 @@ def _gathered(bench: GpuBench, values: Sequence[Tensor], outputs: Sequence[Tenso
 
 
 def failed_trials(error: EngineError | RuntimeError) -> BothDirections:
-    """Return the results of a trial that could not start, or ended with a driver error."""
+    """Return the results of a trial that could not start or failed with a driver error."""
     is_refused = isinstance(error, EngineError) or is_out_of_memory(error)
     why = str(error).partition("\n")[0][:120].rstrip(".")
     found = TrialRecord("refused" if is_refused else "crashed", why)

@@ -1,4 +1,4 @@
-"""Times of kernels on GPUs, from the drivers' records that torch's profiler reads."""
+"""Times of GPU kernels, from the drivers' records that torch's profiler reads."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from engine.runtime.thread_runtime import ThreadRuntime
 
 N_STARTED = 32
-"""Number of tokens to launch when measuring the time of a launch."""
+"""Number of tokens to launch when measuring launch times."""
 
 
 class Span(NamedTuple):
-    """One run of a kernel or a copy on a device; begin and end in microseconds of any clock."""
+    """One run of a kernel or a copy on a device; begin and end are in microseconds of any clock."""
 
     device: str
     name: str
@@ -34,9 +34,9 @@ class Span(NamedTuple):
 
 
 def gpu_times(compute: Callable[[], object], n_tokens: int) -> GpuTimes | None:
-    """Compute some tokens and return the times of all work on GPUs; None without records.
+    """Compute some tokens and return the times of all GPU work; None if nothing was recorded.
 
-    Recording slows the host down, so measure nothing else at the same time.
+    Recording slows down the host, so measure nothing else at the same time.
 
     Args:
         compute: computes `n_tokens` tokens.
@@ -89,14 +89,14 @@ def short_name(name: str) -> str:
 
 
 def host_s(runtime: ThreadRuntime, place: Piece) -> float | None:
-    """Measure the host's seconds to launch a token on all GPUs, without waiting for them.
+    """Measure the seconds that the host takes to launch a token on all GPUs, without waiting.
 
     Args:
         place: position of the token, which is recomputed each time; the cache is invalid from there
             on.
 
     Returns:
-        The median; None if the model is not one graph on each of its GPUs.
+        The median; None if the model is not a single graph on each of its GPUs.
     """
     runner = runtime.runner
     if not runner.is_captured_whole or not runner.executor.has_gpus:

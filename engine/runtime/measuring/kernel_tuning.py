@@ -1,4 +1,4 @@
-"""Entry to the search for better configurations of GPU kernels: it chooses the GPUs."""
+"""Entry point to the search for better GPU kernel configurations; it chooses the GPUs."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ def tune_kernels(
     on_progress: TuningProgress = lambda n_done, n_total, what: None,
     is_cancelled: IsCancelled = never,
 ) -> list[KernelTuning]:
-    """Search for configurations of all matmuls of a model on some GPUs, and store the best.
+    """Search for configurations for all of a model's matmuls on GPUs, and store the best.
 
     Models loaded later use them.
 
     Args:
         path: path of the model's file; only its header is read.
-        devices: ids of GPUs, such as "cuda:0"; none for all GPUs of this machine.
-        on_progress: receiver of the search's progress.
-        is_cancelled: polled; returning True ends the search.
+        devices: ids of GPUs, such as "cuda:0"; empty for all GPUs on this machine.
+        on_progress: called with the search's progress.
+        is_cancelled: polled; returning True stops the search.
 
     Raises:
         EngineError: there is no such GPU, kernels cannot be launched, or the model has no matrices
             for them.
-        Cancelled: it was cancelled; the results of finished searches are kept.
+        Cancelled: the search was cancelled; the results of finished searches are kept.
     """
     found = tunable(devices)
-    from engine.backends.gpu.matmul.config_search import tune  # Triton is not everywhere
+    from engine.backends.gpu.matmul.config_search import tune  # needs Triton
 
     with explain_faults([torch_device(name) for name in found]):
         return tune(path, found, on_progress, is_cancelled)
 
 
 def tunable(requested: Sequence[str] = ()) -> list[str]:
-    """Return the GPUs whose kernels can be tuned, of the requested devices or of this machine.
+    """Return the GPUs, among the requested devices or on this machine, with tunable kernels.
 
     Raises:
-        EngineError: there is none, or GPUs compute without kernels here.
+        EngineError: there are none, or GPUs compute without kernels on this machine.
     """
     devices = list_devices()
     path = find_gpu_path(devices)

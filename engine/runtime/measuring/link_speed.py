@@ -1,4 +1,4 @@
-"""Measurement of the link between two ranks, with the collectives that models use."""
+"""Measurement of the link between two ranks, using the same collectives as models."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from engine.planning.speed.facts import LinkFacts
 from engine.runtime.interconnect.proof import find_routes
 
 SMALL_BYTES = (8 << 10, 16 << 10, 32 << 10)
-"""Sizes in bytes of an all-reduce in decode: 2048 to 8192 numbers in F32."""
+"""Sizes, in bytes, of all-reduces in decode: 2048 to 8192 F32 numbers."""
 
 LARGE_BYTES = 16 << 20
-"""Size in bytes of an all-reduce in the prefill of a long prompt."""
+"""Size, in bytes, of an all-reduce in a long prompt's prefill."""
 
 N_SMALL, N_LARGE = 50, 2
-"""Number of all-reduces in one measurement: many, so that the call overhead is negligible."""
+"""Number of all-reduces per measurement, so many that the call overhead is negligible."""
 
 N_ROUNDS = 9
-"""Number of measurements after a warm-up; the best one counts."""
+"""Number of measurements after a warm-up; the best one is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class LinkSpeed:
 
     Attributes:
         a, b: ids of the ranks' devices.
-        all_reduce_s: seconds of a small all-reduce, by its size in bytes.
-        bytes_per_s: speed of a large all-reduce: bytes of the sum per second.
+        all_reduce_s: seconds per small all-reduce, by its size in bytes.
+        bytes_per_s: speed of a large all-reduce, in bytes of the sum per second.
     """
 
     a: str
@@ -52,19 +52,19 @@ class LinkSpeed:
 
     @property
     def facts(self) -> LinkFacts:
-        """Latency and bandwidth of the link, and the most bytes sent within the latency."""
+        """Latency and bandwidth of the link, and the maximum size sent within the latency."""
         return LinkFacts(max(self.all_reduce_s.values()), self.bytes_per_s, max(self.all_reduce_s))
 
 
 def measure_link(a: str, b: str) -> LinkSpeed:
-    """Measure all-reduces between two ranks of one thread each, for about a second.
+    """Measure all-reduces between two ranks with one thread each, for about a second.
 
     Args:
         a, b: ids of devices; the same id twice measures two ranks on one device.
 
     Raises:
-        NoDevice: a device does not exist here.
-        EngineError: a device has no memory left or stops working, or they cannot reach each other.
+        NoDevice: a device does not exist on this machine.
+        EngineError: a device has no memory left or stops working, or the two cannot communicate.
     """
     devices = [torch_device(name) for name in (a, b)]
     try:
@@ -94,7 +94,7 @@ class _Rank:
 
     def run(self, n_bytes: int, count: int) -> float:
         x = torch.ones(1, n_bytes // 4, device=self._device)
-        self._comm.all_reduce(x, (0, 1), x.shape)  # so that both begin together
+        self._comm.all_reduce(x, (0, 1), x.shape)  # so that both start together
         self._wait()
         begun = time.perf_counter()
         for _ in range(count):
@@ -110,7 +110,7 @@ class _Rank:
 def _group(a: str, b: str, devices: list[torch.device]) -> ThreadGroup:
     if "cpu" in (a, b) or {kernels_for(a), kernels_for(b)} != {"gpu"}:
         return ThreadGroup(spins=uses_kernels(a) and uses_kernels(b))
-    from engine.backends.gpu.comm.communicator import device_group  # Triton is not for the CPU
+    from engine.backends.gpu.comm.communicator import device_group  # needs Triton
 
     return device_group(devices, find_routes([a, b]), Fallbacks())
 
@@ -132,7 +132,7 @@ def _two_ranks(
 
 
 def _seconds(threads: RankThreads, ranks: list[_Rank], n_bytes: int, count: int) -> float:
-    """Return the shortest time of an all-reduce, where each time is the slower rank's."""
+    """Return the shortest time for an all-reduce; each time is the slower rank's."""
 
     def measure(rank: int) -> float:
         with torch.inference_mode():

@@ -1,6 +1,6 @@
 """Measurement of a device's memory bandwidth and matmul speed.
 
-A model's measured speed is compared with these, and predictions start from them.
+A model's measured speed is compared with these, and predictions are based on them.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from engine.planning.speed.rigs import spec_from_driver
 from engine.runtime.measuring.weight_speed import measurable, measure_weights
 
 READ_BYTES = 512 << 20
-"""Bytes to read at a time: more than any cache holds."""
+"""Bytes to read at a time; more than fits in any cache."""
 
 MATMUL_SIZES = {"cpu": (512, 4096, 4096), "cuda": (8192, 4096, 4096)}
-"""Number of tokens, inputs and outputs of a matmul, by kind of device: about as in prefill."""
+"""Numbers of tokens, inputs and outputs in a matmul, by kind of device; similar to prefill."""
 
 MIN_SECONDS = 0.3
-"""Seconds for which each measurement is repeated; the best one counts."""
+"""Seconds for which each measurement is repeated; the best one is used."""
 
 MIN_REPETITIONS = 3
 
 MATRIX_PART = 0.92
-"""Bandwidth of a gemv over the bandwidth of torch's sum on a GPU: a sum reaches 0.92 of the
-memory's bandwidth, a good gemv 0.85."""
+"""Bandwidth of a gemv relative to torch's sum on a GPU: a sum reaches 0.92 of the memory's
+bandwidth, a good gemv 0.85."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ class DeviceSpeed:
     """Measured speeds of one device.
 
     Attributes:
-        n_threads: number of threads of the CPU; 0 for a GPU.
-        bytes_per_s: bandwidth of reading memory in order.
+        n_threads: number of CPU threads; 0 for a GPU.
+        bytes_per_s: bandwidth of sequential memory reads.
         f32_flop_per_s: speed of torch's matmul in F32.
         bf16_flop_per_s: speed of torch's matmul in BF16.
-        copy_bytes_per_s: bytes read and written per second while a GPU copies its own memory; None
-            for the CPU.
+        copy_bytes_per_s: bytes read and written per second while a GPU copies within its own
+            memory; None for the CPU.
     """
 
     device: str
@@ -75,10 +75,10 @@ class DeviceSpeed:
 
 
 def measure_device(name: str) -> DeviceSpeed:
-    """Measure a device for about a second; the CPU with all its cores.
+    """Measure a device for about a second; on the CPU, use all cores.
 
     Raises:
-        NoDevice: the device does not exist here.
+        NoDevice: the device does not exist on this machine.
         EngineError: the device has no memory left to measure with, or stops working.
     """
     device = torch_device(name)
@@ -110,18 +110,18 @@ def measure_device(name: str) -> DeviceSpeed:
 def measure_facts(
     info: DeviceInfo, kinds: Iterable[str] = (), file: MachineFile | None = None
 ) -> DeviceFacts:
-    """Return the facts that predictions for a device start from; measure those not yet stored.
+    """Return the facts on which a device's predictions are based; measure those not yet stored.
 
     Measuring takes some seconds, and about one more for each kind of weights. Facts that are not
-    measured (the time of an operation, the time between tokens) are estimates.
+    measured (time per operation, time between tokens) are estimated.
 
     Args:
         info: device to measure.
-        kinds: GGML types of weights; on a GPU all are assumed to be read equally fast.
-        file: store of the measured facts; None keeps none.
+        kinds: GGML types of weights; a GPU is assumed to read all of them equally fast.
+        file: store for the measured facts; None to keep none.
 
     Raises:
-        NoDevice: the device does not exist here.
+        NoDevice: the device does not exist on this machine.
         EngineError: the device has no memory left to measure with.
     """
     file = file or MachineFile()
@@ -171,7 +171,7 @@ def _weight_rates(kinds: Iterable[str], n_threads: int) -> dict[str, WeightRate]
 
 
 def _read_speed(device: torch.device, n_free: int) -> float:
-    """Return the bytes per second of torch's sum, which is limited by reading."""
+    """Return the bytes per second in torch's sum, which is limited by reading memory."""
     numbers = torch.ones(min(READ_BYTES, n_free // 4) // 4, device=device)
     return numbers.nbytes / _best_seconds(numbers.sum, device)
 
@@ -183,7 +183,7 @@ def _copy_speed(device: torch.device, n_free: int) -> float:
 
 
 def _matmul_speed(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the operations per second of `x Wᵀ`; a multiplication and an addition are two."""
+    """Return the operations per second in `x Wᵀ`; a multiplication and an addition count as two."""
     n_tokens, n_in, n_out = MATMUL_SIZES[device.type]
     x = torch.randn(n_tokens, n_in, device=device).to(dtype)
     weight = torch.randn(n_out, n_in, device=device).to(dtype)
@@ -208,20 +208,20 @@ def _seconds(compute: Callable[[], Tensor], device: torch.device) -> float:
 
 
 WATCHED_S = 0.25
-"""Seconds for which devices are watched."""
+"""Seconds for which devices are observed."""
 
 MIN_PERCENT = 15.0
-"""Load in percent below which a device counts as idle."""
+"""Load, in percent, below which a device counts as idle."""
 
 
 def other_load(devices: Sequence[str]) -> tuple[tuple[str, float], ...]:
-    """Return (device, load in percent) of devices that are busy while this program is idle.
+    """Return (device, load in percent) for devices that are busy while this program is idle.
 
-    Devices whose load is unknown are left out.
+    Devices whose load is unknown are omitted.
     """
     try:
         with DeviceMonitor(devices) as monitor:
-            monitor.snapshot()  # the CPU's load is counted between two readings
+            monitor.snapshot()  # the CPU's load is measured between two readings
             time.sleep(WATCHED_S)
             found = monitor.snapshot()
     except EngineError:

@@ -1,6 +1,6 @@
-"""Measurement of this CPU's speed with weights of each GGML type, using the kernels of models.
+"""Measurement of this CPU's speed with weights of each GGML type, using the models' kernels.
 
-A CPU reads each type at another fraction of its memory bandwidth, as unpacking also takes time.
+A CPU reads each type at a different fraction of its memory bandwidth, as unpacking takes time.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from engine.model.forward.operands import Weight
 from engine.planning.speed.facts import WeightRate
 
 N_ROWS, N_COLUMNS = 32768, 2048
-"""Size of a matrix for gemv: large, so that Python's overhead is negligible."""
+"""Size of a matrix for gemv, so large that Python's overhead is negligible."""
 
 N_GEMM_ROWS = 8192
-"""Number of rows of the matrix for GEMM."""
+"""Number of rows in the matrix for GEMM."""
 
 READ_BYTES = 512 << 20
-"""Bytes of the weights for gemv: more than a cache holds."""
+"""Size of the weights for gemv, in bytes; more than fits in a cache."""
 
 N_TOKENS = 256
-"""Number of tokens of a GEMM."""
+"""Number of tokens in a GEMM."""
 
 ONE_MATRIX_TOKENS = 64
-"""Smallest number of tokens for which one matrix is enough: it is read once for all of them."""
+"""Minimum number of tokens for which one matrix is enough, as it is read once for all of them."""
 
 MIN_SECONDS = 0.25
-"""Seconds for which each measurement is repeated; the median counts, since models compute on the
+"""Seconds for which each measurement is repeated; the median is used, since models compute on the
 same noisy machine."""
 
 MIN_REPETITIONS = 3
 
 FILL = 0x11
-"""Byte to fill weights with: ordinary numbers in all types. Fresh memory is one page of zeros."""
+"""Byte to fill weights with, an ordinary number in all types; fresh memory is one page of zeros."""
 
 TYPE_NUMBERS = {info.name: number for number, info in TYPES.items()}
 """Numbers of all GGML types, by name."""
@@ -58,19 +58,19 @@ NUMBERS = {info.name: number for number, info in TYPES.items() if number in LAYO
 
 
 def measurable(kinds: Iterable[str]) -> list[str]:
-    """Return the kinds of weights for which there are kernels, each once."""
+    """Return the kinds of weights that have kernels, each once."""
     return [kind for kind in dict.fromkeys(kinds) if kind in NUMBERS or kind in DTYPES]
 
 
 def measure_weights(
     kinds: Iterable[str], n_threads: int, n_bytes: int = READ_BYTES
 ) -> dict[str, WeightRate]:
-    """Measure each kind of weights, for about a second each.
+    """Measure each kind of weights for about a second.
 
     Args:
-        kinds: GGML types; those without kernels are left out.
+        kinds: GGML types; those without kernels are skipped.
         n_threads: number of threads that multiply.
-        n_bytes: largest number of bytes of the random weights.
+        n_bytes: maximum size of the weights in bytes.
     """
     return {kind: _measure(kind, n_threads, n_bytes) for kind in measurable(kinds)}
 
@@ -90,12 +90,12 @@ class Probe:
 
     Args:
         kind: name of the type.
-        n_bytes: largest number of bytes of all matrices; there is always one.
-        memory: memory of another probe, to use its matrices; None for new ones.
+        n_bytes: maximum size of all matrices in bytes; there is always at least one.
+        memory: another probe's memory, to share its matrices; None for new ones.
         fast_prompts: see `LoadParams`.
 
     Attributes:
-        bits: bits of a weight in memory.
+        bits: bits per weight in memory.
     """
 
     def __init__(
@@ -112,17 +112,18 @@ class Probe:
         self._tokens = {n: torch.ones(n, N_COLUMNS) for n in (1, N_TOKENS)}
 
     def with_threads(self, n_threads: int) -> Probe:
-        """Return a probe of the same matrices with another number of threads."""
+        """Return a probe with the same matrices and another number of threads."""
         return Probe(self.kind, n_threads, 0, self._memory)
 
     def bytes_per_s(self) -> float:
-        """Measure the bytes of weights per second of a gemv with each matrix."""
+        """Measure the weight bytes per second in gemvs with each matrix."""
         return self._memory.nbytes / _seconds(self._weights, self._tokens[1])
 
     def flop_per_s(self, n_tokens: int = N_TOKENS) -> float:
-        """Measure the multiplications and additions per second of a GEMM.
+        """Measure the multiplications and additions per second in a GEMM.
 
-        Few tokens are multiplied by each matrix, so that all weights come from memory; many by one.
+        Few tokens are multiplied by each matrix, so that all weights come from memory; many tokens
+        are multiplied by only one.
         """
         x = self._tokens.setdefault(n_tokens, torch.ones(n_tokens, N_COLUMNS))
         is_few = n_tokens < ONE_MATRIX_TOKENS
@@ -130,7 +131,7 @@ class Probe:
         return 2 * n_tokens * n_rows * N_COLUMNS * len(weights) / _seconds(weights, x)
 
     def arithmetic(self, n_tokens: int) -> str:
-        """Return the arithmetic of a matmul: "INT8", "INT16", "BF16" or "F32"."""
+        """Return a matmul's arithmetic: "INT8", "INT16", "BF16" or "F32"."""
         worker = self._worker
         if self.kind in NUMBERS:
             return "BF16" if n_tokens >= worker.bf16_from else "INT8"
@@ -140,7 +141,7 @@ class Probe:
         return "BF16" if is_short and worker.is_bf16_fast else "F32"
 
     def close(self) -> None:
-        """End the threads; the matrices stay, as another probe may use them."""
+        """Stop the threads; the matrices stay, as another probe may use them."""
         self._worker.close()
 
 
@@ -191,24 +192,24 @@ FEW, MANY = 8, 512
 """Batch sizes, in tokens, to measure in addition to 1."""
 
 ROUNDS = 5
-"""Number of rounds; each measures everything once, and their medians count."""
+"""Number of rounds; each measures everything once, and the medians are used."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProductSpeed:
-    """Speed of the matmuls with weights of one type.
+    """Speed of matmuls with weights of one type.
 
     Attributes:
         kind: name of the GGML type.
-        bits: bits of a weight in memory.
+        bits: bits per weight in memory.
         n_threads: number of threads.
-        instruction_set: target of the kernels, a value of `TANDEM_CPU`.
-        bytes_per_s: bytes of weights per second while one token is multiplied.
-        read_bytes_per_s: bytes per second of torch's sum, measured alternately with it.
+        instruction_set: target of the kernels, as a value of `TANDEM_CPU`.
+        bytes_per_s: weight bytes per second while one token is multiplied.
+        read_bytes_per_s: bytes per second in torch's sum, measured in turns with `bytes_per_s`.
         few_op_per_s: multiplications and additions per second for `FEW` tokens.
         many_op_per_s: the same for `MANY` tokens.
         arithmetic: arithmetic for `MANY` tokens: "INT8" (our kernels), "INT16" or "F32" (our
-            kernels, for weights that are not quantised) or "BF16" (torch).
+            kernels for unquantised weights) or "BF16" (torch).
     """
 
     kind: str
@@ -223,7 +224,7 @@ class ProductSpeed:
 
 
 def product_types() -> list[str]:
-    """Return the names of all types whose matmuls have kernels."""
+    """Return the names of all types that have matmul kernels."""
     return measurable(info.name for info in TYPES.values())
 
 
@@ -231,14 +232,14 @@ def measure_products(
     kinds: Iterable[str] = (), n_threads: int | None = None, *, fast_prompts: bool = False,
     n_bytes: int = READ_BYTES,
 ) -> Iterator[ProductSpeed]:  # fmt: skip
-    """Measure the matmuls of each type, for a second or a few each.
+    """Measure the matmuls of each type, for one or a few seconds each.
 
     Args:
-        kinds: names of GGML types; those without kernels are left out. Empty for all quantised
-            types with kernels.
-        n_threads: number of threads; None for one on each core.
-        fast_prompts: whether long prompts may be multiplied in BF16, see `LoadParams`.
-        n_bytes: largest number of bytes of the weights, and of the sum.
+        kinds: names of GGML types; those without kernels are skipped. Empty for all quantised types
+            with kernels.
+        n_threads: number of threads; None for one per core.
+        fast_prompts: whether long prompts may be multiplied in BF16; see `LoadParams`.
+        n_bytes: maximum size, in bytes, of the weights and of the sum's input.
     """
     n_threads = n_threads or usable_cores()
     numbers = torch.ones(n_bytes // 4)
