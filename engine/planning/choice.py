@@ -422,7 +422,7 @@ class _Chooser:
 
     @cached_property
     def _fastest_alone(self) -> tuple[Forecast, ModelWorkload]:
-        # whether or not it has room there
+        # whether or not that GPU has room
         params = replace(self._base, devices=(self._gpus[0],))
         evaluation = self._planner.evaluate(params, self._free)
         forecast = self._forecast(params, evaluation)

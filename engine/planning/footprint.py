@@ -301,7 +301,7 @@ def _kernel_bytes(
 ) -> int:  # fmt: skip
     """Estimate the working memory of the CPU path, excluding logits, in bytes.
 
-    Attention, FFN and recurrent layers run one after the other, so the largest counts. Added are
+    Attention, FFN and recurrent layers run one after the other, so only the largest counts, plus
     the hidden state, its norms, scratch for products and recorded passes (see `recorded_rows`).
     """
     stream, feed = 6 * hp.n_embd, 3 * working.columns
@@ -348,7 +348,7 @@ def _device_pass(
     """Return the bytes of a pass's tensors on a GPU: hidden state plus attention, FFN or experts.
 
     For many tokens, matrices are dequantised to BF16 in chunks of rows. The last tensor that a part
-    keeps (queries, keys and values; gate and up) is allocated without that scratch.
+    keeps (among queries, keys and values, or gate and up) is allocated without that scratch.
 
     Args:
         are_singles: whether each token belongs to a different sequence.

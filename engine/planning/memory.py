@@ -147,7 +147,7 @@ def link_bytes(n_ranks: int) -> int:
 def copying_bytes(n_ranks: int) -> int:
     """Return the bytes that all-reduces by copies, for large values, take on each GPU.
 
-    The part that is pinned in host memory without peer access is smaller; see `host_link_bytes`.
+    Without peer access, the part pinned in host memory is smaller; see `host_link_bytes`.
     """
     if n_ranks < 2:
         return 0
@@ -165,7 +165,7 @@ def host_link_bytes(n_ranks: int) -> int:
 
 
 def pinned_bytes(n_ranks: int, file_bytes: int, n_vocab: int) -> int:
-    """Return the pinned host bytes for one GPU: those for loading or for exchanges, if larger.
+    """Return the pinned host bytes for one GPU: those for loading or exchanges, whichever are more.
 
     Peer access is unknown before loading, so exchanges are counted as if there were none.
 

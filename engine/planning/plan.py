@@ -125,7 +125,7 @@ class Plan:
         devices: one entry per rank, in rank order.
         kv_type: KV type; see `LoadParams.kv_type`. A single type if values are part of the keys.
         file_bytes: bytes that all ranks together read from the file.
-        reserve: (device, bytes) to keep free.
+        reserve: pairs of a device and the number of bytes to keep free on it.
         parallel: number of full-length requests that fit in the KV cache.
         checkpoint_bytes: limit for state checkpoints in host memory.
         pictures_apart: bytes of the vision encoder and its work if it is on a CPU without ranks.

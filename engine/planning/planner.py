@@ -76,7 +76,7 @@ def _place(
     slot: Slot, n_ranks: int, recurrent: Sequence[bool], known: dict[object, tuple[int, ...]]
 ) -> TensorPlace:
     tensor = slot.tensor
-    key = slot.placement, tensor.shape, tensor.type.number  # blocks repeat them
+    key = slot.placement, tensor.shape, tensor.type.number  # keys repeat from block to block
     ranks = known.get(key)
     if ranks is None:
         ranks = known[key] = tuple(

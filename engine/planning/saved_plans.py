@@ -250,7 +250,7 @@ class PlanStore:
         """Save a plan, replacing any plan with the same name.
 
         Raises:
-            EngineError: it cannot be written.
+            EngineError: the file cannot be written.
         """
         with self._lock:
             others = [p for p in self._read(model) if p.name.casefold() != plan.name.casefold()]
@@ -351,7 +351,7 @@ def export_plan(plan: SavedPlan, path: Path) -> None:
     """Write a plan to a file that others can import.
 
     Raises:
-        EngineError: it cannot be written.
+        EngineError: the file cannot be written.
     """
     try:
         replace_json(path, plan_document(plan))

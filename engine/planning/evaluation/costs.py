@@ -69,7 +69,7 @@ NO_WORK, NO_COST = RankWorkload(), Cost()
 
 
 def join_workloads(loads: Iterable[RankWorkload]) -> RankWorkload:
-    """Return the sum of some work."""
+    """Return the sum of several workloads."""
     found = [load for load in loads if load is not NO_WORK]
     if len(found) < 2:
         return found[0] if found else NO_WORK
@@ -89,7 +89,7 @@ def join_workloads(loads: Iterable[RankWorkload]) -> RankWorkload:
 
 
 def sum_costs(costs: Iterable[Cost]) -> Cost:
-    """Return the sum of some costs."""
+    """Return the sum of several costs."""
     found = [cost for cost in costs if cost is not NO_COST]
     if len(found) < 2:
         return found[0] if found else NO_COST
@@ -100,7 +100,7 @@ def sum_costs(costs: Iterable[Cost]) -> Cost:
 def cost_of(
     slots: Sequence[Slot], states: Sequence[State], rank: int, formats: Formats, n_used: int = 0
 ) -> Cost:
-    """Return a rank's cost of some tensors and their layer's states."""
+    """Return the cost of some tensors and their layer's states for a rank."""
     parts = tensor_parts(slots, rank, formats.storage)
     load = join_workloads(weight_workload(part, formats.storage, n_used) for part in parts)
     return Cost(RankSize.of(parts, states, rank, *formats), load)
@@ -156,7 +156,7 @@ class Stage:
 
 
 class BlockKind:
-    """A kind of block: those that declare the same tensors and are cut by the same sizes.
+    """A kind of block: all that declare the same tensors and are cut by the same sizes.
 
     Args:
         model: the model as declared under a probe split, bound to the tensors of `source`.
@@ -231,7 +231,7 @@ SHORTENED = "shortened output"
 
 
 class EndCost(NamedTuple):
-    """Cost of a rank outside its blocks."""
+    """Cost for a rank outside its blocks."""
 
     cost: Cost = NO_COST
     embedding: RankWorkload = NO_WORK
@@ -249,7 +249,7 @@ class Ends:
         self._known: dict[tuple[str, Span, Formats], EndCost] = {}
 
     def cost(self, split: ModelSplit, rank: int, formats: Formats) -> EndCost:
-        """Return the cost of `rank` under a split."""
+        """Return the cost for `rank` under a split."""
         rows = Cost(RankSize(working=WorkingSizes(rows=split.output.size(rank))))
         spans = {
             EMBEDDING: split.embedding.spans[rank],

@@ -2,7 +2,7 @@
 
 `Evaluator` declares a model once, under a probe split that shows which part of a split each tensor
 follows. An evaluation then cuts the model as the loader would and looks up the cost of each rank's
-intervals; only for new intervals is a block declared.
+intervals; it declares a block only for new intervals.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MAX_CONTEXTS = 256
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Predicted bytes and work of a split."""
+    """Predicted bytes and work for a split."""
 
     plan: Plan
     load: ModelWorkload
@@ -58,7 +58,7 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluator of splits of one file."""
+    """Evaluator for splits of one file."""
 
     def __init__(self, file: GGUFFile) -> None:
         self.file = file

@@ -24,7 +24,7 @@ COMFORT = 0.75
 to other programs."""
 
 CONTEXT_STEP = 256
-"""Step of proposed contexts, in tokens."""
+"""Step between proposed context lengths, in tokens."""
 
 MAX_CONTEXT = 1 << 17
 """Longest context proposed for a model whose training context is unknown, in tokens."""

@@ -86,7 +86,7 @@ class TunePlan:
     """A search that is about to start: its splits and its expected extent.
 
     Args:
-        params: parameters that all trials share; its devices are to choose from.
+        params: parameters that all trials share; its devices are the candidates.
         budget_s: maximum duration in seconds; None means the expected one, within bounds.
 
     Raises:

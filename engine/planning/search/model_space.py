@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from engine.planning.speed.forecast import Forecaster
 
 MAX_IN_ALL_SETS = 5
-"""Maximum number of devices to try in all sets; with more, only the fastest and largest per size."""
+"""Maximum number of devices for which all sets are tried; with more, only the fastest and the
+largest set of each size."""
 
 MAX_IN_ALL_GROUPS = 4
 """Maximum number of ranks to group in all ways; with more, only equally or in the default way."""
@@ -103,7 +104,7 @@ Split = tuple[float, ...]
 
 
 class Candidate(NamedTuple):
-    """A split that may be tried; candidates with the same cut have equal `key`s."""
+    """A split that may be tried; candidates with the same cut have the same `key`."""
 
     params: LoadParams
     key: Hashable
@@ -117,7 +118,7 @@ class Family:
     """Splits over the same devices in the same mode that differ in their shares.
 
     Attributes:
-        params: parameters that all of them have in common, without shares.
+        params: parameters common to all of them, without shares.
         start: shares predicted to be the best.
         can_balance: whether moving work away from the busiest ranks may help.
     """
@@ -174,7 +175,7 @@ class ModelSpace:
     """The splits of one model that a search may try.
 
     Args:
-        base: parameters that all trials share; its devices are to choose from, its split ignored.
+        base: parameters for all trials; its devices are the candidates, its split is ignored.
 
     Raises:
         NoDevice: a device does not exist on this machine, or cannot be used.

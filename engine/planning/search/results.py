@@ -18,10 +18,10 @@ SOURCES = {
     "mtp": Sentence("by the model's own block (MTP)"),
     "model": Sentence("by the draft model"),
 }
-"""Sources of draft tokens, as sentences name them."""
+"""Names of the sources of draft tokens, for use in sentences."""
 
 MIN_GAIN = 1.03
-"""Smallest gain of draft tokens that is reported as one: single answers vary by a few percent."""
+"""Smallest gain from draft tokens that is reported; single answers vary by a few percent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def reason_for_drafts(trials: Sequence[DraftTrial]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A typical request, whose time is used to compare splits: it weighs prefill and decode."""
+    """A typical request; splits are compared by its duration, which weighs prefill and decode."""
 
     name: str
     n_prompt: int

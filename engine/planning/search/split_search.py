@@ -52,7 +52,7 @@ class Infeasible(Exception):
 
 
 class TrialBudget:
-    """The time budget of a search; `trial_s` is expected per trial until some are measured."""
+    """The time budget of a search; `trial_s` is assumed per trial until some are measured."""
 
     def __init__(
         self, budget_s: float, trial_s: float, now: Callable[[], float] = time.perf_counter

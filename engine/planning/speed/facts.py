@@ -108,7 +108,7 @@ class WireSpeed:
 
     @property
     def facts(self) -> LinkFacts:
-        """Facts for predictions."""
+        """Link facts for predictions."""
         return LinkFacts(self.mean_s, self.bytes_per_s, MESSAGE_BYTES)
 
     @property

@@ -76,7 +76,7 @@ def device_set(devices: Sequence[DeviceInfo]) -> str:
 
 
 class Calibration:
-    """Ratios of measured to predicted time in this user's earlier runs, to correct predictions.
+    """Ratios of measured to predicted time in this user's earlier runs, for correcting predictions.
 
     All splits over the same kinds of devices share one factor, whichever split was measured;
     otherwise, a split measured while another program was busy would lose to one that never ran. The
@@ -176,7 +176,7 @@ def _document(ratios: dict[Subject, tuple[float, ...]]) -> dict[str, Any]:
 def _is_ratio(value: object) -> bool:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
-    return MIN_RATIO <= value <= MAX_RATIO  # false for NaN, too
+    return MIN_RATIO <= value <= MAX_RATIO  # false for NaN as well
 
 
 def _is_subject(subject: Subject) -> bool:
@@ -188,11 +188,11 @@ PROMPT_TOKENS = 512
 """Default length of the predicted prompt."""
 
 CACHED_BYTES, CACHED = 128 << 20, " in cache"
-"""Bytes of weights that may fit into a CPU's caches, and the mark of such runs: they read much
-faster, so larger models learn nothing from them."""
+"""Weight bytes that may fit into a CPU's caches, and the mark for runs with no more than that: they
+read much faster, so larger models learn nothing from them."""
 
 MAX_MODELS = 16
-"""Largest number of cached speed models."""
+"""Maximum number of cached speed models."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ SLOW_STORES = 0.1
 """Fraction of the copy speed below which kernel writes count as slow."""
 
 TELLING_BYTES = 128 << 10
-"""Minimum size of kernel writes that shows their bandwidth, in bytes."""
+"""Minimum size, in bytes, of kernel writes that show their bandwidth."""
 
 FEW_LANES = 4
 """Maximum number of PCIe lanes in slots meant for other cards, or connected to the chipset."""
@@ -52,8 +52,8 @@ class TrialRecord:
     Attributes:
         verdict: the result.
         why: observed fault, as part of a sentence; "" if the test passed.
-        seconds: times by payload in bytes: for an exchange in which both GPUs write that much
-            (stores), or for a copy while another copy runs the other way (copies).
+        seconds: times in seconds by payload in bytes, for an exchange in which both GPUs write that
+            much (stores), or for a copy while another runs in the other direction (copies).
         lanes: PCIe generation and width of the source's slot just after copies; zeros if unknown.
     """
 
@@ -198,7 +198,7 @@ def _slowness(source: str, target: str, record: LinkRecord, way: Way) -> str:
     copies = record.trials.get(("copies", way.copies))
     if stores is None or copies is None or not copies.seconds:
         return ""
-    if max(stores.seconds, default=0) < TELLING_BYTES:  # below, latency counts
+    if max(stores.seconds, default=0) < TELLING_BYTES:  # below that, latency dominates
         return ""
     rates = [max(t.seconds) / t.seconds[max(t.seconds)] for t in (stores, copies)]
     if rates[0] >= SLOW_STORES * rates[1]:

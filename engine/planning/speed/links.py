@@ -150,7 +150,7 @@ class Wires:
 
     Args:
         pairs: links keyed by two machine numbers, in either order.
-        other: link between all other pairs.
+        other: link for all other pairs.
         measured: measured links, which override those in `pairs`.
     """
 
@@ -162,7 +162,7 @@ class Wires:
         self._measured = {_ordered(one.a, one.b): one for one in measured}
         self._pairs |= {pair: one.facts for pair, one in self._measured.items()}
         self._other = other
-        # in a token ring, losses are noticed later: measured, see tests/bench/log
+        # in a token ring, losses are noticed later, as measured (tests/bench/log)
         self._is_ring = len({number for pair in self._measured for number in pair}) > 2
 
     def is_measured(self, a: int, b: int) -> bool:
@@ -210,7 +210,7 @@ class Wires:
 
         Args:
             devices: devices of the ranks, on at least two machines.
-            n_bytes: size of each rank's value in F32.
+            n_bytes: size of each rank's value in F32, in bytes.
         """
         n_ranks = Counter(machine_of(device) for device in devices)
         pairs = list(combinations(n_ranks, 2))
@@ -235,8 +235,8 @@ class Links:
     """The links between the devices of one or several machines.
 
     Args:
-        pairs: links keyed by two ids in either order; two equal ids: ranks that share a device.
-        other: link between all other pairs.
+        pairs: links keyed by two ids in either order; equal ids mean ranks on the same device.
+        other: link for all other pairs.
         ways: route of each pair, such as "nvlink" or "host"; one device's pairs on the same route
             share its bandwidth.
         host_bytes_per_s: bandwidth of host memory, reads plus writes, which pairs on the route
@@ -263,7 +263,7 @@ class Links:
         for number, links in enumerate(machines):
             found._pairs |= _renamed(links._pairs, number)
             found._routes |= _renamed(links._routes, number)
-        # of the slowest host memory, as there is only one value for all machines
+        # that of the slowest host memory, as there is only one value for all machines
         rates = [links._host_bytes_per_s for links in machines]
         found._host_bytes_per_s = min(rates, default=0.0)
         return found
@@ -453,7 +453,7 @@ def slot_bytes_per_s(slot: Pcie) -> float:
 def expected_links(
     topology: Topology, measured: Mapping[tuple[str, str], LinkFacts] | None = None
 ) -> Links:
-    """Return all links of a machine: measured if available, otherwise as expected."""
+    """Return all links of a machine, measured if available, otherwise as expected."""
     pairs = {(link.a, link.b): link_facts(link, topology.pcie) for link in topology.links}
     host = {
         (device, CPU): LinkFacts(CLASSES["host"].latency_s, slot_bytes_per_s(slot))

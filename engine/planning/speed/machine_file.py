@@ -203,7 +203,7 @@ def _read(
 
 
 def _plausible(found: dict[str, T]) -> dict[str, T]:
-    """Return the entries without those with impossible speeds."""
+    """Return the entries with plausible speeds."""
     return {key: facts for key, facts in found.items() if _is_plausible(facts)}
 
 

@@ -156,7 +156,7 @@ def spec_from_text(name: str) -> DeviceSpec:
 
 
 def spec_from_driver(name: str) -> DeviceSpec | None:
-    """Return the specification for a name from a driver, as "NVIDIA GeForce RTX 3090", or None.
+    """Return the specification for a name from a driver ("NVIDIA GeForce RTX 3090"), or None.
 
     A Ti, SUPER or laptop GPU is a different model.
     """

@@ -25,7 +25,7 @@ from engine.planning.speed.facts import CACHE, DeviceFacts, Path, Prediction, Ra
 from engine.planning.speed.links import Links
 
 CANDIDATE_BYTES = 2048
-"""Maximum size of the top-k candidates that GPUs exchange to sample a token."""
+"""Maximum size, in bytes, of the top-k candidates that GPUs exchange to sample a token."""
 
 READY = frozenset({"F32", "F16", "BF16", DEQUANTISED})
 """Kinds of weights that need no dequantising per batch, or whose reading time includes it."""
