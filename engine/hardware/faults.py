@@ -1,9 +1,9 @@
 """Distinguishes faults after which a GPU is lost from recoverable errors; releases resources.
 
-A kernel that fails takes its GPU's context with it: "any further CUDA work will return
-the same error. To continue using CUDA, the process must be terminated and relaunched" (CUDA Runtime
-API, "Error Handling", cudaErrorIllegalAddress and others). The call that reports the
-fault is often not its cause.
+A kernel that fails takes its GPU's context with it: "any further CUDA work will return the same
+error. To continue using CUDA, the process must be terminated and relaunched" (CUDA Runtime API,
+"Error Handling", cudaErrorIllegalAddress and others). The call that reports the fault is often not
+its cause.
 """
 
 from __future__ import annotations

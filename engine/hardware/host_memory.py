@@ -38,7 +38,7 @@ PORTABLE_AND_MAPPED = 1 | 2
 class HostTensor:
     """A zeroed tensor in whole pages of host memory, pinned for the lifetime of this object.
 
-    PyTorch's own pinned memory is rounded up to a power of two and never returned to the system.
+    PyTorch's own pinned memory is rounded up to a power of two, and the process keeps it.
 
     Args:
         device: device to copy to and from; pages are pinned only for a GPU.

@@ -215,7 +215,7 @@ def stream_of_rank(device: torch.device) -> torch.cuda.Stream:
 def torch_devices(names: Sequence[str], holders: Collection[int]) -> list[torch.device]:
     """Return the torch device of each rank; a rank without weights is kept off its GPU.
 
-    Any use of a GPU, even reading its free memory, takes hundreds of MB there.
+    Any use of a GPU, even reading its free memory, takes hundreds of MB on it.
 
     Raises:
         NoDevice: a device does not exist on this machine.

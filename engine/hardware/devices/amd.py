@@ -5,7 +5,7 @@ and "Misc AMDGPU driver information", and in ROCm's libhsakmt (`topology.c`). AM
 is not used because it adds little, and PyTorch's source warns against loading a second copy next to
 the bundled one (ROCm/amdsmi, issue 72).
 
-HIP numbers GPUs like the driver numbers its compute nodes. Tandem has not run on an AMD GPU yet.
+HIP numbers GPUs as the driver numbers its compute nodes. Tandem has not run on an AMD GPU yet.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class AmdGpu:
     Attributes:
         uuid: "GPU-" and 16 digits, as in ROCm; "" for cards without a serial number.
         pci_bus: PCI bus id, such as "00000000:03:00.0".
-        kfd_id: number in the compute driver.
+        kfd_id: id in the compute driver.
     """
 
     name: str
@@ -104,7 +104,7 @@ def read_amd(device: str, gpu: AmdGpu, own: Collection[int] = ()) -> DeviceSnaps
         return DeviceSnapshot(device, now, 0, 0, 0, problem=error.message)
     temperature_mc, clock_hz = _sensor(gpu, "temp1_input"), _sensor(gpu, "freq1_input")
     power_uw = _sensor(gpu, "power1_average")
-    if power_uw is None:  # a card has either file
+    if power_uw is None:  # a card has one file or the other
         power_uw = _sensor(gpu, "power1_input")
     limit_uw, memory_clock_hz = _sensor(gpu, "power1_cap"), _sensor(gpu, "freq2_input")
     load = _number(gpu.folder / "gpu_busy_percent")

@@ -14,7 +14,7 @@ import psutil
 from engine.hardware.devices.types import DeviceInfo, DeviceSnapshot
 
 LOOK_EVERY_S = 3.0
-"""Interval between searches for child processes, which read a file per process on the machine."""
+"""Interval between searches for child processes; each search reads a file per running process."""
 
 
 class OwnProcesses:

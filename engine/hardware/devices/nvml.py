@@ -1,8 +1,8 @@
 """Reads GPU names, memory, load and temperature from NVIDIA's management library, NVML.
 
 NVML opens no CUDA context, so reading a GPU takes none of its memory. `pynvml` is imported on first
-use. It is normal that a machine lacks the driver or the library; this raises `DeviceError`. MIG
-instances count as whole GPUs.
+use. A machine may well lack the driver or the library, which raises `DeviceError`. MIG instances
+count as whole GPUs.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class CudaWheel:
         return f'pip install --force-reinstall "{self.requirement}" --index-url {index}'
 
     def has_code_for(self, capability: str) -> bool:
-        """Return whether it supports a compute capability.
+        """Return whether the build supports a compute capability.
 
         True if the capability is unknown ("") or newer than this table.
         """
@@ -265,7 +265,7 @@ def _nvidia_problem(build: TorchBuild, capability: str, driver_cuda: int | None)
             "An NVIDIA driver is here but this PyTorch build has no CUDA support; install a CUDA"
             " build of torch to use the GPUs."
         )
-    # a driver supports every CUDA of its major version, even a newer one
+    # a driver supports all CUDA versions with its major version, even newer ones
     if driver_cuda and build.cuda_major and driver_cuda < build.cuda_major:
         first = FIRST_DRIVERS.get(build.cuda_major)
         return Sentence(

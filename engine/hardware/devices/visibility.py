@@ -1,4 +1,4 @@
-"""The GPUs that this process can use: those that variables select, except stopped ones.
+"""The GPUs this process can use: those selected by environment variables, except stopped ones.
 
 CUDA's rules: the entries in CUDA_VISIBLE_DEVICES are numbers or UUID prefixes; the first entry that
 matches no GPU, or more than one, ends the list; naming a GPU twice hides all (CUDA C++ Programming
