@@ -107,7 +107,7 @@ class Store:
 
 
 class TypedRead(Generic[T]):
-    """Callable that reads values of one type; `meta.int` is one.
+    """Callable that reads values of one type, for example `meta.int`.
 
     Raises:
         InvalidGGUF: the key is missing and there is no default, or its value has another type.

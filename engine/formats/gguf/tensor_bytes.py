@@ -38,7 +38,7 @@ class OpenPart:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            # before opening it: opening a pipe would wait for a writer
+            # checked before opening, because opening a pipe would wait for a writer
             _check_mode(path, path.stat().st_mode)
             self._file = path.open("rb", 0)
         except FileNotFoundError:

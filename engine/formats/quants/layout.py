@@ -32,19 +32,19 @@ from typing import Any, Literal, NamedTuple
 from gguf.constants import GGMLQuantizationType as Kind
 
 TILE = 16
-"""Rows of a tile."""
+"""Rows per tile."""
 
 BLOCK = 32
-"""Columns of a block."""
+"""Columns per block."""
 
 SUPER = 8
-"""Blocks of a group; they share a factor in K-quants."""
+"""Blocks per group; they share a factor in K-quants."""
 
 LINE_BYTES = 64
-"""Bytes of a line: four columns of 16 rows."""
+"""Bytes per line: four columns from each of 16 rows."""
 
 ScaleKind = Literal["f16", "f16_min", "e8m0", "f32", "super", "super_min", "super_nibbles"]
-"""Content of the plane `scales`, see `Layout.scale`."""
+"""Content of the plane `scales`; see `Layout.scale`."""
 
 SCALE_BYTES: dict[ScaleKind, int] = {
     "f16": 2, "f16_min": 4, "e8m0": 1, "f32": 4, "super": 1, "super_min": 2, "super_nibbles": 1,
@@ -185,8 +185,8 @@ CODED: Mapping[int, Layout] = {
     Q1_0: Layout(2, zero=1),
     Q2_0: Layout(2, zero=1),
 }
-"""Layouts of types with few distinct values, stored in grids, digits or otherwise;
-`engine.formats.quants.encode` finds the code of each value before packing."""
+"""Layouts for types with few distinct values, stored in grids, digits or otherwise;
+`engine.formats.quants.encode` finds the code for each value before packing."""
 
 LAYOUTS: Mapping[int, Layout] = {
     Kind.Q4_0: Layout(4, zero=8),
@@ -204,23 +204,23 @@ LAYOUTS: Mapping[int, Layout] = {
     Kind.MXFP4: Layout(4, table=FP4_VALUES, scale="e8m0"),
     **CODED,
 }
-"""Layouts of all packed types, by GGML type. A `low` of eight bits is signed."""
+"""Layouts for all packed types, by GGML type. A `low` of eight bits is signed."""
 
 
 BF16_CHUNK = 1 << 21
-"""Weights that the CPU dequantises to BF16 at a time, for prompts."""
+"""Number of weights that the CPU dequantises to BF16 at a time, for prompts."""
 
 DEVICE_CHUNK = 1 << 24
-"""Weights of per-head matrices that a GPU dequantises to BF16 at a time, for prompts."""
+"""Number of weights in per-head matrices that a GPU dequantises to BF16 at a time, for prompts."""
 
 INT16_BLOCK_BYTES = 2 * TILE * BLOCK
-"""Bytes of 32 columns of a tile of int16, see `cpu.kernels.products.int16_panels`."""
+"""Bytes per 32 columns in an int16 tile; see `cpu.kernels.products.int16_panels`."""
 
 INT16_FACTOR_BYTES = 4 * TILE
-"""Bytes of a tile's factors of a group of columns."""
+"""Bytes of a tile's factors per group of columns."""
 
 INT16_PANEL_BYTES = 2 * BLOCK + 4
-"""Bytes of 32 activations in an int16 panel, with their factor."""
+"""Bytes that 32 activations take in an int16 panel, with their factor."""
 
 
 def word_tile_bytes(n_blocks: int) -> int:
