@@ -120,7 +120,7 @@ def exposed(status: os.stat_result) -> str:
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a regular file without blocking, as a FIFO would.
+    """Return the content of a regular file, without blocking on anything else, such as a FIFO.
 
     Raises:
         OSError: the file cannot be read.

@@ -31,7 +31,7 @@ LIBRARIES = ("torch", "llvmlite", "tokenizers")
 
 
 def use_pack(folders: Iterable[Path | str]) -> None:
-    """Import the engine's libraries from these folders instead of those of an earlier call."""
+    """Import the engine's libraries from these folders instead of those from an earlier call."""
     leave_pack()
     os.environ[VARIABLE] = os.pathsep.join(str(folder) for folder in folders)
     add_pack()

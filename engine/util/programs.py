@@ -1,6 +1,6 @@
 """Starts Tandem's child processes, which are modules of the engine.
 
-No such process outlives its parent, because its pipes then close. If it cannot notice that, for
+Such a process exits with its parent, because its pipes then close. If it cannot notice that, for
 example in a hanging driver, Windows (`tie_child`) or Linux (`tie_to_parent`) kills it.
 """
 

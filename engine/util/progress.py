@@ -35,5 +35,5 @@ def ignore(_: object) -> None:
 
 
 def never() -> bool:
-    """Return False: not cancelled."""
+    """Return False, for work that is never cancelled."""
     return False
