@@ -113,7 +113,7 @@ class LoadOption:
 
     Attributes:
         kind: type of the value: int, float, bool or str; object if it has a parser of its own.
-        low, high: accepted range of numbers; for texts, `high` is the maximum length. None: any.
+        low, high: range of accepted numbers; for texts, `high` is the maximum length. None: any.
         soft_high: largest number that the window offers, if smaller than `high`.
         may_be_zero: whether 0 is accepted below `low`.
         choices: accepted texts; empty if any text is accepted.
@@ -125,7 +125,7 @@ class LoadOption:
         title, tip: label and tooltip of that field.
         step, unit: step of the field, and the factor that turns its number into the value.
         suffix, lowest: text after its number, and text shown instead of the smallest number.
-        is_kept: whether a loaded model keeps the value when it is split anew.
+        is_kept: whether the value stays the same when a loaded model is re-split.
         of_model: whether the value is for one model only, so that others start with the default.
     """
 
@@ -219,7 +219,7 @@ class LoadOptions:
             layers with full attention.
         rope_factor: factor by which positions are stretched, at least 1; 0 uses the file's factor.
         rope_base: base of the RoPE frequencies; 0 uses the file's base.
-        chat_template: Jinja source of a chat template to use instead of the file's; "" for none.
+        chat_template: Jinja source of the chat template; "" uses the template in the file.
         overrides: pairs of a regular expression for tensor names and a device, or a rank (as in
             "#0"). Matching parts are placed there whole, whatever else is set; later pairs win.
     """
@@ -363,12 +363,12 @@ class LoadParams(LoadOptions):
             are of one kind.
         control_vectors: directions that steer the model; several are added together.
         control_layers: first and last layer to steer; None means all but layer 0.
-        draft: source of draft tokens for speculative decoding: "ngram" takes what followed the last
-            tokens earlier in the text, "mtp" asks the model's multi-token prediction block, "auto"
-            does both (on GPUs only the former), "off" neither. The path of a GGUF file adds to the
-            text a smaller draft model with the same vocabulary, or the MTP block if the file holds
-            only that. A file "mtp-….gguf" next to a model without an MTP block is used
-            automatically. Drafting pauses when it does not pay off. Answers stay the same.
+        draft: source of draft tokens for speculative decoding: "ngram" uses what followed the last
+            tokens earlier in the text, "mtp" the model's multi-token prediction block, "auto" both
+            (on GPUs only the text), "off" neither. With the path of a GGUF file, drafts come from
+            the text and from that file: a smaller model with the same vocabulary, or just an MTP
+            block. A file "mtp-….gguf" next to a model without an MTP block is used automatically.
+            Drafting pauses when it does not pay off. Answers stay the same.
         draft_max: maximum number of draft tokens per sequence and pass. In models with recurrent
             layers, each needs memory for a state; if memory is short, there is room for three.
         machines: number of consecutive ranks on each machine, if several machines run the model
@@ -534,7 +534,7 @@ class LoadParams(LoadOptions):
 
 
 def default_groups(devices: Sequence[str]) -> tuple[int, ...]:
-    """Return the default group sizes: runs of one kind of device, or pairs if there is only one."""
+    """Return the default group sizes: one per run of equal devices, or pairs if all are equal."""
     runs = [len(list(run)) for _, run in groupby(devices, lambda device: device.split(":")[0])]
     if len(runs) > 1:
         return tuple(runs)
