@@ -1,6 +1,6 @@
 """The default split: one device, or several by tensor, layer or groups.
 
-There are few candidates: single devices, and the most promising set for some numbers of GPUs. How
+There are few candidates: single devices, and for a few numbers of GPUs, the most promising set. How
 promising a set is follows from a formula: a token's time on the fastest GPU, with the reading time
 scaled to the bandwidth of the set, plus all-reduces. Only promising sets are planned and predicted
 in full; among all that come close to the fastest, the one with the fewest devices is chosen.

@@ -37,7 +37,7 @@ SHARED = ("token_embd.weight", "output_norm.weight", "output.weight")
 """Tensors in a file with MTP blocks for which the model's own are used instead."""
 
 REVERSE = "t2d"
-"""Last part of the name of a shortened head's reverse token map."""
+"""Last part of the tensor name for a shortened head's reverse token map."""
 
 MAX_MTP_FILES = 8
 """Maximum number of cached files; a drag makes a plan per mouse move."""
@@ -132,7 +132,7 @@ def joined(file: GGUFFile, other: GGUFFile) -> GGUFFile:
 
 
 def _short_heads(file: GGUFFile, layers: range) -> dict[str, TensorInfo]:
-    # the head for only some tokens, renamed as a part of the blocks
+    # heads for only some tokens, renamed as parts of the blocks
     tokens, head = draft_map(file), file.tensors.get(SHARED[-1])
     if tokens is None:
         return {}

@@ -31,14 +31,14 @@ MIN_GAIN = 0.1
 
 @dataclass(frozen=True, slots=True)
 class MachineSpeed:
-    """A model's predicted speed on some machines."""
+    """A model's predicted speed on a set of machines."""
 
     machines: tuple[int, ...]
     way: Alternative
 
 
 def machines_of(devices: Sequence[str]) -> tuple[int, ...]:
-    """Return the machine numbers of some devices, in their order."""
+    """Return the devices' machine numbers, without repetitions, in order."""
     return tuple(dict.fromkeys(machine_of(device) for device in devices))
 
 

@@ -207,7 +207,7 @@ class Plan:
         }
 
     def check_fits(self, free_bytes: Mapping[str, int]) -> None:
-        """Raise OutOfDeviceMemory for the device that lacks the most memory, if any lacks some."""
+        """Raise OutOfDeviceMemory for the device that lacks the most memory, if any does."""
         short = self.shortages(free_bytes)
         if short:
             device = max(short, key=lambda d: short[d])

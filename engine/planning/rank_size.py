@@ -73,7 +73,7 @@ def cache_bytes(layers: Iterable[tuple[int, LayerCacheBytes]], size: CacheSize) 
 
 
 class RankSize(NamedTuple):
-    """Bytes of some tensors and states, or of all those on a rank.
+    """Bytes for some tensors and states, or for everything on a rank.
 
     Loading counts all tensors on a rank once; dragging the split counts one block's part once and
     multiplies it. Both give the same sum.

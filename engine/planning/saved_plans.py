@@ -74,7 +74,7 @@ class SavedPlan:
     """A plan with a name.
 
     Attributes:
-        name: its name.
+        name: name of the plan.
         params: parameters to load the model with; the path is empty, and devices have the ids they
             had when the plan was saved.
         devices: all devices that the plan names.

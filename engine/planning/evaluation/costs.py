@@ -100,7 +100,7 @@ def sum_costs(costs: Iterable[Cost]) -> Cost:
 def cost_of(
     slots: Sequence[Slot], states: Sequence[State], rank: int, formats: Formats, n_used: int = 0
 ) -> Cost:
-    """Return the cost of some tensors and their layer's states for a rank."""
+    """Return a rank's cost for the given tensors and their layer's states."""
     parts = tensor_parts(slots, rank, formats.storage)
     load = join_workloads(weight_workload(part, formats.storage, n_used) for part in parts)
     return Cost(RankSize.of(parts, states, rank, *formats), load)

@@ -72,7 +72,7 @@ class Fit:
     """Finder of splits and contexts with which one model fits on one machine.
 
     Args:
-        plan: returns the plan for some parameters, given free memory by device.
+        plan: returns the plan for given parameters and free memory by device.
         n_ctx_train: context length that the model was trained for, in tokens; 0 if unknown.
     """
 

@@ -177,7 +177,7 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Predicted time for some tokens on a split."""
+    """Predicted time for a number of tokens on a split."""
 
     n_tokens: int
     seconds: float

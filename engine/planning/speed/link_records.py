@@ -47,7 +47,7 @@ TRIES_AGAIN = "'tandem devices --measure' tests again"
 
 @dataclass(frozen=True, slots=True)
 class TrialRecord:
-    """Result of the test of one route in one direction.
+    """Test result for one route in one direction.
 
     Attributes:
         verdict: the result.

@@ -65,7 +65,7 @@ class AllReduceTime(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LinkGroup:
-    """The links between some ranks.
+    """The links between a group of ranks.
 
     Attributes:
         has_cpu: whether any of the ranks is on the CPU; threads then exchange F32 in host memory.

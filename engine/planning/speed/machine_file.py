@@ -281,7 +281,7 @@ def by_host(link: Link) -> Link:
 def used_speeds(
     devices: Sequence[DeviceInfo], file: MachineFile, p2p: PeerMode = "auto"
 ) -> dict[tuple[str, str], LinkFacts]:
-    """Return the speeds of the routes in use for all pairs of GPUs whose routes were timed."""
+    """Return the speed of the route in use for each pair of GPUs whose routes were timed."""
     found: dict[tuple[str, str], LinkFacts] = {}
     for (a, b), record in file.proofs(devices).items():
         speed = speed_of(record, chosen_way(record, p2p))

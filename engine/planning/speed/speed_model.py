@@ -243,7 +243,7 @@ class _Run:
 
 
 def rank_times(device: DeviceFacts, n_threads: int, load: RankWorkload, span: _Span) -> _Times:
-    """Return the times that some tokens take in one block on one device."""
+    """Return the times that the tokens in `span` take in one block on one device."""
     is_routed = load.batch_bytes > load.read_bytes > 0
     n_times = min(load.batch_bytes / load.read_bytes, span.n) if is_routed else 1.0
     roof = _Roofline(device, n_threads)
