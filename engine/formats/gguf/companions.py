@@ -26,7 +26,7 @@ Stamp = tuple[int, int]
 """Modification time of a file or folder in ns, and its size in bytes."""
 
 MTP_MARK = "mtp-"
-"""Prefix of the name of a file that has only a model's MTP blocks."""
+"""File name prefix for files that contain only a model's MTP blocks."""
 
 
 def stamp_of(path: Path) -> Stamp:

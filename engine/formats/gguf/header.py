@@ -80,7 +80,7 @@ class Cursor:
         return len(self.data) - self.position
 
     def error(self, problem: Sentence) -> InvalidGGUF:
-        """Return an error about this file; `problem` completes a sentence about it."""
+        """Return an error about this file; `problem` becomes the end of its message."""
         return InvalidGGUF(self.path, problem)
 
     def truncated(self) -> HeaderEndsEarly:

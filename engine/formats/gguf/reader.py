@@ -55,7 +55,7 @@ def check_agreement(paths: Sequence[Path], headers: Sequence[Header]) -> None:
     """Check that the parts belong to one model and have the right numbers.
 
     Raises:
-        InvalidGGUF: a part does not fit; the error names it.
+        InvalidGGUF: a part does not fit; the error names that part.
     """
     first = headers[0].meta
     for i, (path, header) in enumerate(zip(paths, headers, strict=True)):

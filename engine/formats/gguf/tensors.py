@@ -17,7 +17,7 @@ from engine.errors import InvalidGGUF, Sentence
 
 @dataclass(frozen=True, slots=True)
 class TypeInfo:
-    """Block layout of one GGML type: elements and bytes per block, the smallest unit of a row."""
+    """Block layout for a GGML type: elements and bytes per block, the smallest unit of a row."""
 
     number: int
     name: str

@@ -9,8 +9,8 @@ them by the same four activations and no horizontal sum is ever needed. Columns 
   each byte); if they have 2, lines 4i … 4i+3 do (from the lowest bits up).
 - `high`: one or two more bits above those in `low`. With one bit, all eight lines share 64 bytes
   (line i in bit i); with two, four lines do, in order from the lowest bits up.
-- `scales`: scales of the sub-blocks in 16 rows: all rows of the first sub-block, then of the next;
-  then the minima in the same order.
+- `scales`: scales per sub-block and row: all rows for the first sub-block, then for the next; then
+  the minima in the same order.
 - `supers`: for types that have them, F16 factors for every 256 columns in the file: 16 rows of
   factors for the scales, then 16 rows for the minima.
 
