@@ -1,4 +1,4 @@
-"""Load parameters from keyword arguments and JSON, and checks of a re-split."""
+"""Load parameters from keyword arguments and JSON, and checks for re-splits."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from engine.load_params import LOAD_OPTIONS, ControlVector, LoadParams
 from engine.util.codec import WrongValue, read_document
 
 MAX_ENTRIES = 4096
-"""Maximum number of entries of a list."""
+"""Maximum number of entries in a list."""
 
 
 def device_names(devices: Sequence[str] | str) -> tuple[str, ...]:
-    """Return the device of each rank, such as "cuda:0".
+    """Return the device id of each rank, such as "cuda:0".
 
     Raises:
-        NoDevice: a name is not one of a device.
+        NoDevice: a name is not that of a device.
     """
     return tuple(parse_devices(devices))
 
 
 def shares(split: Sequence[float] | None) -> tuple[float, ...] | None:
-    """Return the relative share of each rank; None stays None: even shares.
+    """Return the relative share of each rank; None, for even shares, stays None.
 
     Raises:
         SplitError: the split is not a list of numbers.
@@ -41,7 +41,7 @@ def shares(split: Sequence[float] | None) -> tuple[float, ...] | None:
 
 
 def override_pairs(overrides: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Return pairs of a pattern on tensor names and a device, or a rank such as "#0".
+    """Return pairs of a pattern for tensor names and a device, or a rank as in "#0".
 
     Raises:
         NoDevice: a target is neither a device nor a rank.
@@ -50,7 +50,7 @@ def override_pairs(overrides: Sequence[tuple[str, str]]) -> tuple[tuple[str, str
 
 
 def scaled_vectors(vectors: Sequence[tuple[str | Path, float]]) -> tuple[ControlVector, ...]:
-    """Return control vectors from pairs of a file and a factor.
+    """Return control vectors for pairs of a file and a factor.
 
     Raises:
         EngineError: a factor is not a finite number.
@@ -59,10 +59,10 @@ def scaled_vectors(vectors: Sequence[tuple[str | Path, float]]) -> tuple[Control
 
 
 def reserve_pairs(reserve: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    """Return pairs of a device and the bytes to keep free there.
+    """Return pairs of a device and the number of bytes to keep free on it.
 
     Raises:
-        NoDevice: a name is not one of a device.
+        NoDevice: a name is not that of a device.
     """
     return tuple((parse_devices(device)[0], n_bytes) for device, n_bytes in reserve.items())
 
@@ -77,15 +77,15 @@ CONVERTED: Mapping[str, Callable[[Any], Any]] = {
     "draft": str,
     "mmproj": str,
 }
-"""Converters of settings that callers may pass in other types than those of `LoadParams`."""
+"""Converters for settings that callers may pass with other types than those in `LoadParams`."""
 
 
 def params_of(path: str | Path, options: Mapping[str, Any]) -> LoadParams:
-    """Return the parameters of a load from keyword arguments.
+    """Return load parameters from keyword arguments.
 
     Raises:
         EngineError: a value is invalid.
-        TypeError: an argument is not known.
+        TypeError: an argument is unknown.
     """
     values = {
         name: CONVERTED[name](value) if name in CONVERTED else value
@@ -101,7 +101,7 @@ def split_otherwise(
     split_mode: str | None,
     overrides: Sequence[tuple[str, str]] | None,
 ) -> LoadParams:
-    """Return load parameters with another split; None keeps a value, except for the shares.
+    """Return load parameters with another split; None keeps a value, but makes `split` even.
 
     Raises:
         EngineError: a value is invalid.
@@ -120,7 +120,7 @@ def check_kept(params: LoadParams, wanted: LoadParams) -> None:
     """Check that a re-split can change a loaded model from `params` to `wanted`.
 
     Raises:
-        SplitError: another setting differs.
+        SplitError: a setting differs that a re-split cannot change.
     """
     kept = ("path", *(name for name, option in LOAD_OPTIONS.items() if option.is_kept))
     for name in kept:
@@ -133,7 +133,7 @@ def check_kept(params: LoadParams, wanted: LoadParams) -> None:
 
 
 def params_document(params: LoadParams) -> dict[str, Any]:
-    """Return all fields but the model's path as a JSON-ready dictionary."""
+    """Return all fields except the model's path as a JSON-ready dictionary."""
     document = {name: getattr(params, name) for name in LOAD_OPTIONS}
     document["control_vectors"] = [
         {"path": vector.path, "scale": vector.scale} for vector in params.control_vectors
@@ -142,13 +142,13 @@ def params_document(params: LoadParams) -> dict[str, Any]:
 
 
 def params_from(document: object, path: str) -> LoadParams:
-    """Return the parameters from their JSON; missing fields have their defaults.
+    """Return the parameters in a JSON document; missing fields get their defaults.
 
     Args:
         path: path of the model.
 
     Raises:
-        EngineError: it is something else, or has an unknown field or invalid value.
+        EngineError: the document is not an object, or has an unknown field or invalid value.
     """
     if not isinstance(document, Mapping):
         raise EngineError("There are no settings for loading a model.")
@@ -180,4 +180,4 @@ NAMING_DEVICES: Mapping[str, Callable[[Any], Any]] = {
     "overrides": override_pairs,
     "reserve": lambda pairs: tuple((parse_devices([name])[0], n) for name, n in pairs),
 }
-"""Checks of settings that name devices."""
+"""Checks for settings that name devices."""

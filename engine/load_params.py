@@ -1,4 +1,4 @@
-"""Settings of loading a model: which one, on which devices, and how it is split."""
+"""Settings for loading a model: which model, on which devices, and how to split it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.util.fields import rejected
 T = TypeVar("T")
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
-"""Types of stored keys and values."""
+"""Types in which keys and values can be stored."""
 
 
 class KVTypes(NamedTuple):
@@ -25,13 +25,13 @@ class KVTypes(NamedTuple):
     v: str
 
     def __str__(self) -> str:
-        """Return the text that `kv_types` reads: one type if both are equal."""
+        """Return the text that `kv_types` parses: a single type if both are equal."""
         return self.k if self.k == self.v else f"{self.k}/{self.v}"
 
 
 @cache
 def kv_types(text: str) -> KVTypes:
-    """Parse "k" or "k/v" types of a KV cache; raise ValueError for others."""
+    """Parse KV cache types given as "k" or "k/v"; raise ValueError for anything else."""
     k, _, v = text.partition("/")
     types = KVTypes(k, v or k)
     if not set(types) <= set(KV_TYPES) or text.endswith("/"):
@@ -40,48 +40,48 @@ def kv_types(text: str) -> KVTypes:
 
 
 SPLIT_MODES = ("tensor", "layer", "groups")
-"""Ways to split a model over ranks, see `LoadParams.split_mode`."""
+"""Ways to split a model over ranks; see `LoadParams.split_mode`."""
 
 ROPE_SCALINGS = ("", "none", "linear", "yarn")
-"""Ways to stretch positions, see `LoadParams.rope_scaling`; "" follows the file."""
+"""Ways to stretch positions; see `LoadParams.rope_scaling`. "" uses the file's setting."""
 
 MAX_ROPE_FACTOR, MAX_ROPE_BASE = 1024.0, 1e12
 
 MAX_TEMPLATE = 128 << 10
-"""Largest number of characters of a chat template."""
+"""Maximum length of a chat template, in characters."""
 
 PeerMode = Literal["auto", "off", "on"]
-"""Peer access between GPUs, see `LoadParams.p2p`."""
+"""Peer access between GPUs; see `LoadParams.p2p`."""
 
 PEER_MODES: tuple[PeerMode, ...] = ("auto", "off", "on")
 
 MachineLink = Literal["auto", "nccl", "gloo"]
-"""Transport of tensors between machines, see `LoadParams.machine_link`."""
+"""Transport for tensors between machines; see `LoadParams.machine_link`."""
 
 MACHINE_LINKS: tuple[MachineLink, ...] = ("auto", "nccl", "gloo")
 
 MAX_PARALLEL = 16
-"""Largest number of parallel requests, see `LoadParams.parallel`."""
+"""Maximum number of parallel requests; see `LoadParams.parallel`."""
 
 DraftKind = Literal["auto", "off", "ngram", "mtp"]
-"""Source of draft tokens, see `LoadParams.draft`."""
+"""Source of draft tokens; see `LoadParams.draft`."""
 
 DRAFT_KINDS: tuple[DraftKind, ...] = ("auto", "off", "ngram", "mtp")
 
 MmprojKind = Literal["auto", "off"]
-"""File of the vision encoder, see `LoadParams.mmproj`."""
+"""Vision encoder file; see `LoadParams.mmproj`."""
 
 MMPROJ_KINDS: tuple[MmprojKind, ...] = ("auto", "off")
 
 DEFAULT_DRAFTED = 7
 MAX_DRAFTED = 15
-"""Default and largest value of `LoadParams.draft_max`."""
+"""Default and maximum of `LoadParams.draft_max`."""
 
 MIN_DRAFT_VOCAB = 256
-"""Smallest draft vocabulary, see `LoadParams.draft_vocab`."""
+"""Smallest draft vocabulary; see `LoadParams.draft_vocab`."""
 
 DEFAULT_CONTEXT = 2048
-"""Default context, in tokens."""
+"""Default context length in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,8 @@ class ControlVector:
     """A direction that steers a model, with its strength.
 
     Attributes:
-        path: path of a GGUF file of the architecture "controlvector".
-        scale: factor on the direction; a negative one reverses it.
+        path: path of a GGUF file with the architecture "controlvector".
+        scale: factor by which the direction is multiplied; a negative factor reverses it.
 
     Raises:
         EngineError: the scale is not a finite number.
@@ -106,27 +106,27 @@ class ControlVector:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOption:
-    """How a setting of a load is parsed, checked and presented.
+    """How a load setting is parsed, checked and presented.
 
-    Command line, window, files and `load_model` are derived from it: a new setting is a field of
-    `LoadOptions` or `LoadParams` with one of these, and the code that uses it.
+    The command line, window, files and `load_model` are derived from it, so a new setting needs
+    only a field with a `LoadOption` in `LoadOptions` or `LoadParams`, and the code that uses it.
 
     Attributes:
-        kind: type of its values: int, float, bool, or str; object for values with a parser.
-        low, high: accepted range of numbers, or longest text; None for no limit.
-        soft_high: largest number in the window, if smaller.
+        kind: type of the value: int, float, bool or str; object if it has a parser of its own.
+        low, high: range of accepted numbers; for texts, `high` is the maximum length. None: any.
+        soft_high: largest number that the window offers, if smaller than `high`.
         may_be_zero: whether 0 is accepted below `low`.
-        choices: accepted texts; empty for any.
-        may_be_file: whether the path of a GGUF file is accepted, too.
-        flags: flags on the command line; empty for none.
-        help: help on the command line.
-        metavar: name of the value there.
-        place: position of its field in the window: "common" or "rare"; "" for none.
-        title, tip: name and tooltip of that field.
-        step, unit: step of the field, and factor of its number.
-        suffix, lowest: text after its number, and in place of the smallest one.
-        is_kept: whether a loaded model keeps the value in a re-split.
-        of_model: whether the value belongs to one model, so that others start with the default.
+        choices: accepted texts; empty if any text is accepted.
+        may_be_file: whether the path of a GGUF file is also accepted.
+        flags: command-line flags; empty if there are none.
+        help: help text on the command line.
+        metavar: placeholder for the value in that text.
+        place: where its field appears in the window: "common" or "rare"; "" for nowhere.
+        title, tip: label and tooltip of that field.
+        step, unit: step of the field, and the factor that turns its number into the value.
+        suffix, lowest: text after its number, and text shown instead of the smallest number.
+        is_kept: whether the value stays the same when a loaded model is re-split.
+        of_model: whether the value is for one model only, so that others start with the default.
     """
 
     kind: type = str
@@ -150,7 +150,7 @@ class LoadOption:
     of_model: bool = False
 
     def check(self, name: str, value: Any) -> None:
-        """Raise EngineError if a value other than None is not accepted."""
+        """Raise EngineError if a value is not accepted."""
         if self.kind in (int, float):
             self._check_number(name, value)
         elif self.choices:
@@ -178,52 +178,50 @@ class LoadOption:
 
 
 def load_option(default: T, **more: Any) -> T:
-    """Return the field of a setting; see `LoadOption`."""
+    """Return the dataclass field for a setting; see `LoadOption`."""
     found: T = field(default=default, metadata={"option": LoadOption(**more)})
     return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """Settings of a load that name neither the model nor the split.
+    """Load settings other than the choice of model and split.
 
     Attributes:
-        n_ctx: context in tokens; None is 2048, or the model's training context if that is less.
-        parallel: number of requests of full context length that the KV cache has room for; up to 16
-            shorter ones share it.
+        n_ctx: context length in tokens; None means 2048, or the training context if shorter.
+        parallel: number of full-length requests that fit in the KV cache; up to 16 shorter ones
+            share it.
         checkpoint_bytes: host memory for state checkpoints of recurrent layers, from which later
-            requests continue; None is a fraction of the free memory.
-        kv_type: type of the stored keys and values, one of `KV_TYPES`; or two separated by a slash,
-            such as "q8_0/q4_0", for keys and values.
-        cpu_threads: threads of all CPU ranks together; None is one per physical core.
-        reserve: pairs of a device and the bytes to keep free there.
-        n_cpu_blocks: number of blocks, from the first on, that go whole to the CPU; the others are
-            split.
-        n_cpu_moe: number of blocks, from the first on, with experts on the CPU.
+            requests can resume; None means a fraction of the free memory.
+        kv_type: one of `KV_TYPES` for both keys and values, or two separated by a slash:
+            "q8_0/q4_0" stores keys as Q8_0 and values as Q4_0.
+        cpu_threads: total threads for all CPU ranks; None means one per physical core.
+        reserve: pairs of a device and the number of bytes to keep free on it.
+        n_cpu_blocks: number of leading blocks to place entirely on the CPU; the others are split.
+        n_cpu_moe: number of leading blocks whose experts are placed on the CPU.
         kv_on_host: whether GPUs keep keys and values in host memory and fetch them when needed.
-        p2p: whether GPUs access each other's memory directly: "auto" where a trial shows that it
-            works and is faster, "off" nowhere, "on" wherever a trial shows that it works.
-        n_batch: prompt tokens per batch; None is 2048 or 1024 if GPUs compute everything and have
-            the memory, else 512.
-        fast_prompts: whether CPUs with BF16 units compute long prompts in BF16 if a measurement at
-            load finds that faster. Answers may then differ in their last digits depending on the
-            other sequences in a batch.
-        draft_vocab: size of the draft vocabulary of an MTP block; 0 for all tokens. It has the
-            first tokens of the vocabulary, which is in the order of training, frequent ones first:
-            few draft tokens are lost, and less of the head is read for each. These rows are held
-            twice. The answers are the same.
-        mmproj: path of the vision encoder's GGUF file; "auto" for a matching one next to the model
-            if there is memory for it, "off" for none.
-        mmproj_device: device that holds it whole: one of the ranks', or "cpu"; "auto" for the GPU
-            with the largest share that has room for it, else for a CPU.
+        p2p: whether GPUs access each other's memory directly: "auto" if a trial shows that this
+            works and is faster, "on" if a trial shows that it works, "off" never.
+        n_batch: prompt tokens per batch; None means 2048 or 1024 if GPUs compute everything and
+            have enough memory, else 512.
+        fast_prompts: whether CPUs with BF16 units compute long prompts in BF16 if a measurement
+            during loading shows that this is faster. Results may then differ in their last digits,
+            depending on the other sequences in the batch.
+        draft_vocab: number of tokens that an MTP block drafts from; 0 means all. They are the first
+            in the vocabulary, which lists frequent tokens first, so few draft tokens are lost, and
+            less of the head is read for each. These rows are stored twice. Answers stay the same.
+        mmproj: path of the vision encoder's GGUF file; "auto" uses a matching file next to the
+            model if there is memory for it, "off" uses none.
+        mmproj_device: device for the whole vision encoder: the device of a rank, or "cpu"; "auto"
+            picks the GPU with the largest share that has room for it, or else a CPU.
         rope_scaling: how positions are stretched beyond the training context: "none", "linear" (all
-            frequencies) or "yarn"; "" as the file says. As in llama.cpp, it applies to layers with
-            full attention.
-        rope_factor: factor by which they are stretched, 1 or more; 0 as the file says.
-        rope_base: base of RoPE's frequencies; 0 as the file says.
-        chat_template: Jinja source of the chat template that replaces the file's; "" for that.
-        overrides: pairs of a regular expression on tensor names and a device, or a rank such as
-            "#0": matching parts go there whole, overriding everything else; later ones win.
+            frequencies) or "yarn"; "" uses the file's setting. As in llama.cpp, this applies to
+            layers with full attention.
+        rope_factor: factor by which positions are stretched, at least 1; 0 uses the file's factor.
+        rope_base: base of the RoPE frequencies; 0 uses the file's base.
+        chat_template: Jinja source of the chat template; "" uses the template in the file.
+        overrides: pairs of a regular expression for tensor names and a device, or a rank (as in
+            "#0"). Matching parts are placed there whole, whatever else is set; later pairs win.
     """
 
     n_ctx: int | None = load_option(
@@ -352,36 +350,35 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class LoadParams(LoadOptions):
-    """Settings of loading a model: which one, on which devices, and how it is split.
+    """Settings for loading a model: which model, on which devices, and how to split it.
 
     Attributes:
         path: path of a GGUF file, or of any part of a split one.
-        devices: device of each rank; a repeated device becomes several virtual ones.
-        split: relative share of each rank, such as (3, 1); None is even.
+        devices: device of each rank; a device listed several times becomes several virtual ones.
+        split: relative share of each rank, for example (3, 1); None splits evenly.
         split_mode: "tensor" cuts every block, "layer" gives whole blocks to ranks, "groups" gives
-            whole blocks to groups of ranks and cuts them inside.
-        groups: sizes of the groups of consecutive ranks, such as (2, 2), for the mode "groups";
-            None groups consecutive ranks on the same kind of device, or makes pairs if all are of
-            one kind.
-        control_vectors: directions that steer the model; several add up.
-        control_layers: first and last layer to steer; None is all but layer 0.
-        draft: source of draft tokens for speculative decoding: "ngram" from earlier text that
-            followed the last tokens, "mtp" from the model's block for multi-token prediction;
-            "auto" from both, on GPUs only from the text, "off" none; or the path of a GGUF file:
-            from the text and from that smaller draft model with the same vocabulary, or from the
-            MTP block that is all it holds. A file "mtp-….gguf" next to a model without such a block
-            is used automatically. Drafting pauses when it does not pay off. The answers are the
-            same.
-        draft_max: largest number of draft tokens per sequence and pass. Each needs memory for a
-            state in models with recurrent layers, which have room for three if memory is short.
-        machines: number of consecutive ranks on each machine, if several machines compute the model
-            together; empty for one.
-        machine_link: transport of tensors between machines: "gloo" through host memory, "nccl" from
-            GPU to GPU, with an error if a trial fails; "auto" uses NCCL if all are NVIDIA GPUs on
-            Linux, the trial succeeds and it is faster.
+            whole blocks to groups of ranks and cuts them within each group.
+        groups: sizes of the groups of consecutive ranks in the mode "groups", for example (2, 2);
+            None groups consecutive ranks on the same kind of device, or makes pairs if all devices
+            are of one kind.
+        control_vectors: directions that steer the model; several are added together.
+        control_layers: first and last layer to steer; None means all but layer 0.
+        draft: source of draft tokens for speculative decoding: "ngram" uses what followed the last
+            tokens earlier in the text, "mtp" the model's multi-token prediction block, "auto" both
+            (on GPUs only the text), "off" neither. With the path of a GGUF file, drafts come from
+            the text and from that file: a smaller model with the same vocabulary, or just an MTP
+            block. A file "mtp-….gguf" next to a model without an MTP block is used automatically.
+            Drafting pauses when it does not pay off. Answers stay the same.
+        draft_max: maximum number of draft tokens per sequence and pass. In models with recurrent
+            layers, each needs memory for a state; if memory is short, there is room for three.
+        machines: number of consecutive ranks on each machine, if several machines run the model
+            together; empty if there is only one.
+        machine_link: transport for tensors between machines: "gloo" goes through host memory;
+            "nccl" from GPU to GPU, with an error if a trial fails; "auto" uses NCCL if all devices
+            are NVIDIA GPUs under Linux, the trial succeeds and NCCL is faster.
 
     Raises:
-        EngineError: a value makes no sense.
+        EngineError: a value is invalid.
     """
 
     path: str
@@ -454,39 +451,39 @@ class LoadParams(LoadOptions):
 
     @property
     def all_devices(self) -> tuple[str, ...]:
-        """Device of each rank: the chosen devices, then others that blocks or overrides go to."""
+        """Device of each rank: the chosen ones, then any others used by blocks or overrides."""
         takers = ["cpu"] if self.n_cpu_blocks or self.n_cpu_moe else []
         takers += [target for _, target in self.overrides if not target.startswith("#")]
         return self.devices + tuple(dict.fromkeys(d for d in takers if d not in self.devices))
 
     @property
     def n_draft(self) -> int:
-        """Largest number of draft tokens per sequence and pass; 0 for none."""
+        """Maximum number of draft tokens per sequence and pass; 0 if drafting is off."""
         return 0 if self.draft == "off" else self.draft_max
 
     @property
     def may_leave_mtp(self) -> bool:
-        """Whether an MTP block is only loaded if there is memory for it."""
+        """Whether an MTP block is loaded only if there is memory for it."""
         return self.draft == "auto"
 
     @property
     def without_mtp(self) -> LoadParams:
-        """These settings, without an optional MTP block."""
+        """These settings without an optional MTP block."""
         return replace(self, draft="ngram", draft_vocab=0) if self.may_leave_mtp else self
 
     @property
     def without_pictures(self) -> LoadParams:
-        """These settings, without an optional vision encoder."""
+        """These settings without an optional vision encoder."""
         return replace(self, mmproj="off") if self.mmproj == "auto" else self
 
     @property
     def draft_path(self) -> str:
-        """Path of the file of a draft model or MTP block; "" for none."""
+        """Path of the file with a draft model or MTP block; "" if none."""
         return "" if self.draft in DRAFT_KINDS else self.draft
 
     @property
     def draft_rank(self) -> int:
-        """Rank on the draft model's device: the one with the largest share on machine 0."""
+        """Rank whose device holds the draft model: the one with the largest share on machine 0."""
         return max(range(len(self._own)), key=self._share)
 
     def _share(self, rank: int) -> tuple[float, ...]:
@@ -504,7 +501,7 @@ class LoadParams(LoadOptions):
 
     @property
     def picture_devices(self) -> tuple[str, ...]:
-        """Possible devices of the vision encoder, the best one first."""
+        """Candidate devices for the vision encoder, best first."""
         if self.mmproj_device != "auto":
             return (self.mmproj_device,)
         ranked = sorted(
@@ -516,13 +513,13 @@ class LoadParams(LoadOptions):
 
     @property
     def rope(self) -> str:
-        """RoPE settings that replace the file's values, as a text; "" for none."""
+        """RoPE settings that override the file's, as text; "" if none."""
         values = self.rope_scaling, self.rope_factor, self.rope_base
         return " ".join(map(str, values)) if any(values) else ""
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
-        """Sizes of the groups, as set or by default; empty in other modes."""
+        """Group sizes, as set or by default; empty in other split modes."""
         if self.split_mode != "groups":
             return ()
         if self.groups is None and self.machines:
@@ -530,14 +527,14 @@ class LoadParams(LoadOptions):
         return default_groups(self.devices) if self.groups is None else self.groups
 
     def context_for(self, n_ctx_train: int) -> int:
-        """Return the context length for a model that was trained with `n_ctx_train`."""
+        """Return the context length to use for a model trained with a context of `n_ctx_train`."""
         if self.n_ctx is not None:
             return self.n_ctx
         return min(DEFAULT_CONTEXT, n_ctx_train or DEFAULT_CONTEXT)
 
 
 def default_groups(devices: Sequence[str]) -> tuple[int, ...]:
-    """Return the default group sizes: runs of one kind of device, or pairs if all are equal."""
+    """Return the default group sizes: one per run of equal devices, or pairs if all are equal."""
     runs = [len(list(run)) for _, run in groupby(devices, lambda device: device.split(":")[0])]
     if len(runs) > 1:
         return tuple(runs)
@@ -545,7 +542,7 @@ def default_groups(devices: Sequence[str]) -> tuple[int, ...]:
 
 
 def _kv_type(value: object) -> str:
-    # normalised: one type if both are equal
+    # normalised to one type if both are equal
     try:
         return str(kv_types(value if isinstance(value, str) else ""))
     except ValueError:
@@ -565,7 +562,7 @@ FILE_ORDER = (
     "parallel", "checkpoint_bytes", "draft", "draft_max", "mmproj", "mmproj_device", "draft_vocab",
     "machines", "machine_link",
 )  # fmt: skip
-"""Order of the settings in files and JSON; others come last."""
+"""Order of the settings in files and JSON; any others come last."""
 
 
 def _options(kind: type[LoadOptions]) -> dict[str, LoadOption]:
@@ -575,7 +572,7 @@ def _options(kind: type[LoadOptions]) -> dict[str, LoadOption]:
 
 
 LOAD_OPTIONS: Mapping[str, LoadOption] = _options(LoadParams)
-"""All settings of a load except the model's path, in the order of files."""
+"""All load settings except the model's path, in the order used in files."""
 
 SHARED_LOAD_OPTIONS: Mapping[str, LoadOption] = _options(LoadOptions)
 

@@ -1,4 +1,4 @@
-"""Settings of sampling and of the end of answers."""
+"""Settings for sampling and for when answers end."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ GrammarKind = Literal["json_schema", "regex", "gbnf", "lark"]
 """Language of a grammar: JSON schema, regular expression, llama.cpp's GBNF, or Lark."""
 
 LARK = re.compile(r"^\s*(?:%llguidance\b|start\s*:(?!:=))", re.MULTILINE)
-"""Line that identifies a grammar in Lark: its first rule is called "start"."""
+"""Line that identifies a Lark grammar, whose first rule is called "start"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The grammar of structured output, from the first token after the thinking on.
+    """The grammar for structured output, which applies from the first token after the thinking.
 
     Attributes:
-        text: the grammar itself, such as the text of a JSON schema.
-        trigger: text of the answer after which it starts, every time; text before that is free. ""
-            to start immediately.
-        lead: pattern of a mark (see `engine.text.tool_calls.marks`) with which an answer must begin
-            for the grammar to apply from its first token on; other answers are free. "" for none.
+        text: the grammar itself, for example a JSON schema.
+        trigger: text in the answer after which the grammar applies, each time it occurs; text
+            before it is free. "" to apply immediately.
+        lead: pattern of a mark (see `engine.text.tool_calls.marks`); the grammar applies, from the
+            first token, only to answers that start with this mark. "" if there is none.
     """
 
     kind: GrammarKind
@@ -36,15 +36,15 @@ class Grammar:
 
 
 def language_of(grammar: str) -> GrammarKind:
-    """Return whether a grammar is written in GBNF, with the first rule "root", or in Lark."""
+    """Return whether a grammar is written in Lark or in GBNF, whose first rule is "root"."""
     return "lark" if LARK.search(grammar) else "gbnf"
 
 
 def form_of(json_schema: str, grammar: str, regex: str) -> Grammar | None:
-    """Return the grammar in the settings, of which at most one is not empty; None for any answer.
+    """Return the grammar from the settings, at most one of which may be set; None if none is.
 
     Raises:
-        GrammarError: several are set.
+        GrammarError: several of the settings are set.
     """
     written: dict[GrammarKind, str] = {
         "json_schema": json_schema,
@@ -74,10 +74,10 @@ MAX_TOKENS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Settings of sampling and of the end of answers, with llama.cpp's defaults.
+    """Settings for sampling and for when answers end, with llama.cpp's defaults.
 
     Raises:
-        EngineError: a field is out of bounds or of the wrong kind.
+        EngineError: a field is out of bounds or has the wrong type.
     """
 
     max_tokens: int = number(
@@ -267,10 +267,10 @@ class SamplingParams:
 
     @property
     def form(self) -> Grammar | None:
-        """Grammar of structured output; None for any answer. Raises GrammarError for several."""
+        """Grammar for structured output; None if there is none. Raises GrammarError if several."""
         return form_of(self.json_schema, self.grammar, self.regex)
 
     @property
     def most_tokens(self) -> int:
-        """Largest number of tokens of an answer; a large number without a limit."""
+        """Maximum number of tokens in an answer; a large number if there is no limit."""
         return MAX_TOKENS if self.max_tokens < 0 else self.max_tokens

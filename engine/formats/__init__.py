@@ -1,1 +1,1 @@
-"""File formats: GGUF containers and the quantisations of tensors."""
+"""File formats: GGUF containers and tensor quantisation."""

@@ -1,4 +1,4 @@
-"""The machine as torch sees it: devices, pinned and process memory, CUDA's driver, backend choice.
+"""The machine as torch sees it: devices, pinned and process memory, CUDA driver, backend choice.
 
-Imports nothing that computes a model: no layers, no kernels, no plans.
+Imports nothing that computes a model: no layers, kernels or plans.
 """

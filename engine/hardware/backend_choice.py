@@ -1,6 +1,6 @@
-"""The backend of each rank, our kernels or the exact reference, and requirements of GPU kernels.
+"""The backend of each rank (our kernels or the exact reference), and requirements for GPU kernels.
 
-Only looks packages up, without importing them.
+Packages are only looked up, not imported.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ VARIABLE = "TANDEM_BACKEND"
 
 BackendName = Literal["reference", "eager", "graph", "interpreter"]
 """The backends. "reference": F32 with dequantised weights everywhere. "eager": kernels, launched
-one by one. "graph": kernels, captured for one token and replayed. "interpreter": as "graph", but
+one by one. "graph": kernels, captured for one token and replayed. "interpreter": like "graph", but
 ranks on the CPU run the GPU kernels in Triton's interpreter; very slow, for tests."""
 
 BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
 
 KernelKind = Literal["", "cpu", "gpu"]
-"""Kind of a rank's kernels; "" is the reference in torch."""
+"""Kind of kernels that a rank uses; "" is the reference in torch."""
 
 _refused: dict[str, str] = {}
 _gpus_are_simulated = False
@@ -63,7 +63,7 @@ def captures_tokens() -> bool:
 
 
 def kernels_for(device: str) -> KernelKind:
-    """Return the kernels of a rank on a device or a type of devices; "" for the reference."""
+    """Return the kind of kernels for a device or a type of device; "" is the reference."""
     backend = chosen_backend()
     if backend == "reference":
         return ""
@@ -82,7 +82,7 @@ def uses_kernels(device: str) -> bool:
 
 
 def simulate_gpus(are_simulated: bool) -> None:
-    """Set whether GPUs are only planned for: they then have kernels, whatever is installed."""
+    """Set whether GPUs are only planned for; they then have kernels, whatever is installed."""
     global _gpus_are_simulated
     _gpus_are_simulated = are_simulated
 
@@ -93,17 +93,17 @@ def refuse_kernels(device: str, why: str) -> None:
 
 
 def allow_kernels(device: str) -> None:
-    """Undo `refuse_kernels`, after our kernels worked on a GPU."""
+    """Undo `refuse_kernels` after our kernels have worked on a GPU."""
     _refused.pop(device, None)
 
 
 def refused_kernels() -> Mapping[str, str]:
-    """Return why our kernels do not work, by id of the GPU."""
+    """Return why our kernels do not work, by GPU id."""
     return _refused
 
 
 def use_interpreter() -> None:
-    """Make Triton interpret kernels imported from now on; raise EngineError without Triton."""
+    """Make Triton interpret kernels imported from now on; raise EngineError if it is missing."""
     if not has_triton():
         raise EngineError(
             "{variable}=interpreter needs Triton, which is not installed.",
@@ -115,12 +115,12 @@ def use_interpreter() -> None:
 
 @cache
 def has_triton() -> bool:
-    """Return whether Triton is installed, the compiler of GPU kernels that comes with PyTorch."""
+    """Return whether Triton, the GPU kernel compiler that comes with PyTorch, is installed."""
     return find_spec("triton") is not None
 
 
 Launcher = Literal["triton", "own", ""]
-"""Launcher of kernels: Triton's compiled one, our own over the CUDA driver, or none."""
+"""Launcher for kernels: Triton's compiled one, our own on top of the CUDA driver, or none."""
 
 PACKAGES = ("triton", "triton-windows", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm")
 """Packages that install Triton."""
@@ -133,15 +133,15 @@ LAUNCHER_VARIABLE = "TANDEM_LAUNCHER"
 
 @dataclass(frozen=True, slots=True)
 class GpuPath:
-    """How GPUs of this machine compute, or would compute if there were one.
+    """How GPUs on this machine compute, or would compute if there were any.
 
     Attributes:
-        arithmetic: "kernels" for our own, or "reference" for torch in F32 with dequantised weights.
-        torch_cuda: CUDA version of the PyTorch build; "" for none.
-        torch_hip: HIP version of the PyTorch build, for AMD GPUs; "" for none.
+        arithmetic: "kernels" (our own) or "reference" (torch in F32 with dequantised weights).
+        torch_cuda: CUDA version of the PyTorch build; "" if none.
+        torch_hip: HIP version of the PyTorch build, for AMD GPUs; "" if none.
         launcher_problem: why Triton's launcher cannot be compiled; "" if it can.
-        missing: names of missing requirements of a GPU.
-        remedy: command that lets torch use a GPU of this machine; "" if there is none.
+        missing: names of missing requirements for using a GPU.
+        remedy: command that lets torch use a GPU in this machine; "" if there is none.
     """
 
     has_gpu: bool
@@ -157,7 +157,7 @@ class GpuPath:
 
 
 def find_gpu_path(devices: Sequence[DeviceInfo]) -> GpuPath:
-    """Return how GPUs compute here and missing requirements, given this machine's devices."""
+    """Return how this machine's GPUs compute and what is missing, given its devices."""
     build, triton, problem = find_torch_build(), triton_version(), launcher_problem()
     has_gpu = any(d.kind == "cuda" and d.usable for d in devices)
     is_exact = chosen_backend() == "reference"
@@ -243,8 +243,8 @@ def triton_package() -> str:
 def launcher_problem() -> str:
     """Return why Triton cannot compile its launcher, as the end of a sentence; "" if it can.
 
-    Triton compiles a C program once per version. Triton for Windows includes a compiler and
-    Python's headers.
+    Triton compiles a C program once per version. Triton for Windows includes a compiler and the
+    Python headers.
     """
     if sys.platform == "win32":
         return ""
@@ -273,10 +273,10 @@ def python_headers() -> Path:
 
 
 def chosen_launcher() -> Launcher:
-    """Return the launcher of kernels on this machine."""
+    """Return the kernel launcher for this machine."""
     if not triton_version():
         return ""
     problem = launcher_problem()
-    if find_torch_build().hip:  # our own launcher knows only CUDA
+    if find_torch_build().hip:  # our own launcher supports only CUDA
         return "" if problem else "triton"
     return "own" if problem or os.environ.get(LAUNCHER_VARIABLE) == "own" else "triton"

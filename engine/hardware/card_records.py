@@ -1,8 +1,8 @@
-"""File of checks of this machine's GPUs, such as whether our kernels work there.
+"""File with the results of checks on this machine's GPUs, such as whether our kernels work there.
 
-Checks take seconds, or crash the program, so each runs once. The key of a verdict has the card, its
-driver, the versions of PyTorch, Triton and Tandem, the launcher, and the source of all GPU code.
-Missing or damaged entries are checked again.
+A check takes seconds, or may crash the program, so each runs only once. The key of a verdict
+contains the card, its driver, the versions of PyTorch, Triton and Tandem, the launcher, and a hash
+of all GPU code. If an entry is missing or damaged, the check is repeated.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from engine.util.sanitize import package_version
 FILE_NAME = "cards.json"
 
 WHOLE_CARD = "card"
-"""Name of the check whether kernels work on a card at all."""
+"""Name of the check for whether kernels work on a card at all."""
 
 TRIES_AGAIN = "'tandem devices --measure' tests again"
 
 MAX_CARDS = 12
-"""Most keys in the file; those written to last are kept."""
+"""Maximum number of keys in the file; the most recently written ones are kept."""
 
 MAX_CHECKS = 1000
-"""Most verdicts of a key; those written last are kept."""
+"""Maximum number of verdicts per key; the most recently written ones are kept."""
 
 MAX_WHY = 200
-"""Most characters of a verdict's reason."""
+"""Maximum length of a verdict's reason, in characters."""
 
 GPU_CODE = Path(__file__).parents[1] / "backends" / "gpu"
-"""Folder of all code for GPUs: kernels, and what packs for them and starts them."""
+"""Folder with all code for GPUs: kernels, and code that packs data for them or launches them."""
 
 Outcome = Literal["passed", "wrong", "hung", "crashed"]
-"""Result of a check: correct numbers; wrong numbers or an error; no end; a crashed program."""
+"""Result of a check: correct numbers; wrong numbers or an error; a hang; a crash."""
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class CardVerdict:
 
     Attributes:
         outcome: the result.
-        why: observed fault, as the end of a sentence; "" if it passed.
+        why: observed fault, as the end of a sentence; "" if the check passed.
         date: day of the check, such as 2026-03-01; "" if unknown.
     """
 
@@ -66,7 +66,7 @@ class CardVerdict:
 
     @property
     def passed(self) -> bool:
-        """Whether all numbers were right."""
+        """Whether all numbers were correct."""
         return self.outcome == "passed"
 
 
@@ -76,9 +76,9 @@ class CardRecords:
     A check is named by free text, such as "card" or "product Q4_K gemv 1 row".
 
     Args:
-        path: path of the file; None keeps them in memory only.
+        path: path of the file; None keeps the verdicts in memory only.
 
-    Safe for several threads and programs. If two programs write at the same moment, one wins, and
+    Several threads and programs may use it. If two programs write at the same time, one wins, and
     the other's check is repeated.
     """
 
@@ -93,7 +93,7 @@ class CardRecords:
         return cls(folder / FILE_NAME if folder else None)
 
     def find(self, key: str, what: str) -> CardVerdict | None:
-        """Return the verdict of a check; None if it was not made, or with other versions.
+        """Return the verdict of a check; None if it has not run, or only with other versions.
 
         Args:
             key: see `card_key`.
@@ -114,7 +114,7 @@ class CardRecords:
         self._change(key, {}, whats)
 
     def _change(self, key: str, found: Mapping[str, CardVerdict], gone: tuple[str, ...]) -> None:
-        """Change entries of a key in the current content of the file."""
+        """Change a key's entries in the current content of the file."""
         with _lock:
             cards = _read(self._path) or self._cards
             checks = cards.pop(key, {})
@@ -131,7 +131,7 @@ class CardRecords:
 
 
 def card_key(info: DeviceInfo) -> str:
-    """Return the key of a GPU's verdicts: everything that may affect whether kernels work."""
+    """Return the key for a GPU's verdicts: everything that may affect whether kernels work."""
     build = find_torch_build()
     return " | ".join((
         f"{info.name} {info.compute_capability or info.arch}".strip(), f"driver {info.driver}",
@@ -148,7 +148,7 @@ def card_problems(
 
     Args:
         devices: any devices.
-        records: place for verdicts; the user's by default.
+        records: the verdicts to look in; the user's by default.
     """
     records, found = records or CardRecords.of_user(), dict[str, str]()
     for info in devices:
@@ -160,7 +160,7 @@ def card_problems(
 
 @cache
 def gpu_code_hash() -> str:
-    """Return a hash of the source of all GPU code; "" if only compiled files exist."""
+    """Return a hash of the source of all GPU code; "" if there are only compiled files."""
     sources = sorted(GPU_CODE.rglob("*.py"))
     found = hashlib.sha256()
     for path in sources:
@@ -182,7 +182,7 @@ def _last(entries: Mapping[str, T], most: int) -> dict[str, T]:
 
 
 def _read(path: Path | None) -> dict[str, dict[str, CardVerdict]]:
-    """Return all entries of a file that make sense: verdicts by check, by key."""
+    """Return all valid entries in a file: verdicts by check, by key."""
     document = read_json(path)
     if not isinstance(document, dict):
         return {}

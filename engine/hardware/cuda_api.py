@@ -1,6 +1,6 @@
-"""Functions of the CUDA driver that load and launch kernels, called through ctypes.
+"""CUDA driver functions that load and launch kernels, called through ctypes.
 
-Names, numbers and structures are from cuda.h, "CUDA Driver API".
+Names, numbers and structures come from cuda.h ("CUDA Driver API").
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ DEVICE_MEMORY_CLOCK, DEVICE_BUS_WIDTH = 36, 37
 """Values of CUdevice_attribute."""
 
 PLAIN_SHARED_BYTES = 48 << 10
-"""Shared memory of a kernel that does not opt in to more."""
+"""Maximum shared memory for a kernel that does not opt in to more."""
 
 
 class CudaCallError(EngineError):
-    """Error of a function of the driver, with its CUresult."""
+    """Error from a driver function, with its CUresult."""
 
     def __init__(
         self, message: str, hint: str, error_code: int, **values: str | int | float
@@ -61,7 +61,7 @@ class CudaApi:
     """The CUDA driver.
 
     Args:
-        library: the driver loaded by ctypes, or a stand-in.
+        library: the driver as loaded by ctypes, or a stand-in.
     """
 
     def __init__(self, library: Any) -> None:
@@ -70,10 +70,10 @@ class CudaApi:
 
     @classmethod
     def open(cls) -> CudaApi:
-        """Return the driver of this system.
+        """Return this system's driver.
 
         Raises:
-            EngineError: there is no driver, or it does not start.
+            EngineError: there is no driver, or it cannot be initialised.
         """
         try:
             library = ctypes.CDLL(LIBRARY)
@@ -90,11 +90,11 @@ class CudaApi:
         """Load a compiled kernel.
 
         Args:
-            code: compiled code, a cubin.
-            shared_bytes: dynamic shared memory of its launches.
+            code: the compiled code, a cubin.
+            shared_bytes: dynamic shared memory per launch.
 
         Raises:
-            EngineError: the driver refuses it.
+            EngineError: the driver refuses the kernel.
         """
         self.enter(device)
         module, function = c_void_p(), c_void_p()
@@ -121,7 +121,7 @@ class CudaApi:
         self._call("cuModuleUnload", c_void_p(module))
 
     def parameter_bytes(self, function: int) -> tuple[int, ...] | None:
-        """Return the bytes of each parameter of a kernel; None for drivers older than CUDA 12.4."""
+        """Return the size of each kernel parameter; None for drivers older than CUDA 12.4."""
         if not hasattr(self._library, "cuFuncGetParamInfo"):
             return None
         sizes: list[int] = []
@@ -137,17 +137,17 @@ class CudaApi:
 
     @property
     def launch_kernel(self) -> Callable[..., int]:
-        """The driver's function cuLaunchKernel; the device's context must be current."""
+        """The driver function cuLaunchKernel; the device's context must be current."""
         found: Callable[..., int] = self._library.cuLaunchKernel
         return found
 
     def allocate(self, n_bytes: int, device: int) -> int:
-        """Allocate zeros on a device and return their address.
+        """Allocate zeroed memory on a device and return its address.
 
-        Unlike PyTorch's segments, peers can be given access to this memory.
+        Unlike with PyTorch's segments, peers can be given access to this memory.
 
         Raises:
-            EngineError: the driver refuses it, perhaps for lack of memory.
+            EngineError: the driver refuses, perhaps for lack of memory.
         """
         address = c_uint64()
         with self._on(device):
@@ -160,7 +160,7 @@ class CudaApi:
         return address.value
 
     def clear(self, address: int, n_bytes: int, device: int) -> None:
-        """Fill memory from `allocate` with zeros, and wait for it."""
+        """Fill memory from `allocate` with zeros, and wait until that is done."""
         with self._on(device):
             self._call("cuMemsetD8_v2", c_uint64(address), c_ubyte(0), c_size_t(n_bytes))
             self._call("cuCtxSynchronize")
@@ -174,7 +174,7 @@ class CudaApi:
         """Let kernels on a device access a peer's memory.
 
         Raises:
-            EngineError: the device cannot access it.
+            EngineError: the device cannot access the peer's memory.
         """
         context = c_void_p()
         with self._on(peer):
@@ -185,14 +185,14 @@ class CudaApi:
                 self.check("cuCtxEnablePeerAccess", failed)
 
     def host_address(self, address: int, device: int) -> int:
-        """Return the address of mapped host memory for kernels on a device (differs on Windows)."""
+        """Return mapped host memory's address for kernels on a device (it differs on Windows)."""
         found = c_uint64()
         with self._on(device):
             self._call("cuMemHostGetDevicePointer_v2", byref(found), c_void_p(address), c_uint(0))
         return found.value
 
     def device_attribute(self, number: int, device: int) -> int:
-        """Return an attribute of a device, by its number in CUdevice_attribute."""
+        """Return a device attribute, given its number in CUdevice_attribute."""
         value = c_int()
         self._call("cuDeviceGetAttribute", byref(value), c_int(number), c_int(device))
         return value.value
@@ -204,7 +204,7 @@ class CudaApi:
 
     @contextmanager
     def _on(self, device: int) -> Iterator[None]:
-        # PyTorch relies on the thread's current context
+        # restores the thread's current context, on which PyTorch relies
         before = c_void_p()
         self._call("cuCtxGetCurrent", byref(before))
         self.enter(device)
@@ -214,7 +214,7 @@ class CudaApi:
             self._call("cuCtxSetCurrent", before)
 
     def enter(self, device: int) -> None:
-        """Make a device's primary context, which torch uses, current on this thread."""
+        """Make a device's primary context, which torch also uses, current on this thread."""
         context, current = c_void_p(), c_int(-1)
         self._call("cuCtxGetCurrent", byref(context))
         if context.value:
@@ -227,7 +227,7 @@ class CudaApi:
         self.check(name, getattr(self._library, name)(*args))
 
     def check(self, name: str, failed: int) -> None:
-        """Raise `CudaCallError` if the driver's function `name` returned an error."""
+        """Raise `CudaCallError` if the driver function `name` returned an error."""
         if failed:
             text = c_char_p()
             self._library.cuGetErrorString(c_int(failed), byref(text))
@@ -240,22 +240,22 @@ class CudaApi:
 
 
 CUDA_OVERHEAD_BYTES = 500 << 20
-"""Bytes of a GPU that CUDA and its libraries take before any computation, if not measured: 300 to
-600 MB, depending on driver and card."""
+"""Bytes that CUDA and its libraries are assumed to take on a GPU before any computation, if not
+measured; it is 300 to 600 MB, depending on driver and card."""
 
 MIN_OVERHEAD, MAX_OVERHEAD = 64 << 20, 4 << 30
-"""Bounds of a plausible measurement: drivers report nonsense in some containers."""
+"""Bounds of a plausible measurement; in some containers, drivers report nonsense."""
 
 _measured: dict[str, int] = {}
 
 
 def overhead_bytes(device: str) -> int:
-    """Return the bytes that a device's runtime itself takes; 0 on the CPU."""
+    """Return the bytes that a device's runtime itself takes; 0 for the CPU."""
     return 0 if is_cpu(device) else _measured.get(device, CUDA_OVERHEAD_BYTES)
 
 
 def use_overheads(measured: Mapping[str, int]) -> None:
-    """Plan with these bytes per GPU id from now on, and with the default for all others."""
+    """Plan with these bytes, by GPU id, from now on, and with the default for all other GPUs."""
     _measured.clear()
     _measured.update(measured)
 

@@ -1,7 +1,7 @@
-"""Slower ways that GPUs fall back to, and the lists in which a model and this process keep them.
+"""Slower methods that GPUs fall back to, and the lists in which models and the process keep them.
 
-Anything that makes a GPU slower than it could be is reported here with its reason, for the window,
-`Model.warnings` and next to each measured speed. Without torch.
+Anything that makes a GPU slower than it could be is reported here with its reason, to be shown in
+the window, in `Model.warnings` and next to each measured speed. Imports no torch.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ the products. "operations": PyTorch computes operations without a kernel. "graph
 launched one by one. "exchange": the host takes part in exchanges between GPUs. "sampling": the host
 samples tokens. "copies": large values are copied, not sent by NCCL. "memory": host memory could not
 be pinned. "compiling": compiled kernels are not cached. "launcher": kernels are launched by Tandem,
-not by Triton's launcher. "wrong": some kernels failed a check at load, and slower ones or PyTorch
-compute instead. "draft": the draft model has failed, on any device. "pictures": the vision encoder
-could not be loaded again after a re-split. "machines": values go through host memory between
-machines."""
+not by Triton's launcher. "wrong": some kernels failed a check during loading, and slower ones or
+PyTorch are used instead. "draft": the draft model has failed, on any device. "pictures": the vision
+encoder could not be loaded again after a re-split. "machines": values go through host memory
+between machines."""
 
 MAX_REASON = 300
-"""Largest number of characters of a reason: drivers and compilers can be verbose."""
+"""Maximum length of a reason, in characters; drivers and compilers can be verbose."""
 
 
 class _Words(NamedTuple):
@@ -111,12 +111,12 @@ _WORDS: dict[FallbackKind, _Words] = {
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """A slower way in which GPUs work, with its reason.
+    """A slower method that GPUs use, with the reason.
 
     Attributes:
-        devices: ids of the slower devices; empty for all GPUs of this machine.
-        why: reason as the end of a sentence, in one line.
-        help: sentence on a remedy; the default depends on the kind.
+        devices: ids of the affected devices; empty for all GPUs in this machine.
+        why: reason as the end of a sentence, on one line.
+        help: sentence with a remedy; the default depends on the kind.
     """
 
     kind: FallbackKind
@@ -127,7 +127,7 @@ class Fallback:
     def __post_init__(self) -> None:
         line = next(iter(self.why.strip().splitlines()), "").strip()[:MAX_REASON]
         why = re.sub(r"[.\s]+$", "", line) or Sentence("the reason is unknown")
-        if why != self.why:  # else a `Sentence` stays one
+        if why != self.why:  # otherwise a `Sentence` stays one
             object.__setattr__(self, "why", why)
         object.__setattr__(self, "devices", tuple(dict.fromkeys(self.devices)))
         object.__setattr__(self, "help", self.help or _WORDS[self.kind].help)
@@ -140,7 +140,7 @@ class Fallback:
 
     @property
     def cost(self) -> Sentence:
-        """Sentence on the loss of speed."""
+        """Sentence about the loss of speed."""
         return _WORDS[self.kind].cost
 
     @property
@@ -153,7 +153,7 @@ class Fallback:
 
 
 class Fallbacks:
-    """List of the fallbacks that apply now, including `shared` ones of its devices. Thread-safe."""
+    """List of current fallbacks, including `shared` ones on its devices. Thread-safe."""
 
     def __init__(self, devices: Collection[str] = (), shared: Fallbacks | None = None) -> None:
         self._devices = frozenset(devices)
@@ -163,7 +163,7 @@ class Fallbacks:
 
     @property
     def current(self) -> tuple[Fallback, ...]:
-        """The fallbacks that apply now, in the order of their reports."""
+        """The current fallbacks, in the order in which they were reported."""
         shared = () if self._shared is None else self._shared.current
         if not shared:
             return self._found
@@ -180,16 +180,16 @@ class Fallbacks:
                 self._found += (found,)
 
     def withdraw(self, kind: FallbackKind) -> None:
-        """Drop all fallbacks of a kind."""
+        """Remove all fallbacks of a kind."""
         with self._lock:
             self._found = tuple(found for found in self._found if found.kind != kind)
 
     def take_over(self, other: Fallbacks, kind: FallbackKind) -> None:
-        """Add another model's fallbacks of a kind on devices that this model uses, too."""
+        """Add another model's fallbacks of a kind on devices that this model also uses."""
         for found in other.current:
             if found.kind == kind and self._touches(found):
                 self.report(found.kind, found.devices, found.why, found.help)
 
 
 OF_THIS_PROCESS = Fallbacks()
-"""Fallbacks that affect every model of this process, such as a full disk for kernels."""
+"""Fallbacks that affect every model in this process, such as a full disk for compiled kernels."""

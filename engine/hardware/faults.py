@@ -1,9 +1,9 @@
-"""Distinguishes faults that lose a GPU from recoverable errors; releases resources after them.
+"""Distinguishes faults after which a GPU is lost from recoverable errors; releases resources.
 
-A kernel that ends abnormally takes its GPU's context with it: "any further CUDA work will return
-the same error. To continue using CUDA, the process must be terminated and relaunched" (CUDA Runtime
-API, "Error Handling", cudaErrorIllegalAddress and others). The call that reports it is often not
-the cause.
+A kernel that fails takes its GPU's context with it: "any further CUDA work will return the same
+error. To continue using CUDA, the process must be terminated and relaunched" (CUDA Runtime API,
+"Error Handling", cudaErrorIllegalAddress and others). The call that reports the fault is often not
+its cause.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ FAULT_CODES = {
     719: "unspecified launch failure",
     999: "unknown error",
 }
-"""The driver's text of each fault, by its number in CUDA and HIP (cudaError_t, hipError_t)."""
+"""The driver's text for each fault, by its number in CUDA and HIP (cudaError_t, hipError_t)."""
 
 VAGUE = "unknown error"
-"""A text that also occurs elsewhere; it counts only after a prefix of CUDA or HIP."""
+"""A text that also occurs elsewhere; it counts only after a CUDA or HIP prefix."""
 
 MORE_WORDS = ("GPU is lost", "fallen off the bus", "Memory access fault by GPU", "GPU Hang")
-"""The drivers' texts of faults without a number."""
+"""The drivers' texts for faults without a number."""
 
 WORDS = re.compile(
     "|".join(re.escape(words) for words in (*FAULT_CODES.values(), *MORE_WORDS) if words != VAGUE)
@@ -53,7 +53,7 @@ WORDS = re.compile(
 
 
 def fault_of(error: BaseException) -> str:
-    """Return the driver's text if an error or one of its causes means that a GPU is lost, else "".
+    """Return the driver's text if an error or one of its causes means that a GPU is lost, or "".
 
     Lack of memory is not such a fault.
     """
@@ -71,12 +71,12 @@ def fault_of(error: BaseException) -> str:
 
 
 def stopped_error(error: BaseException, devices: Iterable[torch.device]) -> DeviceStopped | None:
-    """Return the error to show if a GPU is lost to this process, else None; marks lost GPUs."""
+    """Return the error to show if this process has lost a GPU, or None; also mark lost GPUs."""
     if isinstance(error, DeviceStopped):
         return error
     why = fault_of(error)
     gpus = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
-    if not gpus or not (why or isinstance(error, CommError)):  # peers may wait for a lost one
+    if not gpus or not (why or isinstance(error, CommError)):  # peers may be waiting for a lost GPU
         return None
     lost = {device: found for device in gpus if (found := fault_on(device))}
     if why and not lost:
@@ -89,10 +89,10 @@ def stopped_error(error: BaseException, devices: Iterable[torch.device]) -> Devi
 
 @contextmanager
 def explain_faults(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Turn an error that loses a GPU into one sentence; for `devices` see `stopped_error`.
+    """Turn an error after which a GPU is lost into a `DeviceStopped`; see `stopped_error`.
 
     Raises:
-        DeviceStopped: a GPU is lost to this process.
+        DeviceStopped: this process has lost a GPU.
     """
     try:
         yield
@@ -104,7 +104,7 @@ def explain_faults(devices: Iterable[torch.device]) -> Iterator[None]:
 
 
 def fault_on(device: torch.device) -> str:
-    """Return the fault that a GPU reports, "" for none, without waiting for its work."""
+    """Return the fault that a GPU reports, or "", without waiting for its work."""
     if known := stopped_gpus().get(str(device)):
         return known
     try:
@@ -115,7 +115,7 @@ def fault_on(device: torch.device) -> str:
 
 
 def has_stopped(devices: Iterable[torch.device]) -> bool:
-    """Return whether one of the devices is known to have stopped working."""
+    """Return whether any of the devices is known to have stopped working."""
     return any(str(device) in stopped_gpus() for device in devices)
 
 
@@ -131,7 +131,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def call_all(*steps: Callable[[], object]) -> None:
     """Call functions in order; log errors and continue.
 
-    For closing: once a GPU has stopped working any call may fail, and the rest must still be freed.
+    Use it for closing: if a GPU has stopped working, any call may fail, but the rest must be freed.
     """
     for step in steps:
         try:

@@ -1,8 +1,8 @@
 """Suspends garbage collection while it could free device memory at a bad moment.
 
-Freeing a device's memory or a graph may wait for all of that device's work. Between launches of
-kernels that wait for each other on several devices, such a wait would deadlock; during a capture it
-makes the capture fail.
+Freeing a graph or device memory may wait for all work on that device. Between launches of kernels
+that wait for each other on several devices, such a wait would deadlock; during a capture, it would
+make the capture fail.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _lock = threading.RLock()
-"""Held during a collection; reentrant, because an object's finalizer may collect."""
+"""Lock held during a collection; reentrant, because an object's finalizer may start another."""
 
 
 class _Holding:
@@ -23,7 +23,7 @@ class _Holding:
 
 @contextmanager
 def hold_garbage() -> Iterator[None]:
-    """Suspend garbage collection on all threads; waits for a running `collect_garbage`."""
+    """Suspend garbage collection on all threads; first wait for a running `collect_garbage`."""
     with _lock:
         if _Holding.count == 0:
             _Holding.was_enabled = gc.isenabled()

@@ -1,4 +1,4 @@
-"""Pinned host memory, which a GPU can access directly, and this process's resident memory."""
+"""Pinned host memory, which GPUs can access directly, and this process's resident memory."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from engine.hardware.faults import call_all
 log = logging.getLogger(__name__)
 
 PORTABLE_AND_MAPPED = 1 | 2
-"""CUDA's `cudaHostRegisterPortable` and `...Mapped`: pinned for all GPUs, and addressable."""
+"""CUDA's `cudaHostRegisterPortable` and `...Mapped`: pinned for, and addressable by, all GPUs."""
 
 
 class HostTensor:
-    """A tensor of zeros in whole pages of host memory, pinned as long as this object lives.
+    """A zeroed tensor in whole pages of host memory, pinned for the lifetime of this object.
 
-    PyTorch's own pinned memory is rounded up to a power of two and kept by the process.
+    PyTorch's own pinned memory is rounded up to a power of two, and the process keeps it.
 
     Args:
-        device: device to copy to and from; only a GPU needs pinned pages.
+        device: device to copy to and from; pages are pinned only for a GPU.
 
     Attributes:
         value: the tensor.
-        is_pinned: whether a GPU can copy without the CPU's help.
+        is_pinned: whether a GPU can copy the memory without the CPU's help.
     """
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
@@ -61,7 +61,7 @@ class HostTensor:
             finalizer.atexit = False  # CUDA may have shut down before
 
     def address_on(self, device: torch.device) -> int:
-        """Return the address for kernels on a device; pinned memory has one for any GPU.
+        """Return the address for kernels on a device; pinned memory has an address for every GPU.
 
         Raises:
             EngineError: the driver has no such address.
@@ -73,13 +73,13 @@ class HostTensor:
 
 
 def _pin(held: Tensor, device: torch.device) -> bool:
-    with torch.cuda.device(device):  # otherwise it would open the first GPU
+    with torch.cuda.device(device):  # otherwise the call would open the first GPU
         code = _cuda().cudaHostRegister(held.data_ptr(), held.nbytes, PORTABLE_AND_MAPPED)
     if int(code) == 0:
         return True
     log.warning("%d bytes of host memory could not be pinned; copies are slower", held.nbytes)
     with contextlib.suppress(RuntimeError):
-        # clears CUDA's last error, which the next launch would report again
+        # clears CUDA's last error, which the next launch would otherwise report again
         torch.zeros(1, device=device)
     return False
 
@@ -88,11 +88,11 @@ _unpinned: Counter[str] = Counter()
 """Number of live unpinned tensors by device."""
 
 _counting = threading.RLock()
-"""Lock of the count; reentrant, because the collector may free a tensor."""
+"""Lock for the count; reentrant, because the garbage collector may free a tensor."""
 
 
 def _note_unpinned(held: HostTensor, device: str) -> None:
-    # copies are slower as long as any such tensor lives
+    # copies are slower as long as any such tensor is alive
     _count_unpinned(device, 1)
     weakref.finalize(held, _count_unpinned, device, -1).atexit = False
 
@@ -120,13 +120,13 @@ def _unpin(address: int, device: torch.device) -> None:
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
-"""Resets Linux's record of the peak when written to `CLEAR`, see proc(5)."""
+"""Value that resets Linux's record of the peak when written to `CLEAR`; see proc(5)."""
 
 
 class ResidentPeak:
-    """The peak growth of this process's memory since this object was made.
+    """The peak growth of this process's memory since this object was created.
 
-    Linux records the peak, which is reset here; elsewhere it is the maximum over calls of `note`.
+    Linux records the peak, which is reset here; elsewhere, it is the maximum over calls to `note`.
     """
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ def resident_bytes(address: int, n_bytes: int) -> int:
 
 @cache
 def _mincore() -> Callable[[int, int, int], int] | None:
-    # Linux's mincore(2) covers private memory too; elsewhere it may not
+    # Linux's mincore(2) also covers private memory; elsewhere it may not
     if sys.platform != "linux":
         return None
     found = ctypes.CDLL(None).mincore

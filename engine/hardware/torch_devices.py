@@ -36,7 +36,7 @@ HIP_UUID = re.compile(r"[0-9a-f]{16}")
 def uuid_of(properties: Any) -> str:
     """Return the UUID that the driver's own tools show, such as "GPU-…"; "" if unknown.
 
-    HIP gives 16 characters in place of 16 bytes. A MIG instance has another kind of UUID.
+    HIP returns 16 characters instead of 16 bytes. MIG instances have a different kind of UUID.
     """
     uuid = getattr(properties, "uuid", None)
     if uuid is None:
@@ -57,19 +57,19 @@ def pci_bus_of(properties: Any) -> str:
 
 
 def arch_of(properties: Any) -> str:
-    """Return the compute capability of a GPU such as "8.9", or AMD's name such as "gfx1100"."""
+    """Return a GPU's compute capability, such as "8.9", or AMD's name for it, such as "gfx1100"."""
     if torch.version.hip:
         return str(properties.gcnArchName).partition(":")[0]
     return f"{properties.major}.{properties.minor}"
 
 
 def has_code_for(arch: str) -> bool:
-    """Return whether the installed torch has code for GPUs of this kind, see `arch_of`.
+    """Return whether the installed torch has code for GPUs of this kind; see `arch_of`.
 
-    Code for the same major version counts, and PTX, which the driver compiles for any newer GPU.
+    Code for the same major version counts; so does PTX, which the driver compiles for newer GPUs.
     """
     known = [name.partition(":")[0] for name in torch.cuda.get_arch_list()]
-    if not known:  # unknown
+    if not known:
         return True
     if torch.version.hip:
         return any(name == arch or "generic" in name for name in known)
@@ -95,7 +95,7 @@ def why_none() -> str:
 
 
 def list_gpus() -> dict[str, Any]:
-    """Return the GPUs that torch finds, as arguments of `TorchGpu`, and why there are none."""
+    """Return the GPUs that torch finds, as arguments for `TorchGpu`, or why there are none."""
     problem = why_none()
     count = 0 if problem else torch.cuda.device_count()
     return {"gpus": [_describe(number) for number in range(count)], "problem": problem}
@@ -125,7 +125,7 @@ def _first_line(error: BaseException) -> str:
 
 def main() -> None:
     """Print the list on the last line of the output."""
-    tie_to_parent()  # a hanging driver would keep it from noticing that the parent has ended
+    tie_to_parent()  # a hanging driver would keep it from noticing that the parent has exited
     with contextlib.suppress(BrokenPipeError):
         print("\n" + json.dumps(list_gpus()), flush=True)  # noqa: T201
 
@@ -135,10 +135,10 @@ if __name__ == "__main__":
 
 
 RANK_PRIORITY = -1
-"""Priority of the CUDA streams of ranks; other streams have the lower priority 0."""
+"""Priority of the ranks' CUDA streams; other streams have the lower priority 0."""
 
 _hanging: set[torch.device] = set()
-"""GPUs with hanging work; waiting for them would hang, too."""
+"""GPUs with hanging work; waiting for them would hang as well."""
 
 OUT_OF_MEMORY_TEXTS = (
     "can't allocate memory", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
@@ -149,8 +149,8 @@ def torch_device(name: str) -> torch.device:
     """Return the torch device for "cpu" or "cuda:N", which names AMD's GPUs as well.
 
     Raises:
-        NoDevice: it does not exist here, torch gives that number to another GPU, or the installed
-            torch has no code for it.
+        NoDevice: it does not exist on this machine, torch uses its number for another GPU, or the
+            installed torch has no code for it.
         DeviceStopped: it has stopped working in this process.
     """
     if name == "cpu":
@@ -169,7 +169,7 @@ def torch_device(name: str) -> torch.device:
 
 
 def _check_number(name: str, properties: Any, devices: Sequence[DeviceInfo]) -> None:
-    # They differ if CUDA was started before the order of GPUs was set, or with other variables.
+    # Numbers differ if CUDA was started before the order of GPUs was set, or with other variables.
     # The UUID decides or, if torch reports none that the driver lists, the place on the PCI bus.
     uuid, bus = uuid_of(properties), pci_bus_of(properties)
     by_uuid = [d.id for d in devices if uuid and d.uuid == uuid]
@@ -205,7 +205,7 @@ def _check_code(name: str, properties: Any) -> None:
 def stream_of_rank(device: torch.device) -> torch.cuda.Stream:
     """Return a CUDA stream for a rank's kernels, which is never used for copies.
 
-    Torch hands out 32 streams of each priority per GPU in turn; copies, for which streams are made
+    Torch hands out 32 streams per priority and GPU in turn. Copies, for which streams are created
     all the time, use another priority and therefore never get the same stream.
     """
     make: Callable[[torch.device, int], torch.cuda.Stream] = torch.cuda.Stream
@@ -215,10 +215,10 @@ def stream_of_rank(device: torch.device) -> torch.cuda.Stream:
 def torch_devices(names: Sequence[str], holders: Collection[int]) -> list[torch.device]:
     """Return the torch device of each rank; a rank without weights is kept off its GPU.
 
-    Any use of a GPU, even reading its free memory, takes hundreds of MB there.
+    Any use of a GPU, even reading its free memory, takes hundreds of MB on it.
 
     Raises:
-        NoDevice: one does not exist here.
+        NoDevice: a device does not exist on this machine.
     """
     idle = [name for rank, name in enumerate(names) if rank not in holders and name != "cpu"]
     if idle:
@@ -237,7 +237,7 @@ def kind_of(device: torch.device) -> str:
 def free_bytes(devices: Iterable[str]) -> Mapping[str, int]:
     """Return the free bytes of each device, including torch's reserve.
 
-    CUDA's present overhead counts as free, because plans count all of it.
+    CUDA's current overhead counts as free, because plans already include all of it.
     """
     free: dict[str, int] = {}
     for name in devices:
@@ -255,7 +255,7 @@ def free_bytes(devices: Iterable[str]) -> Mapping[str, int]:
 def taken_overhead(device: torch.device) -> int | None:
     """Return the bytes that CUDA has taken on a GPU for this process; None if unknown.
 
-    The driver's number for this process without torch's segments: contexts, kernels, libraries.
+    What the driver counts for this process minus torch's segments: contexts, kernels, libraries.
     """
     try:
         with DeviceMonitor([str(device)]) as monitor:
@@ -274,8 +274,8 @@ def mark_hanging(devices: Iterable[torch.device]) -> None:
 def release_cached_memory(devices: Sequence[torch.device]) -> None:
     """Return freed memory to the system, without touching other GPUs.
 
-    Torch frees the reserve of all GPUs of this process together and waits for their work. If one
-    hangs or has stopped working, the memory therefore stays in torch's reserve for the next model.
+    Torch frees the reserves on all of this process's GPUs together and waits for their work. If a
+    GPU hangs or has stopped working, memory therefore stays in torch's reserve for the next model.
     """
     for device in set(devices):
         if device.type != "cuda":
@@ -286,7 +286,7 @@ def release_cached_memory(devices: Sequence[torch.device]) -> None:
 
 
 def trim_heap() -> None:
-    """Return freed heap memory that the C library keeps to the system."""
+    """Return to the system the freed heap memory that the C library keeps."""
     trim = _malloc_trim()
     if trim is not None:
         trim(0)
@@ -294,7 +294,7 @@ def trim_heap() -> None:
 
 @cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    # GNU's; other C libraries keep less
+    # only in GNU's C library; others keep less
     if not sys.platform.startswith("linux"):
         return None
     found = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -1,7 +1,7 @@
-"""A child process for trials that may hang or crash, killed when it falls silent.
+"""A child process for trials that may hang or crash; it is killed if it falls silent.
 
-Drivers hang, and a kernel at a bad address loses the process its GPU. The child gets a request as
-one line of JSON, and writes a line of JSON before each trial and one with its result.
+Drivers may hang, and a kernel that accesses a bad address costs the process its GPU. The child
+reads a request as one line of JSON, and writes one line before each trial and one with its result.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from typing import Any
 from engine.util.programs import NO_WINDOW, child_environment, tie_child
 
 MAX_SAID = 2000
-"""Bytes of a failed child's error output for the log."""
+"""Maximum number of bytes from a failed child's error output that are logged."""
 
 HUNG = "hung"
-"""Last message of a child that fell silent."""
+"""Last message for a child that fell silent."""
 
 
 class TrialProcess:
-    """A child process that runs trials one by one; killed on exit of the context.
+    """A child process that runs trials one by one; it is killed when the context exits.
 
     Args:
         request: the child's task, as JSON.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the child cannot be started.
     """
 
     def __init__(
         self, command: Sequence[str], request: object, variables: Mapping[str, str]
     ) -> None:
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 closed when the context ends
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 closed when the context exits
         try:
             self._process = subprocess.Popen(
                 list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
@@ -63,7 +63,7 @@ class TrialProcess:
         """Kill the child."""
         if self._process.poll() is None:
             self._process.kill()
-        # a process inside a hung driver does not end before the driver returns
+        # a process inside a hung driver does not exit before the driver returns
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
         self._reader.join(1)
@@ -74,11 +74,11 @@ class TrialProcess:
     def messages(self, start_s: float, step_s: float) -> Iterator[dict[str, Any] | str]:
         """Yield the child's messages as JSON objects.
 
-        The last item is `HUNG` or text such as "exit status 3" if the child failed.
+        If the child fails, the last item is `HUNG` or a text such as "exit status 3".
 
         Args:
-            start_s: seconds of silence allowed before its first message.
-            step_s: seconds of silence allowed later.
+            start_s: seconds of silence allowed before the first message.
+            step_s: seconds of silence allowed after that.
         """
         patience = start_s
         while True:

@@ -1,9 +1,9 @@
 """The default split: one device, or several by tensor, layer or groups.
 
-Candidates are few: single devices, and for some numbers of GPUs the most promising set. A set's
-promise is a formula: a token's time on the fastest GPU, with the reading time divided by the
-bandwidth of the set, plus its all-reduces. Only promising sets are planned and predicted in full;
-of all that come near the fastest, the one with the fewest devices is chosen.
+There are few candidates: single devices, and for a few numbers of GPUs, the most promising set. How
+promising a set is follows from a formula: a token's time on the fastest GPU, with the reading time
+scaled to the bandwidth of the set, plus all-reduces. Only promising sets are planned and predicted
+in full; among all that come close to the fastest, the one with the fewest devices is chosen.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from engine.planning.speed.forecast import Forecast, Forecaster
 
 MAX_NAMED = 3
-"""Largest number of GPUs that are named; more are counted."""
+"""Maximum number of GPUs listed by name; if there are more, only their number is given."""
 
 
 def reason_for_choice(
     chosen: Alternative | None, alternatives: Sequence[Alternative], gpus: Sequence[str]
 ) -> str:
-    """Return why a split was chosen; `alternatives` are sorted, the fastest first."""
+    """Return why a split was chosen; `alternatives` are sorted, fastest first."""
     if chosen is None:
         return Sentence("No device has room for the model with this context.")
     others = [one for one in alternatives if one is not chosen]
@@ -116,7 +116,7 @@ def _several(chosen: Alternative, others: Sequence[Alternative], gpus: Sequence[
 
 
 def _other_split(chosen: Alternative, others: Sequence[Alternative], gpus: Sequence[str]) -> str:
-    """Return a sentence on another mode on as many GPUs, another mode, or the next split."""
+    """Return a sentence on another mode with as many GPUs, or any other mode, or the next split."""
     n, mode = len(chosen.params.devices), chosen.params.split_mode
     other_mode = [one for one in others if one.params.split_mode != mode]
     same_size = [one for one in other_mode if len(one.params.devices) == n]
@@ -229,7 +229,7 @@ def _mode(one: Alternative) -> Sentence:
 
 
 def _set(one: Alternative, gpus: Sequence[str]) -> str:
-    """Return a split's GPUs: "both", "GPU 0 and GPU 2", "4 GPUs", "all 8 GPUs"."""
+    """Return a split's GPUs in words: "both", "GPU 0 and GPU 2", "4 GPUs" or "all 8 GPUs"."""
     n = len(one.params.devices)
     if n == len(gpus):
         return Sentence("both" if n == 2 else "all {n} GPUs", n=n)
@@ -245,22 +245,22 @@ def _number(tokens_per_s: float) -> int | float:
 
 
 MIN_GAIN = 0.1
-"""Smallest part of the time that more devices must save: each adds heat and can fail."""
+"""Minimum fraction of the time that more devices must save, because each adds heat and can fail."""
 
 MAX_COMBINED = 8
-"""Largest number of GPUs of which all sets are considered; with more, the fastest and the largest
-of each size."""
+"""Maximum number of GPUs for which all sets are considered; with more, only the fastest and the
+largest set of each size."""
 
 MAX_PLANNED = 3
-"""Largest number of set sizes, beyond the smallest that holds the model, planned in full."""
+"""Maximum number of set sizes planned in full, beyond the smallest that holds the model."""
 
 MIN_LOADED = 0.9
-"""Part of a file's bytes that a set must hold: some models have unused tensors."""
+"""Fraction of a file's bytes that a set must hold; below 1 because some tensors may be unused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The default split with its reason; `alternatives` are all predictions, the fastest first."""
+    """The default split with its reason; `alternatives` are all predictions, fastest first."""
 
     params: LoadParams
     reason: str
@@ -271,7 +271,7 @@ def choose(
     planner: Planner, params: LoadParams, forecaster: Forecaster, goal: Goal = GOALS["chat"],
     free_bytes: Mapping[str, int] | None = None,
 ) -> Choice:  # fmt: skip
-    """Choose the devices and the split of a model, by memory and the predicted time of a request.
+    """Choose a model's devices and split, by memory and the predicted time for a request.
 
     Args:
         params: context and other settings; devices and split are ignored.
@@ -306,7 +306,7 @@ class _Chooser:
         self._known: dict[LoadParams, Alternative | None] = {}
 
     def choice(self) -> Choice:
-        self._plan(self._base, self._free)  # raises where no split can be run
+        self._plan(self._base, self._free)  # raises if no split can be run
         offloaded: LoadParams | None = None
         found = self._on_gpus()
         if not found:
@@ -321,8 +321,8 @@ class _Chooser:
     def _is_near(self, one: Alternative, best: Alternative) -> bool:
         """Return whether `best` saves too little over `one` to be worth more devices.
 
-        If the answer is at least as long as the prompt, decoding must be faster as well: prompts
-        are short then, and their speed with routed experts is predicted only roughly.
+        If the answer is at least as long as the prompt, decoding must be faster as well, because
+        prompts are then short, and their speed with routed experts is predicted only roughly.
         """
         part = 1 - MIN_GAIN
         is_near = part * one.seconds <= best.seconds
@@ -355,8 +355,8 @@ class _Chooser:
     def _modes(self, n: int, fewest: int) -> tuple[str, ...]:
         """Return the split modes that may be faster over n GPUs, given the fewest that suffice.
 
-        By layer only if one GPU holds all and another is faster; in groups only if more than two
-        are needed, where cutting every block is slow.
+        Splitting by layer may be faster only if one GPU holds everything and another is faster;
+        groups only if more than two GPUs are needed, for which cutting every block is slow.
         """
         speeds = {self._rooms[gpu].bytes_per_s for gpu in self._gpus}
         modes = ["tensor"]
@@ -373,7 +373,7 @@ class _Chooser:
         return sorted(larger, key=lambda n: self._promised_s(self._promising(n)[0]))[:MAX_PLANNED]
 
     def _alone(self) -> Iterator[Alternative]:
-        # one GPU of each kind: the first one that holds the model
+        # one GPU per kind: the first that holds the model
         kinds = set()
         for gpu in self._gpus:
             kind = self._forecaster.devices[gpu].name, self._rooms[gpu].bytes_per_s
@@ -399,7 +399,7 @@ class _Chooser:
                 return
 
     def _promising(self, n: int) -> list[tuple[str, ...]]:
-        """Return the fastest and the largest set of n GPUs that may hold the model."""
+        """Return the fastest and the largest set of n GPUs that can probably hold the model."""
         if len(self._gpus) <= MAX_COMBINED:
             sets = list(combinations(self._gpus, n))
         else:
@@ -411,7 +411,7 @@ class _Chooser:
         return list(dict.fromkeys([*roomy[:1], *sorted(roomy, key=lambda s: -rooms[s])[:1]]))
 
     def _promised_s(self, gpus: Sequence[str]) -> float:
-        """Estimate the shortest time of a token over all of `gpus`, in seconds."""
+        """Estimate the shortest possible time per token over all of `gpus`, in seconds."""
         forecast, load = self._fastest_alone
         path = forecast.decode.path
         read_s = path.memory_s * self._rooms[self._gpus[0]].bytes_per_s
@@ -422,7 +422,7 @@ class _Chooser:
 
     @cached_property
     def _fastest_alone(self) -> tuple[Forecast, ModelWorkload]:
-        # whether or not it has room there
+        # whether or not that GPU has room
         params = replace(self._base, devices=(self._gpus[0],))
         evaluation = self._planner.evaluate(params, self._free)
         forecast = self._forecast(params, evaluation)
@@ -448,7 +448,7 @@ class _Chooser:
         return self._predicted(params) if self._fit.fits(params) else None
 
     def _predicted(self, params: LoadParams) -> Alternative | None:
-        # None where a rank would get nothing: that is another split
+        # None if a rank would get nothing, because that is another split
         if params not in self._known:
             self._known[params] = self._alternative(params)
         return self._known[params]

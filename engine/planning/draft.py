@@ -1,8 +1,8 @@
-"""Files of MTP blocks, and draft models with their memory.
+"""Files with MTP blocks, and draft models with their memory.
 
-llama.cpp's converter writes files of MTP blocks with `--mtp`: the blocks, numbered after the
-model's own, with the embedding, final norm and head that they share with it. A draft model is a
-separate, smaller model with the same vocabulary.
+With `--mtp`, llama.cpp's converter writes a file with a model's MTP blocks, numbered after the
+model's own blocks, and with the embedding, final norm and head that they share with the model. A
+draft model is a separate, smaller model with the same vocabulary.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     from engine.model.architectures.declare import Declaration
 
 SHARED = ("token_embd.weight", "output_norm.weight", "output.weight")
-"""Tensors in a file of MTP blocks for which the model's own are used."""
+"""Tensors in a file with MTP blocks for which the model's own are used instead."""
 
 REVERSE = "t2d"
-"""Last part of the name of the reverse token map of a shortened head."""
+"""Last part of the tensor name for a shortened head's reverse token map."""
 
 MAX_MTP_FILES = 8
-"""Largest number of cached files: a drag makes a plan per mouse move."""
+"""Maximum number of cached files; a drag makes a plan per mouse move."""
 
 
 def draft_model_path(params: LoadParams) -> str:
-    """Return the path of the draft model; "" if there is none, or it is a file of MTP blocks."""
+    """Return the path of the draft model; "" if there is none or the file only has MTP blocks."""
     return "" if is_mtp_file(params.draft_path) else params.draft_path
 
 
 def is_mtp_file(path: str) -> bool:
-    """Return whether a file holds MTP blocks and none of the trunk."""
+    """Return whether a file has MTP blocks but none of the trunk."""
     return bool(path) and _is_mtp_file(path, stamp_of(Path(path)))
 
 
@@ -69,10 +69,10 @@ def _lacks_trunk(file: GGUFFile) -> bool:
 
 @contextmanager
 def with_mtp_file(file: GGUFFile, path: str) -> Iterator[GGUFFile]:
-    """Yield a model's file with the MTP blocks of another file, or unchanged without a path.
+    """Yield a model's file with the MTP blocks from another file, or unchanged if `path` is empty.
 
     Raises:
-        EngineError: that file is for another model, or cannot be read.
+        EngineError: the other file is for another model, or cannot be read.
     """
     if not path:
         yield file
@@ -82,10 +82,10 @@ def with_mtp_file(file: GGUFFile, path: str) -> Iterator[GGUFFile]:
 
 
 def mtp_path(file: GGUFFile, params: LoadParams) -> str:
-    """Return the path of the file of MTP blocks to load with a model; "" for none.
+    """Return the path of the file with MTP blocks to load with a model; "" if there is none.
 
-    A file named in `params` always counts; one next to the model only if the model has no MTP block
-    and no other machine takes part, which may lack that file.
+    A file named in `params` is always used; one next to the model only if the model has no MTP
+    block and no other machine, which may lack that file, takes part.
     """
     if is_mtp_file(params.draft_path):
         return params.draft_path
@@ -111,10 +111,10 @@ def _beside(model: str, stamp: Stamp) -> str:
 
 
 def joined(file: GGUFFile, other: GGUFFile) -> GGUFFile:
-    """Return a model's file with the MTP blocks of another file.
+    """Return a model's file with the MTP blocks from another file.
 
     Raises:
-        ModelFileError: that one is for another model, or has unusable parts.
+        ModelFileError: the other file is for another model, or has unusable parts.
     """
     ours, theirs = _facts(file), _facts(other)
     if ours != theirs:
@@ -132,7 +132,7 @@ def joined(file: GGUFFile, other: GGUFFile) -> GGUFFile:
 
 
 def _short_heads(file: GGUFFile, layers: range) -> dict[str, TensorInfo]:
-    # the head of some tokens only, renamed into the blocks
+    # heads for only some tokens, renamed as parts of the blocks
     tokens, head = draft_map(file), file.tensors.get(SHARED[-1])
     if tokens is None:
         return {}
@@ -193,19 +193,19 @@ def _check_parts(file: GGUFFile, layers: range) -> None:
 
 
 MAX_DRAFT_MODELS = 8
-"""Largest number of cached draft models: a drag makes a plan per mouse move."""
+"""Maximum number of cached draft models; a drag makes a plan per mouse move."""
 
 
 def draft_params(params: LoadParams, n_ctx: int) -> LoadParams:
-    """Return the settings with which the draft model of a model is loaded.
+    """Return the settings with which a model's draft model is loaded.
 
-    It lies whole on one device, with at most the context that it was trained for.
+    It is placed whole on one device, with at most the context that it was trained for.
 
     Args:
         params: settings of the target model.
 
     Raises:
-        ModelFileError: its file cannot be read or used.
+        ModelFileError: the draft model's file cannot be read or used.
     """
     wanted = LoadParams(
         path=params.draft_path, devices=(params.draft_device,), n_ctx=n_ctx,
@@ -218,17 +218,17 @@ def draft_params(params: LoadParams, n_ctx: int) -> LoadParams:
 
 
 def draft_bytes(params: LoadParams, n_ctx: int) -> int:
-    """Return the predicted bytes of a draft model; 0 without one.
+    """Return the predicted bytes of a draft model; 0 if there is none.
 
     Args:
         params: settings of the target model.
 
     Raises:
-        EngineError: its file cannot be read, or its model cannot draft.
+        EngineError: the file cannot be read, or its model cannot draft.
     """
     if not draft_model_path(params):
         return 0
-    stamp = stamp_of(Path(params.draft_path))  # of a missing file: opening it raises the error
+    stamp = stamp_of(Path(params.draft_path))  # zeros if missing; opening raises the error
     wanted = LoadParams(
         path="", devices=params.devices, split=params.split, parallel=params.parallel,
         draft=params.draft, fast_prompts=params.fast_prompts,
@@ -249,7 +249,7 @@ def _draft_bytes(params: LoadParams, n_ctx: int, stamp: Stamp) -> int:
 
 
 def check_rewinds(declaration: Declaration, file: GGUFFile) -> None:
-    """Raise EngineError if a draft model cannot roll back rejected tokens: it is recurrent."""
+    """Raise EngineError if a draft model is recurrent and so cannot roll back rejected tokens."""
     if any(isinstance(state, RecurrentState) for state in declaration.states):
         raise EngineError(
             "{file} cannot be a draft model: its recurrent layers cannot roll back rejected"

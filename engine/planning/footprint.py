@@ -58,18 +58,18 @@ if TYPE_CHECKING:
     from engine.model.sharding.split import BlockSplit
 
 EXPERTS = ("exps", "shexp")
-"""Parts of the names of experts' matrices, routed and shared."""
+"""Strings in the names of matrices for routed and shared experts."""
 
 HALF_TYPES = ("F16", "BF16")
-"""GGML types of the matrices that become int16 panels."""
+"""GGML types of matrices that become int16 panels."""
 
 BF16_BYTES = 2
 
 HELD_ROWS = MAX_AT_ONCE * KEPT_STATES
-"""Hidden states held for each MTP block, see `forward.hidden_states`."""
+"""Hidden states stored per MTP block; see `forward.hidden_states`."""
 
 MTP_ROWS = 4
-"""Hidden states per token and pass for an MTP block: embeddings, hidden states of the previous
+"""Hidden states per token and pass for an MTP block: embeddings, hidden states from the previous
 tokens, and both together."""
 
 UNPACK_BYTES = 2 * F32_BYTES * (1 << 22)
@@ -77,17 +77,17 @@ UNPACK_BYTES = 2 * F32_BYTES * (1 << 22)
 
 
 def slot_pieces(slot: Slot, rank: int) -> tuple[Slices, ...]:
-    """Return a rank's parts of a tensor; empty if none."""
+    """Return a rank's parts of a tensor; empty if it has none."""
     return slot.placement.pieces(slot.tensor.shape, rank)
 
 
 def n_elements(slices: Slices) -> int:
-    """Return the number of elements of a part of a tensor."""
+    """Return the number of elements in a part of a tensor."""
     return prod([part.stop - part.start for part in slices])
 
 
 def packed_bytes(slot: Slot, slices: Slices) -> int:
-    """Return the bytes of the quantisation blocks in the file that cover a part of a tensor."""
+    """Return the bytes of the file's quantisation blocks that cover a part of a tensor."""
     kind = slot.tensor.type
     columns = slices[-1]
     n_blocks: int = -(-columns.stop // kind.block_size) - columns.start // kind.block_size
@@ -95,14 +95,14 @@ def packed_bytes(slot: Slot, slices: Slices) -> int:
 
 
 def held_bytes(slot: Slot, rank: int, storage: str) -> int:
-    """Return the bytes of one tensor on a rank, once loaded."""
+    """Return the bytes that a tensor takes on a rank once loaded."""
     return sum(sizes_of_pieces(slot, slot_pieces(slot, rank), storage))
 
 
 def sizes_of_pieces(slot: Slot, pieces: Sequence[Slices], storage: str) -> list[int]:
-    """Return the bytes of each torch tensor that holds some of these parts.
+    """Return the size of each torch tensor that these parts are stored in.
 
-    Row intervals share one; in planes and unquantised, column intervals do not.
+    Row intervals share one tensor; column intervals do so only if packed or dequantised.
     """
     kind = slot.holding(storage)
     if kind == "planes":
@@ -120,10 +120,10 @@ def sizes_of_pieces(slot: Slot, pieces: Sequence[Slices], storage: str) -> list[
 
 
 def word_bytes(slot: Slot, pieces: Sequence[Slices]) -> int:
-    """Return the bytes that these parts grow by as int16 panels.
+    """Return the bytes by which these parts grow as int16 panels.
 
     Processors that multiply F16 and BF16 matrices as int16 (`cpu.kernels.products.int16_panels`)
-    hold a factor for every 256 columns of a row, and whole tiles of rows.
+    store a factor for every 256 columns of a row, and whole tiles of rows.
     """
     if not slot.is_matrix or slot.is_lookup or slot.tensor.type.name not in HALF_TYPES:
         return 0
@@ -141,7 +141,7 @@ def _width(part: slice) -> int:
 
 
 def arena_key(slot: Slot, storage: str) -> object:
-    """Return a key, equal for matrices of a block in one arena; None for separate tensors."""
+    """Return a key shared by a block's matrices in one arena; None for separate tensors."""
     place = split_name(slot.tensor.name)
     is_cut = isinstance(slot.placement, Shard) and slot.holding(storage) in ("planes", "plain")
     if place is None or not is_cut:
@@ -151,7 +151,7 @@ def arena_key(slot: Slot, storage: str) -> object:
 
 
 class TensorPart(NamedTuple):
-    """A rank's part of one tensor: intervals, and the bytes of each torch tensor."""
+    """A rank's part of one tensor: its intervals, and the size of each torch tensor."""
 
     slot: Slot
     pieces: tuple[Slices, ...]
@@ -159,7 +159,7 @@ class TensorPart(NamedTuple):
 
 
 def tensor_parts(slots: Iterable[Slot], rank: int, storage: str) -> list[TensorPart]:
-    """Return a rank's parts of these tensors, without empty ones."""
+    """Return a rank's non-empty parts of these tensors."""
     return [
         TensorPart(slot, pieces, sizes_of_pieces(slot, pieces, storage))
         for slot in slots
@@ -168,7 +168,7 @@ def tensor_parts(slots: Iterable[Slot], rank: int, storage: str) -> list[TensorP
 
 
 def padding_of_parts(parts: Iterable[TensorPart], storage: str) -> int:
-    """Return the bytes that parts of tensors take on a GPU beyond their size."""
+    """Return the bytes that parts of tensors take on a GPU in addition to their sizes."""
     found: dict[object, list[int]] = defaultdict(list)
     for part in parts:
         found[arena_key(part.slot, storage)] += part.sizes
@@ -183,7 +183,7 @@ def padding_of_parts(parts: Iterable[TensorPart], storage: str) -> int:
 
 
 def plane_parts(slot: Slot, pieces: Sequence[Slices]) -> list[tuple[int, int, slice]]:
-    """Return a rank's parts of a matrix, each as (number of matrices, rows of each, columns)."""
+    """Return a rank's parts of a matrix, each as (number of matrices, rows per matrix, columns)."""
     shapes = [[part.stop - part.start for part in piece] for piece in pieces]
     dim = slot.placement.dim if isinstance(slot.placement, Shard) else 0
     if not pieces or dim == len(shapes[0]) - 1:
@@ -198,13 +198,13 @@ def plane_parts(slot: Slot, pieces: Sequence[Slices]) -> list[tuple[int, int, sl
 
 @dataclass(frozen=True, slots=True)
 class WorkingSizes:
-    """Sizes of the tensors that one rank computes with, each the largest of all blocks.
+    """Sizes of the tensors that one rank computes with, each the largest over all blocks.
 
     Attributes:
         columns: columns of an FFN or of the shared expert.
         routed: columns of each routed expert.
-        width: elements of all query heads, or of query heads against latents.
-        recurrent: elements per token of a recurrent layer; see `RecurrentState.n_work`.
+        width: elements in all query heads, or in query heads against latents.
+        recurrent: elements per token in a recurrent layer; see `RecurrentState.n_work`.
     """
 
     columns: int = 0
@@ -226,7 +226,7 @@ class WorkingSizes:
 
     @classmethod
     def largest(cls, several: Iterable[WorkingSizes]) -> WorkingSizes:
-        """Return the largest of each size."""
+        """Return the maximum of each size."""
         columns = routed = width = recurrent = rows = 0
         caches: frozenset[AttentionSize] = frozenset()
         for one in several:
@@ -255,13 +255,13 @@ def compute_bytes(
     is_kv_on_host: bool = False, fast_prompts: bool = False, n_parallel: int = 1,
     n_checked: int = 0,
 ) -> int:  # fmt: skip
-    """Estimate the working memory of the largest forward pass, in bytes.
+    """Estimate the working memory for the largest forward pass, in bytes.
 
-    On a GPU it is at least the temporary memory of the load, which is free by then.
+    On a GPU, it is at least the temporary memory for loading, which is free by then.
 
     Args:
-        n_parallel: largest number of sequences in a decode pass.
-        n_checked: most rows of a pass that verifies draft tokens; 0 if none does.
+        n_parallel: maximum number of sequences in a decode pass.
+        n_checked: maximum number of rows in a pass that verifies draft tokens; 0 if there is none.
     """
     if working == WorkingSizes():
         return 0
@@ -278,7 +278,7 @@ def compute_bytes(
         graphs = sizes + hp.n_mtp * guessing_sizes(n_parallel)
         n_bytes = _device_bytes(working, hp, n_tokens, n_ctx, graphs, is_kv_on_host=is_kv_on_host)
         n_bytes += logits * sum(sizes[len(captured_sizes(n_parallel, 0)) :])
-        # a graph keeps its logits, and next to them those after penalties, and counts
+        # a graph keeps its logits and, in addition, those after penalties, and counts
         samplers = 2 * F32_BYTES * hp.n_vocab * captured_rows(n_parallel) if n_parallel > 1 else 0
         if hp.n_mtp:
             guessing += len(guessing_sizes(n_parallel)) * n_parallel * logits
@@ -299,14 +299,14 @@ def _kernel_bytes(
     working: WorkingSizes, hp: HParams, n_tokens: int, n_ctx: int, n_parallel: int,
     fast_prompts: bool,
 ) -> int:  # fmt: skip
-    """Estimate the working memory of the CPU path without logits, in bytes.
+    """Estimate the working memory of the CPU path, excluding logits, in bytes.
 
-    Attention, FFN and recurrent layers run one after the other, so the largest counts, plus the
-    hidden state, its norms, scratch for products and recorded passes, see `recorded_rows`.
+    Attention, FFN and recurrent layers run one after the other, so only the largest counts, plus
+    the hidden state, its norms, scratch for products and recorded passes (see `recorded_rows`).
     """
     stream, feed = 6 * hp.n_embd, 3 * working.columns
     panel = panel_block_bytes(x_bytes(hp))
-    short = max(BF16_BYTES * fast_prompts, panel / BLOCK)  # bytes of a number in products
+    short = max(BF16_BYTES * fast_prompts, panel / BLOCK)  # bytes per number in products
     sizes = [F32_BYTES * feed + int(short * working.columns), F32_BYTES * working.recurrent]
     if working.routed:
         n_used, widest = max(hp.n_expert_used), max(working.routed, hp.n_embd)
@@ -345,13 +345,13 @@ def _device_pass(
     working: WorkingSizes, hp: HParams, n_tokens: int, n_ctx: int, *, is_kv_on_host: bool,
     are_singles: bool = False,
 ) -> int:  # fmt: skip
-    """Return the bytes of a pass's tensors on a GPU: hidden state and attention, FFN or experts.
+    """Return the bytes of a pass's tensors on a GPU: hidden state plus attention, FFN or experts.
 
-    For many tokens, matrices are dequantised to BF16 in chunks of rows; the last tensor that a part
-    keeps (of queries, keys and values; of gate and up) is made without that scratch.
+    For many tokens, matrices are dequantised to BF16 in chunks of rows. The last tensor that a part
+    keeps (among queries, keys and values, or gate and up) is allocated without that scratch.
 
     Args:
-        are_singles: whether each token belongs to another sequence.
+        are_singles: whether each token belongs to a different sequence.
     """
 
     def scratch(n_rows: int, n_columns: int) -> int:
@@ -384,15 +384,15 @@ GRAPH_BYTES = 32 << 20
 """Memory that torch reserves for a decode graph beyond its tensors, in blocks of 2 and 20 MiB."""
 
 LIBRARY_BYTES = 32 << 20
-"""Bytes of cuBLAS's workspace: 32 MiB on Hopper, 8 on others."""
+"""Size of cuBLAS's workspace: 32 MiB on Hopper, 8 on other GPUs."""
 
 HEAP_WASTE = 1.15
-"""Ratio of a heap's size to its tensors, because of fragmentation."""
+"""Ratio of a heap's size to that of its tensors; more than 1 because of fragmentation."""
 
 
 def x_bytes(hp: HParams) -> int:
-    """Return the bytes of a quantised activation: two in models with routed experts.
+    """Return the bytes per quantised activation: two in models with routed experts, otherwise one.
 
-    Rounding to one byte moves a router's scores by about 1 %, and two experts are often closer.
+    Rounding to one byte changes a router's scores by about 1 %; two experts often differ by less.
     """
     return 2 if any(hp.n_ff_exp) else 1

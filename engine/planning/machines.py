@@ -1,4 +1,4 @@
-"""Whether a model is split over machines, or computed by one of them."""
+"""The choice between splitting a model over machines and running it on one of them."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from engine.planning.speed.forecast import Forecaster
 
 MIN_GAIN = 0.1
-"""Smallest part of the time that further machines must save: each is one more that can fail."""
+"""Minimum fraction of the time that further machines must save, because each can fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineSpeed:
-    """The predicted speed of a model on some machines."""
+    """A model's predicted speed on a set of machines."""
 
     machines: tuple[int, ...]
     way: Alternative
 
 
 def machines_of(devices: Sequence[str]) -> tuple[int, ...]:
-    """Return the numbers of the machines of some devices, in their order."""
+    """Return the devices' machine numbers, without repetitions, in order."""
     return tuple(dict.fromkeys(machine_of(device) for device in devices))
 
 
@@ -52,10 +52,10 @@ def choose_machines(
     planner: Planner, params: LoadParams, forecaster: Forecaster, goal: Goal = GOALS["chat"],
     free_bytes: Mapping[str, int] | None = None,
 ) -> Choice:  # fmt: skip
-    """Choose one machine of several, or a split over all of them, by the predicted time.
+    """Choose one of several machines, or a split over all of them, by the predicted time.
 
-    A split over machines gives each whole blocks, or cuts every block over all ranks. For one
-    machine it is `choose`.
+    A split over machines gives each machine whole blocks, or cuts every block over all ranks. For a
+    single machine, this is the same as `choose`.
 
     Args:
         params: context and other settings; devices and split are ignored.
@@ -92,7 +92,7 @@ def _alone(
     planner: Planner, params: LoadParams, forecaster: Forecaster, number: int, goal: Goal,
     free: Mapping[str, int],
 ) -> Choice | None:  # fmt: skip
-    # devices have their global ids
+    # devices in the result have their global ids
     machine = forecaster.on_machine(number)
     own = {local_id(device): n for device, n in free.items() if machine_of(device) == number}
     with suppress(EngineError):
@@ -145,7 +145,7 @@ def _over_all(
 
 
 def _used(forecaster: Forecaster, number: int) -> list[str]:
-    # its GPUs, or else its CPU
+    # the machine's GPUs, or else its CPU
     own = [room.device for room in forecaster.rooms if machine_of(room.device) == number]
     gpus = [device for device in own if forecaster.devices[device].kind != "cpu"]
     return gpus or own
@@ -154,7 +154,7 @@ def _used(forecaster: Forecaster, number: int) -> list[str]:
 def reason_for_machines(
     split: MachineSpeed, fastest: MachineSpeed | None, best: MachineSpeed
 ) -> str:
-    """Return why machines were chosen, and what the network costs."""
+    """Return why these machines were chosen, and how much time the network takes."""
     n = len(split.machines)
     network = Sentence(
         "Both machines together: {rate} tok/s; links take {part} of the time."
@@ -184,22 +184,22 @@ def _rate(one: MachineSpeed) -> float:
 MAX_MACHINES = 16
 
 BETWEEN = re.compile(r"\s/\s")
-"""Separator of machines; the slash between lanes of slots has no spaces around it."""
+"""Separator between machines; the slash between the lanes of slots has no spaces around it."""
 
 SPEED = re.compile(r"(\d+(?:\.\d+)?)([mg])bit(?:/s)?")
 LATENCY = re.compile(r"(\d+(?:\.\d+)?)(ms|us|µs)")
 
 PAYLOAD = 0.94
-"""Part of Ethernet's bits that belong to a TCP stream: 1448 of 1538 bytes of a packet."""
+"""Fraction of Ethernet's bits that belong to a TCP stream: 1448 of 1538 bytes per packet."""
 
 UNITS = {"m": 1e6, "g": 1e9, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 
 
 def parse_rig(text: str) -> Rig:
-    """Return the simulated machine for a text, or several machines separated by " / ".
+    """Return the simulated machine for a text, or several machines if separated by " / ".
 
-    After a ~ follows the network between machines: its speed, the latency of a message, or both.
-    Devices of the second and further machines have ids such as "1/cuda:0".
+    The network between machines follows a ~: its speed, the latency of a message, or both. Devices
+    on the second and further machines have ids such as "1/cuda:0".
 
     Raises:
         EngineError: a part of the text is unknown, or there are too many machines.
@@ -219,7 +219,7 @@ def parse_rig(text: str) -> Rig:
 
 
 def parse_wire(text: str) -> LinkFacts:
-    """Return the link of a text such as "1gbit,0.3ms"; Gigabit Ethernet fills in the rest.
+    """Return the link for a text such as "1gbit,0.3ms"; what is missing is as in Gigabit Ethernet.
 
     Raises:
         EngineError: the text is invalid.

@@ -1,4 +1,4 @@
-"""Memory by purpose: predicted and measured."""
+"""Memory by purpose, predicted and measured."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class MemoryUse:
 
     Attributes:
         kv: bytes of the KV cache and recurrent states on the device itself.
-        host_kv: bytes of keys and values in host memory instead; not in `total`.
-        padding: bytes that torch's allocator adds to weights and cache on a GPU by rounding.
-        pinned: bytes of host memory for copies from and to a GPU; not in `total`.
-        draft: bytes of the draft model, which lies whole on one rank's device.
+        host_kv: bytes of keys and values that are in host memory instead; not in `total`.
+        padding: bytes that torch's allocator adds to weights and cache on a GPU by rounding up.
+        pinned: bytes of host memory for copies to and from a GPU; not in `total`.
+        draft: bytes of the draft model, which is whole on one rank's device.
         pictures: bytes of the vision encoder, also whole on one device, and of its largest image.
     """
 
@@ -35,13 +35,13 @@ class MemoryUse:
 
     @property
     def on_host(self) -> int:
-        """Bytes in host memory for a GPU."""
+        """Bytes used in host memory on behalf of a GPU."""
         return self.host_kv + self.pinned
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Predicted and measured bytes of one rank on a device such as "cuda:0"."""
+    """Predicted and measured bytes for one rank on a device such as "cuda:0"."""
 
     device: str
     predicted: MemoryUse
@@ -52,7 +52,7 @@ MIN_BYTES = 512
 """Tensor sizes are rounded up to a multiple of this."""
 
 SMALL_BYTES, SMALL_SEGMENT = 1 << 20, 2 << 20
-"""Largest tensor in a shared segment of small tensors, and the size of that segment."""
+"""Largest tensor put into a shared segment for small tensors, and the size of that segment."""
 
 LARGE_BYTES, LARGE_SEGMENT = 10 << 20, 20 << 20
 """Smallest tensor with a separate segment, and the size of a segment that smaller ones share."""
@@ -65,7 +65,7 @@ MAX_ARENA = 1 << 30
 
 
 def aligned_bytes(n_bytes: int) -> int:
-    """Return the bytes of a tensor up to where the next one may begin."""
+    """Return a tensor's bytes up to where the next tensor may begin."""
     return -(-n_bytes // MIN_BYTES) * MIN_BYTES
 
 
@@ -75,9 +75,9 @@ def is_arena(n_bytes: int) -> bool:
 
 
 def allocated_bytes(n_bytes: int) -> int:
-    """Return the bytes of a GPU that a tensor of `n_bytes` takes among others of its size.
+    """Return the bytes that a tensor of `n_bytes` takes on a GPU among others of its size.
 
-    In a shared segment that is a fraction of it, including the unusable remainder.
+    In a shared segment, that is a fraction of the segment, including the unusable remainder.
     """
     size = aligned_bytes(n_bytes)
     if size >= LARGE_BYTES:
@@ -89,57 +89,57 @@ def allocated_bytes(n_bytes: int) -> int:
 
 
 def padding_bytes(n_bytes: int) -> int:
-    """Return the bytes that a tensor of `n_bytes` takes on a GPU beyond its size."""
+    """Return the bytes that a tensor of `n_bytes` takes on a GPU in addition to its size."""
     return allocated_bytes(n_bytes) - n_bytes
 
 
 LOAD_BUFFERS, LOAD_BUFFER_BYTES = 3, 32 << 20
-"""Number and bytes of the staging buffers of a load, in host memory and on the GPU: one is filled
+"""Number and size of the staging buffers for loading, in host memory and on the GPU: one is filled
 and one is copied while one waits."""
 
 MIN_FILLS = 16
-"""Smallest number of fills that a load is divided into: large buffers take long to pin."""
+"""Minimum number of fills that loading is divided into; large buffers take long to pin."""
 
 MIN_BUFFER_BYTES = 1 << 20
 
 PACK_BYTES = 64 << 20
-"""Bytes of GPU memory needed to repack blocks of the file into planes."""
+"""Bytes of GPU memory needed to repack blocks from the file into planes."""
 
 LOADING_BYTES = LOAD_BUFFERS * LOAD_BUFFER_BYTES + PACK_BYTES
-"""Largest temporary memory of a load on a GPU."""
+"""Maximum temporary memory for loading on a GPU."""
 
 LINK_ROUND_BYTES = 4 << 20
-"""Chunk in which GPUs exchange a large value; see `gpu.comm.copies`."""
+"""Size of the chunks in which GPUs exchange a large value; see `gpu.comm.copies`."""
 
 ONE_SHOT_SLOT_BYTES = 516 << 10
-"""Bytes of the packets from one peer, in two halves used in turn; see
+"""Size of the packets from one peer, in two halves used in turn; see
 `engine.backends.gpu.comm.one_shot`."""
 
 LINK_SETS = 2
 """Number of exchange buffers, used in turn: one is filled while the other is read."""
 
 GATHER_BYTES = 16 << 20
-"""Largest pinned memory for logits: more rows are gathered in several rounds."""
+"""Maximum pinned memory for logits; if there are more rows, they are gathered in several rounds."""
 
 PAGE_BYTES = 2 << 20
 """The driver rounds allocations on a GPU up to a multiple of this."""
 
 
 def staging_bytes(file_bytes: int) -> int:
-    """Return the bytes of one staging buffer for a rank that reads `file_bytes` of the file."""
+    """Return the size of a staging buffer for a rank that reads `file_bytes` from the file."""
     return min(LOAD_BUFFER_BYTES, max(MIN_BUFFER_BYTES, file_bytes // MIN_FILLS))
 
 
 def shown_bytes(stage: int, n_ranks: int) -> int:
-    """Return the bytes that one of n ranks exposes to its peers in a stage of an all-reduce.
+    """Return the bytes that each of n ranks exposes to its peers in a stage of an all-reduce.
 
-    Stage 0 exposes a part of the rank's value, stage 1 the sum of its slice.
+    Stage 0 exposes a part of the rank's value, stage 1 the sum of the rank's slice.
     """
     return LINK_ROUND_BYTES if stage == 0 else -(-LINK_ROUND_BYTES // n_ranks // 16) * 16
 
 
 def link_bytes(n_ranks: int) -> int:
-    """Return the bytes that all-reduces of n ranks take on each GPU, for large and small values."""
+    """Return the bytes that n ranks' all-reduces take on each GPU, for large and small values."""
     slots = max(0, n_ranks - 1) * ONE_SHOT_SLOT_BYTES
     return copying_bytes(n_ranks) + -(-slots // PAGE_BYTES) * PAGE_BYTES
 
@@ -147,7 +147,7 @@ def link_bytes(n_ranks: int) -> int:
 def copying_bytes(n_ranks: int) -> int:
     """Return the bytes that all-reduces by copies, for large values, take on each GPU.
 
-    Without peer access, the pinned part in host memory is smaller: `host_link_bytes`.
+    Without peer access, the part pinned in host memory is smaller; see `host_link_bytes`.
     """
     if n_ranks < 2:
         return 0
@@ -157,7 +157,7 @@ def copying_bytes(n_ranks: int) -> int:
 
 
 def host_link_bytes(n_ranks: int) -> int:
-    """Return the host bytes per rank of all-reduces by copies without peer access."""
+    """Return the host bytes per rank for all-reduces by copies without peer access."""
     if n_ranks < 2:
         return 0
     stages = range(1 if n_ranks == 2 else 2)
@@ -165,9 +165,9 @@ def host_link_bytes(n_ranks: int) -> int:
 
 
 def pinned_bytes(n_ranks: int, file_bytes: int, n_vocab: int) -> int:
-    """Return the pinned bytes of host memory for one GPU: the larger of the load's and exchanges'.
+    """Return the pinned host bytes for one GPU: those for loading or exchanges, whichever are more.
 
-    Peer access is unknown before a load, so they are counted as if there were none.
+    Peer access is unknown before loading, so exchanges are counted as if there were none.
 
     Args:
         n_ranks: number of ranks that exchange values on their devices.

@@ -1,7 +1,7 @@
-"""Plans: predicted bytes of each rank, from a model's header alone, without torch or weights.
+"""Plans: predicted bytes per rank, from a model's header only, without torch or weights.
 
-A plan walks the declarations that the loader later fills, so the bytes of weights and KV cache are
-exact; F16 and BF16 on a CPU may take 0.8 % less than counted, see `word_bytes`.
+A plan walks the declarations that the loader later fills, so weight and KV cache bytes are exact,
+except that F16 and BF16 on a CPU may take 0.8 % less than counted; see `word_bytes`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from engine.model.sharding.shares import Shares
 
 MAX_KEPT = 8
-"""Largest number of files with cached sizes: a drag makes a plan per mouse move."""
+"""Maximum number of files with cached sizes; a drag makes a plan per mouse move."""
 
 PICTURES_HINT = Sentence(
     "Encode images on another device (--mmproj-device cpu), or load the model without the vision"
@@ -50,7 +50,7 @@ PICTURES_HINT = Sentence(
 
 
 def mmproj_path(params: LoadParams, text: TextModel) -> str:
-    """Return the path of the mmproj file to load with a model; "" for none."""
+    """Return the path of the mmproj file to load with a model; "" if there is none."""
     if params.mmproj == "off":
         return ""
     if params.mmproj != "auto":
@@ -66,7 +66,7 @@ def _mmproj_beside(path: str, text: TextModel, stamp: Stamp) -> str:
 
 
 def vision_bytes(params: LoadParams, text: TextModel) -> int:
-    """Return the predicted bytes of a vision encoder and its work; 0 without one."""
+    """Return the predicted bytes of a vision encoder and its working memory; 0 if there is none."""
     path = mmproj_path(params, text)
     return _bytes(path, text, stamp_of(Path(path))) if path else 0
 
@@ -80,20 +80,20 @@ def _bytes(path: str, text: TextModel, stamp: Stamp) -> int:
 
 
 DENSE_FRACTION = 0.8
-"""Largest fraction of a device's free memory for dequantised weights; otherwise they stay
+"""Largest fraction of a device's free memory that dequantised weights may take; otherwise they stay
 quantised."""
 
 MAX_CHECKPOINT_BYTES, MAX_CHECKPOINTS = 4 << 30, 64
-"""Default limits of state checkpoints in host memory, in bytes and sequences' states: three of each
-of some twenty chats."""
+"""Default limits for state checkpoints in host memory: bytes, and number of sequence states (three
+for each of about twenty chats)."""
 
 CHECKPOINT_FRACTION = 1 / 8
-"""Default limit as a fraction of the host's free memory, and twice that of what a plan leaves
-free."""
+"""Default limit as a fraction of the host's free memory; twice that fraction applies to the memory
+that a plan leaves free."""
 
 LARGE_FRACTION = 0.98
-"""Largest fraction of a device's free memory of a plan with large prompt batches or states for many
-draft tokens; otherwise they are smaller. The rest covers errors of the estimate."""
+"""Largest fraction of a device's free memory that a plan may take if it has large prompt batches or
+states for many draft tokens; otherwise both are smaller. The rest covers estimation errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +101,12 @@ class DevicePlan:
     """One rank of a plan.
 
     Attributes:
-        asked: requested share of the model, 0 to 1; the shares of all ranks sum to 1.
-        effective: effective share of the model's weight elements.
-        memory: predicted bytes; weights and KV cache are exact, compute is an estimate.
-        storage: format of its matrices: "f32" (dequantised, fast), "packed" (as in the file,
-            dequantised on each use: slow, but small) or "kernels" (repacked into planes for our
-            kernels: as small as in the file, and fast).
+        asked: requested share of the model, 0 to 1; all ranks' shares sum to 1.
+        effective: actual share of the model's weight elements.
+        memory: predicted bytes; weights and KV cache are exact, `compute` is an estimate.
+        storage: format of the rank's matrices: "f32" (dequantised, fast), "packed" (as in the file,
+            dequantised on each use; slow, but small) or "kernels" (repacked into planes for our
+            kernels; as small as in the file, and fast).
     """
 
     rank: int
@@ -123,12 +123,12 @@ class Plan:
 
     Attributes:
         devices: one entry per rank, in rank order.
-        kv_type: KV type, see `LoadParams.kv_type`; one type where values are part of keys.
-        file_bytes: bytes of the file that all ranks together read.
-        reserve: (device, bytes) to keep free.
-        parallel: number of requests of full context length that the KV cache has room for.
-        checkpoint_bytes: limit of state checkpoints in host memory.
-        pictures_apart: bytes of that encoder and its work if it lies on a CPU without a rank.
+        kv_type: KV type; see `LoadParams.kv_type`. A single type if values are part of the keys.
+        file_bytes: bytes that all ranks together read from the file.
+        reserve: pairs of a device and the number of bytes to keep free on it.
+        parallel: number of full-length requests that fit in the KV cache.
+        checkpoint_bytes: limit for state checkpoints in host memory.
+        pictures_apart: bytes of the vision encoder and its work if it is on a CPU without ranks.
     """
 
     devices: tuple[DevicePlan, ...]
@@ -149,31 +149,31 @@ class Plan:
 
     @property
     def cache_size(self) -> CacheSize:
-        """Sizes that determine the memory of the cache."""
+        """Sizes that determine how much memory the cache takes."""
         return CacheSize(self.n_ctx, self.kv_type, self.parallel, self.n_batch, self.n_guessed)
 
     @property
     def rooms(self) -> tuple[RequestRoom, ...]:
-        """Numbers of parallel requests and their length; see `CacheSize.rooms`."""
+        """Possible numbers of parallel requests and their lengths; see `CacheSize.rooms`."""
         return self.cache_size.rooms(self.windows, has_states=self.has_states)
 
     @property
     def storage(self) -> str:
-        """Formats of the ranks' matrices, each named once; see `DevicePlan.storage`."""
+        """Formats of the ranks' matrices, each listed once; see `DevicePlan.storage`."""
         return " + ".join(dict.fromkeys(d.storage for d in self.devices))
 
     @property
     def total_bytes(self) -> int:
-        """Predicted bytes of all devices together."""
+        """Total predicted bytes over all devices."""
         return sum(self.bytes_by_device().values())
 
     @property
     def pictures(self) -> int:
-        """Predicted bytes of the vision encoder and its work."""
+        """Predicted bytes of the vision encoder and its working memory."""
         return self.pictures_apart + sum(device.memory.pictures for device in self.devices)
 
     def bytes_by_device(self) -> dict[str, int]:
-        """Return the predicted bytes of each physical device; ranks on the same one add up.
+        """Return the predicted bytes per physical device, summed over its ranks.
 
         A GPU's host memory and state checkpoints count for the machine's CPU; a GPU's overhead
         counts once.
@@ -188,15 +188,15 @@ class Plan:
         return dict(total)
 
     def overhead(self) -> dict[str, int]:
-        """Return the bytes that CUDA itself takes on each GPU in use."""
+        """Return the bytes that CUDA itself takes on each GPU that is used."""
         used = dict.fromkeys(device.device for device in self.devices if device.memory.total)
         return {device: n_bytes for device in used if (n_bytes := overhead_bytes(device))}
 
     def shortages(self, free_bytes: Mapping[str, int]) -> dict[str, int]:
-        """Return the bytes that devices lack, the reserve included; others are left out.
+        """Return how many bytes devices lack, reserve included; those with enough are left out.
 
         Args:
-            free_bytes: free memory by device, before this process uses any; devices not listed are
+            free_bytes: free memory by device before this process uses any; unlisted devices are
                 assumed to have enough.
         """
         usable = beside_reserve(free_bytes, self.reserve)
@@ -207,7 +207,7 @@ class Plan:
         }
 
     def check_fits(self, free_bytes: Mapping[str, int]) -> None:
-        """Raise OutOfDeviceMemory for the device that lacks most, if any does."""
+        """Raise OutOfDeviceMemory for the device that lacks the most memory, if any does."""
         short = self.shortages(free_bytes)
         if short:
             device = max(short, key=lambda d: short[d])
@@ -229,7 +229,7 @@ class Plan:
 def beside_reserve(
     free_bytes: Mapping[str, int], reserve: Iterable[tuple[str, int]]
 ) -> dict[str, int]:
-    """Return free memory less the reserve by device, in bytes; negative if too little is free."""
+    """Return free minus reserved bytes by device; negative if too little is free."""
     kept = dict(reserve)
     return {device: free - kept.get(device, 0) for device, free in free_bytes.items()}
 
@@ -237,10 +237,11 @@ def beside_reserve(
 def make_plan(
     declaration: Declaration, params: LoadParams, free_bytes: Mapping[str, int] | None
 ) -> Plan:
-    """Predict bytes per rank of a declared model.
+    """Predict the bytes per rank of a declared model.
 
     Args:
-        free_bytes: free memory by device; decides whether weights are dequantised. None: they are.
+        free_bytes: free memory by device, which decides whether weights are dequantised; if None,
+            they are.
 
     Raises:
         EngineError: the KV type does not fit the heads.
@@ -262,7 +263,7 @@ def make_plan(
 
 
 def with_held_types(plan: Plan, caches: Iterable[KVState]) -> Plan:
-    """Return a plan with the actual KV type of all `caches`, if they share another one."""
+    """Return a plan with the KV type that all `caches` actually use, if they share another one."""
     held = {str(state.held_types(plan.kv_type)) for state in caches}
     if len(held) != 1 or plan.kv_type in held:
         return plan
@@ -281,11 +282,11 @@ def choose_plan(
 ) -> Plan:  # fmt: skip
     """Return a plan with dequantised weights and large batches if there is room for them.
 
-    The same holds for states of more than `FEW_GUESSED` draft tokens. The vision encoder lies on
-    the first of its devices with room for it.
+    Likewise, it has states for more than `FEW_GUESSED` draft tokens if there is room. The vision
+    encoder is placed on the first of its candidate devices with room for it.
 
     Args:
-        sizes: returns the sizes of each rank, given their storage formats.
+        sizes: returns each rank's sizes, given all ranks' storage formats.
     """
     first, *others = params.picture_devices
     plan, found = _roomiest(params, hp, devices, shares, sizes, free_bytes)
@@ -303,7 +304,7 @@ def choose_plan(
 def _checkpoint_bytes(
     params: LoadParams, plan: Plan, n_bytes: int, free_bytes: Mapping[str, int] | None
 ) -> int:
-    # the default never makes a plan too large; `n_bytes` is one sequence's states on all ranks
+    # the default never makes a plan too large; `n_bytes` is a sequence's state size on all ranks
     if not n_bytes or params.checkpoint_bytes is not None:
         return (params.checkpoint_bytes or 0) if n_bytes else 0
     most = min(MAX_CHECKPOINT_BYTES, MAX_CHECKPOINTS * n_bytes)

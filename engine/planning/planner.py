@@ -1,4 +1,4 @@
-"""The planner of one file: plans, predicted work, handle positions and remedies."""
+"""The planner for one file: plans, predicted work, handle positions and remedies."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class TensorPlace:
     """One tensor and the ranks that hold it.
 
     Attributes:
-        block: number of its block; None for the model's ends.
-        stem: name within the block, such as "attn_q.weight"; the whole name for the ends.
-        part: part of the block that overrides can move: "attention", "recurrent", "ffn", "experts",
-            "shared", "embedding" or "output"; "" for tensors that all ranks of a block hold.
-        ranks: bytes that each rank reads of it, in rank order.
+        block: number of its block; None at the model's ends.
+        stem: name within the block, such as "attn_q.weight"; at the ends, the whole name.
+        part: part of the model that overrides can move: "attention", "recurrent", "ffn", "experts",
+            "shared", "embedding" or "output"; "" for tensors that all ranks in a block hold.
+        ranks: bytes that each rank reads from it, in rank order.
     """
 
     name: str
@@ -50,7 +50,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class PlacementMap:
-    """All tensors of a split model, in the order of a forward pass."""
+    """All tensors in a split model, in forward pass order."""
 
     devices: tuple[str, ...]
     n_layer: int
@@ -62,7 +62,7 @@ def placement_map(file: GGUFFile, params: LoadParams) -> PlacementMap:
 
     Raises:
         ModelFileError: the architecture is unknown, or a tensor is missing or misshapen.
-        SplitError: the split cannot be made.
+        SplitError: the split is impossible.
     """
     declaration = declare(file, params)
     n_ranks = len(declaration.devices)
@@ -76,7 +76,7 @@ def _place(
     slot: Slot, n_ranks: int, recurrent: Sequence[bool], known: dict[object, tuple[int, ...]]
 ) -> TensorPlace:
     tensor = slot.tensor
-    key = slot.placement, tensor.shape, tensor.type.number  # blocks repeat them
+    key = slot.placement, tensor.shape, tensor.type.number  # keys repeat from block to block
     ranks = known.get(key)
     if ranks is None:
         ranks = known[key] = tuple(
@@ -91,11 +91,11 @@ def _place(
 
 
 MAX_KNOWN = 64
-"""Largest number of cached evaluations: views of a split request the same one repeatedly."""
+"""Maximum number of cached evaluations; views of a split request the same one repeatedly."""
 
 
 class Planner:
-    """Planner of one file's splits, fast enough to follow a drag.
+    """Planner for one file's splits, fast enough to follow a drag.
 
     Raises:
         ModelFileError: the file is missing or not a GGUF.
@@ -105,18 +105,18 @@ class Planner:
         self._file = GGUFFile.open(path)
         self._open = ExitStack()
         self._open.callback(self._file.close)
-        self._evaluators: dict[str, Evaluator] = {}  # by the path of a file with an MTP block
+        self._evaluators: dict[str, Evaluator] = {}  # by the path of the file with MTP blocks
         self._known: dict[object, Evaluation] = {}
         self.info: ModelInfo = describe(self._file)
 
     def plan(self, params: LoadParams, free_bytes: Mapping[str, int] | None = None) -> Plan:
-        """Predict bytes per rank; see `Evaluator.evaluate`."""
+        """Predict the bytes per rank; see `Evaluator.evaluate`."""
         return self.evaluate(params, free_bytes).plan
 
     def evaluate(
         self, params: LoadParams, free_bytes: Mapping[str, int] | None = None
     ) -> Evaluation:
-        """Predict bytes and work per rank; see `Evaluator.evaluate`."""
+        """Predict the bytes and work per rank; see `Evaluator.evaluate`."""
         key = params, None if free_bytes is None else frozenset(free_bytes.items())
         found = self._known.get(key)
         if found is None:
@@ -138,7 +138,7 @@ class Planner:
         """Return the positions of the handle between ranks `handle` and `handle` + 1.
 
         Raises:
-            SplitError: the present split is invalid.
+            SplitError: the current split is invalid.
         """
         dims = self._evaluator(params).dims(params)
         return positions_of(params, handle, dims, lambda moved: self.plan(moved, free_bytes))
@@ -148,7 +148,7 @@ class Planner:
         return placement_map(self._evaluator(params).file, params)
 
     def fit(self, rooms: Sequence[Room]) -> Fit:
-        """Return the finder of splits and contexts that fit on these devices."""
+        """Return a finder for splits and contexts that fit on these devices."""
         return Fit(self.plan, rooms, self.info.n_ctx_train, self.info.n_layer)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Sizes of one rank's weights, KV cache and recurrent states, and the bytes that follow."""
+"""Sizes of one rank's weights, KV cache and recurrent states, and the resulting bytes."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class LayerCacheBytes(NamedTuple):
     """Bytes of one layer's cache on a rank.
 
     Attributes:
-        token: bytes of a token's key and value.
-        tensors: bytes of each recurrent tensor of one sequence.
+        token: key and value bytes per token.
+        tensors: bytes of each recurrent tensor, per sequence.
     """
 
     token: int = 0
@@ -52,7 +52,7 @@ class LayerCacheBytes(NamedTuple):
 
 
 class CacheBytes(NamedTuple):
-    """Bytes of a rank's cache: keys and values, recurrent states, and the GPU's padding of each."""
+    """Bytes of a rank's cache: keys and values, recurrent states, and padding of both on a GPU."""
 
     kv: int
     state: int
@@ -61,7 +61,7 @@ class CacheBytes(NamedTuple):
 
 
 def cache_bytes(layers: Iterable[tuple[int, LayerCacheBytes]], size: CacheSize) -> CacheBytes:
-    """Return the bytes of a rank's cache, given pairs of a count and the bytes of one layer."""
+    """Return the bytes of a rank's cache, given pairs of a count and the bytes per layer."""
     kv = state = kv_padding = state_padding = 0
     for n, layer in layers:
         n_bytes = layer.token * size.n_held(layer.window)
@@ -73,15 +73,15 @@ def cache_bytes(layers: Iterable[tuple[int, LayerCacheBytes]], size: CacheSize) 
 
 
 class RankSize(NamedTuple):
-    """Bytes of some tensors and states, or of all of a rank.
+    """Bytes for some tensors and states, or for everything on a rank.
 
-    A load counts all tensors of a rank once; a drag of the split counts one block's part once and
+    Loading counts all tensors on a rank once; dragging the split counts one block's part once and
     multiplies it. Both give the same sum.
 
     Attributes:
-        padding: bytes that rounding adds to them on a GPU.
-        layers: pairs of a number of equal layers and the cache bytes of one of them.
-        words: bytes that int16 panels add to the weights, see `word_bytes`.
+        padding: bytes that rounding up adds to them on a GPU.
+        layers: pairs of a number of equal layers and the cache bytes per layer.
+        words: bytes that int16 panels add to the weights; see `word_bytes`.
     """
 
     weights: int = 0
@@ -111,7 +111,7 @@ class RankSize(NamedTuple):
 
     @classmethod
     def total(cls, sizes: Iterable[tuple[int, RankSize]]) -> Self:
-        """Add up pairs of a count and a size; of working sizes the largest counts."""
+        """Add up pairs of a count and a size, but take the maximum of working sizes."""
         weights = padding = elements = file_bytes = words = 0
         layers, working = list[tuple[int, LayerCacheBytes]](), list[WorkingSizes]()
         for n, size in sizes:
@@ -127,7 +127,7 @@ class RankSize(NamedTuple):
 
 
 def rank_size(declaration: Declaration, rank: int, storage: str, kv_type: str) -> RankSize:
-    """Return the sizes of a rank of a declared model; see `RankSize.of`."""
+    """Return the sizes for a rank in a declared model; see `RankSize.of`."""
     split = declaration.split
     parts = tensor_parts(declaration.slots, rank, storage)
     size = RankSize.of(parts, declaration.states, rank, storage, kv_type)
@@ -137,7 +137,7 @@ def rank_size(declaration: Declaration, rank: int, storage: str, kv_type: str) -
 
 
 def keeps_kv_on_host(params: LoadParams, device: str) -> bool:
-    """Return whether the KV cache of a rank on `device` lies in host memory."""
+    """Return whether the KV cache of a rank on `device` is kept in host memory."""
     return params.kv_on_host and not is_cpu(device)
 
 
@@ -145,7 +145,7 @@ def rank_memory(
     params: LoadParams, hp: HParams, device: str, storage: str, size: RankSize, n_meeting: int,
     n_batch: int, n_guessed: int = 0,
 ) -> MemoryUse:  # fmt: skip
-    """Return the predicted bytes of a rank; `n_meeting` ranks exchange values on GPUs."""
+    """Return the predicted bytes for a rank; `n_meeting` ranks exchange values on GPUs."""
     is_on_host, is_busy = keeps_kv_on_host(params, device), size.working != WorkingSizes()
     n_checked = (1 if is_cpu(device) else params.parallel) * (1 + params.n_draft)
     compute = compute_bytes(
@@ -154,7 +154,7 @@ def rank_memory(
         n_parallel=params.parallel, n_checked=min(n_checked, MAX_AT_ONCE) if params.n_draft else 0,
     )  # fmt: skip
     cache = cache_bytes(size.layers, CacheSize.asked(params, hp.n_ctx, n_batch, n_guessed))
-    # whether this processor multiplies int16 is unknown elsewhere, so the larger size counts
+    # another machine cannot know whether this processor multiplies int16, so the larger size counts
     has_words = storage == "kernels" and kernels_for(device) == "cpu" and x_bytes(hp) == 1
     use = MemoryUse(
         weights=size.weights + has_words * size.words,

@@ -1,8 +1,8 @@
 """Saved plans: named settings for loading a model, with their measured speed.
 
-A plan refers to a model by its hash, whatever the file is called, and to devices by their UUIDs, so
-that it means the same GPUs after one was moved or added. One file holds the plans of one model; a
-damaged file is set aside, never overwritten.
+A plan refers to a model by its hash, whatever its file is called, and to devices by UUID, so that
+it means the same GPUs even if one is moved or added. Each model's plans are in one file; a damaged
+file is set aside, never overwritten.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VERSION = 1
 KIND = "tandem plan"
 FOLDER = "plans"
 MAX_PLANS, MAX_LETTERS = 256, 100
-"""Maximum numbers of plans per model, and of characters of a name."""
+"""Maximum number of plans per model, and maximum length of a name in characters."""
 
 AUTO_PLAN = "auto"
 """Reserved name for the fastest plan that fits."""
@@ -44,9 +44,9 @@ class PlanBadge:
     """Measured speed of a plan.
 
     Attributes:
-        prefill_ts, decode_ts: tokens per second of prefill and decode.
-        n_ctx: context that was loaded, in tokens.
-        when: time of the measurement in UTC, as in ISO 8601.
+        prefill_ts, decode_ts: tokens per second in prefill and decode.
+        n_ctx: context length it was measured with, in tokens.
+        when: time of the measurement, in UTC, in ISO 8601 format.
     """
 
     prefill_ts: float = field(metadata={"min": 0})
@@ -60,7 +60,7 @@ class DeviceRef:
     """A device that a plan refers to.
 
     Attributes:
-        id, name: id and name that the device had when the plan was saved.
+        id, name: id and name of the device when the plan was saved.
         uuid: UUID of a GPU; "" for the CPU.
     """
 
@@ -74,11 +74,11 @@ class SavedPlan:
     """A plan with a name.
 
     Attributes:
-        name: its name.
-        params: parameters to load the model with; the path is empty, and devices have the ids of
-            when the plan was saved.
-        devices: all devices that it names.
-        badge: measured speed; None while nothing was measured.
+        name: name of the plan.
+        params: parameters to load the model with; the path is empty, and devices have the ids they
+            had when the plan was saved.
+        devices: all devices that the plan names.
+        badge: measured speed; None until it is measured.
     """
 
     name: str
@@ -94,7 +94,7 @@ class SavedPlan:
         devices: Sequence[DeviceInfo],
         badge: PlanBadge | None = None,
     ) -> SavedPlan:
-        """Make a plan.
+        """Create a plan.
 
         Args:
             devices: devices of this machine.
@@ -120,7 +120,7 @@ class SavedPlan:
             devices: devices of this machine.
 
         Raises:
-            EngineError: a device of the plan does not exist here.
+            EngineError: a device in the plan does not exist on this machine.
         """
         now = {ref.id: _found(ref, devices, self.name) for ref in self.devices}
         params = self.params
@@ -148,10 +148,10 @@ def _found(ref: DeviceRef, devices: Sequence[DeviceInfo], plan: str) -> str:
 
 
 def checked_name(name: str) -> str:
-    """Normalise the spaces of a name.
+    """Return a name with its spaces normalised.
 
     Raises:
-        EngineError: it is empty, too long, reserved or not printable.
+        EngineError: the name is empty, too long, reserved or not printable.
     """
     plain = " ".join(name.split())
     if (
@@ -175,9 +175,9 @@ class ModelKey:
     """Identity of the model that plans belong to.
 
     Attributes:
-        hash: hash of its contents; "" if unknown.
-        name: name that its file gives.
-        n_bytes: bytes of its weights.
+        hash: hash of the model's contents; "" if unknown.
+        name: name given in its file.
+        n_bytes: size of its weights.
     """
 
     hash: str
@@ -186,7 +186,7 @@ class ModelKey:
 
     @property
     def file_name(self) -> str:
-        """Name of the file with its plans."""
+        """Name of the file with the model's plans."""
         unique = self.hash or hashlib.sha256(f"{self.name} {self.n_bytes}".encode()).hexdigest()
         readable = re.sub(r"[^A-Za-z0-9._-]+", "-", self.name).strip("-.")[:40] or "model"
         return f"{readable}-{unique[:16]}.json"
@@ -196,7 +196,7 @@ def model_key(path: str | Path) -> ModelKey:
     """Return the identity of the model in a file.
 
     Raises:
-        ModelFileError: it is missing or is no GGUF.
+        ModelFileError: the file is missing or is not a GGUF.
     """
     with GGUFFile.open(path) as file:
         info = describe(file)
@@ -215,7 +215,7 @@ class PlanStore:
         """Return the plans of this user.
 
         Raises:
-            EngineError: there is no folder for them.
+            EngineError: there is no folder to keep plans in.
         """
         folder = tandem_folder("data")
         if folder is None:
@@ -228,10 +228,10 @@ class PlanStore:
             return self._read(model)
 
     def find(self, model: ModelKey, name: str) -> SavedPlan:
-        """Return the plan of that name; case does not matter.
+        """Return the plan with this name, ignoring case.
 
         Raises:
-            EngineError: there is none.
+            EngineError: there is no such plan.
         """
         found = self.plans(model)
         for plan in found:
@@ -247,10 +247,10 @@ class PlanStore:
         )
 
     def save(self, model: ModelKey, plan: SavedPlan) -> None:
-        """Save a plan, replacing one of the same name.
+        """Save a plan, replacing any plan with the same name.
 
         Raises:
-            EngineError: it cannot be written.
+            EngineError: the file cannot be written.
         """
         with self._lock:
             others = [p for p in self._read(model) if p.name.casefold() != plan.name.casefold()]
@@ -264,7 +264,7 @@ class PlanStore:
         """Delete a plan.
 
         Raises:
-            EngineError: there is none, or it cannot be written.
+            EngineError: there is no such plan, or its file cannot be written.
         """
         plan = self.find(model, name)
         with self._lock:
@@ -301,7 +301,7 @@ class PlanStore:
             ) from None
 
     def _set_aside(self, path: Path) -> None:
-        """Rename a file that is unreadable or of another version."""
+        """Rename a file that is unreadable or from another version."""
         document = read_json(path)
         is_ours = isinstance(document, dict) and document.get("version") == VERSION
         if not is_ours and path.exists():
@@ -328,10 +328,10 @@ class _SavedFields:
 
 
 def plan_from(document: object) -> SavedPlan:
-    """Return a plan from its JSON.
+    """Return the plan in a JSON document.
 
     Raises:
-        EngineError: it is something else, damaged, or of another version.
+        EngineError: the document is not a plan, is damaged, or is from another version.
     """
     if not isinstance(document, Mapping) or document.get("kind") != KIND:
         raise EngineError(
@@ -351,7 +351,7 @@ def export_plan(plan: SavedPlan, path: Path) -> None:
     """Write a plan to a file that others can import.
 
     Raises:
-        EngineError: it cannot be written.
+        EngineError: the file cannot be written.
     """
     try:
         replace_json(path, plan_document(plan))
@@ -368,7 +368,7 @@ def import_plan(path: Path) -> SavedPlan:
     """Read an exported plan.
 
     Raises:
-        EngineError: it cannot be read, or is not a plan.
+        EngineError: the file cannot be read, or is not a plan.
     """
     try:
         document = json.loads(read_file(path, MAX_BYTES).decode())
@@ -391,15 +391,15 @@ def fastest_plan(
     devices: Sequence[DeviceInfo],
     n_ctx: int = 0,
 ) -> SavedPlan | None:
-    """Return the fastest plan that fits into the free memory of devices of this machine.
+    """Return the fastest plan that fits into the free memory on this machine.
 
-    Measured plans come first, by decode speed, then the one with the longest context. None if no
-    plan fits.
+    Measured plans come first, by decode speed; among the others, the longest context wins. None if
+    no plan fits.
 
     Args:
         path: path of the model.
         devices: devices of this machine.
-        n_ctx: minimum context in tokens.
+        n_ctx: minimum context length in tokens.
     """
     free = {device.id: device.free_bytes for device in devices}
     fitting: list[tuple[float, int, SavedPlan]] = []

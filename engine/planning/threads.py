@@ -1,4 +1,4 @@
-"""Number of CPU threads per rank of a plan."""
+"""Number of CPU threads per rank in a plan."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ if TYPE_CHECKING:
     from engine.planning.plan import DevicePlan, Plan
 
 ONE_THREAD_BYTES = 64 << 20
-"""Weights of a rank, in bytes, below which it gets one thread by default; they fit into the caches
-next to one core."""
+"""A rank with fewer weight bytes gets one thread by default; they fit into one core's caches."""
 
 
 def threads_per_rank(cpu_threads: int | None, plan: Plan) -> int:
-    """Return the threads of each rank; the ranks on the CPU share `cpu_threads`.
+    """Return the number of threads per rank; the ranks on the CPU share `cpu_threads`.
 
-    For a small model, one thread is faster than waiting for a second one at every operation,
+    For a small model, one thread is faster than waiting for a second thread at every operation,
     especially on a busy machine.
 
     Args:
-        cpu_threads: threads of all ranks together; None for all usable cores.
+        cpu_threads: total threads over all ranks; None means one per usable core.
     """
     on_cpu = busy_on_cpu(plan)
     if cpu_threads is None and all(d.memory.weights < ONE_THREAD_BYTES for d in on_cpu):
@@ -46,13 +45,13 @@ def busy_on_cpu(plan: Plan) -> list[DevicePlan]:
 
 @dataclass(frozen=True, slots=True)
 class TokenWork:
-    """Bytes and operations of a token's weights, without KV cache, attention and activations.
+    """Bytes and operations per token for weights, without KV cache, attention and activations.
 
     Attributes:
-        n_bytes: bytes of weights, as in the file, read for one token and its logits: only the
-            experts that it is routed to, and one row of the embedding.
-        n_flop: multiplications and additions of one token without its logits.
-        n_head_flop: multiplications and additions of its logits.
+        n_bytes: weight bytes, as in the file, that are read for one token and its logits; includes
+            only the experts that the token is routed to, and one row of the embedding.
+        n_flop: multiplications and additions for one token, except those for its logits.
+        n_head_flop: multiplications and additions for the logits.
     """
 
     n_bytes: float
@@ -60,29 +59,29 @@ class TokenWork:
     n_head_flop: float
 
     def prompt_flop(self, n_tokens: int) -> float:
-        """Return the operations of a prompt, with the logits of its last token."""
+        """Return the operations for a prompt, including the logits for its last token."""
         return n_tokens * self.n_flop + self.n_head_flop
 
 
 def token_work(path: str | Path) -> TokenWork:
-    """Return the minimum bytes and operations of one token of the model in `path`.
+    """Return the minimum bytes and operations per token for the model in `path`.
 
     Raises:
-        ModelFileError: the file cannot be run.
+        ModelFileError: the model cannot be run.
     """
     with GGUFFile.open(path) as file:
         return work_of(declare(file, LoadParams(str(file.path))))
 
 
 def work_of(declaration: Declaration) -> TokenWork:
-    """Return the minimum bytes and operations of one token of a declared model."""
+    """Return the minimum bytes and operations per token for a declared model."""
     n_bytes = n_flop = n_head_flop = 0.0
     model = declaration.model
     head = model.token_embd if declaration.hp.tied else model.output
     for slot in declaration.slots:
         block = split_name(slot.tensor.name)
         if block is not None and block[0] >= declaration.hp.n_trunk:
-            continue  # it only drafts
+            continue  # such a block only drafts
         if isinstance(slot.owner, Embedding) and slot.owner is not head:
             n_bytes += slot.tensor.row_bytes
             continue

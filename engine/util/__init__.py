@@ -1,1 +1,1 @@
-"""Small things that all of the engine shares."""
+"""Small utilities shared by the whole engine."""

@@ -1,7 +1,7 @@
 """The loop of a sandboxed child that answers lines with lines and limits its memory.
 
-`engine.util.sandbox` enforces the limits; these here apply if that process is gone or cannot check.
-Imports little, so that a child starts quickly.
+`engine.util.sandbox` enforces the limits; those set here apply if that process has exited or cannot
+check. Imports little, so that a child starts quickly.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 PIPE_BUFFER = 1 << 18
-"""Buffer size of a pipe; a long chat has hundreds of kilobytes."""
+"""Buffer size of a pipe; a long chat takes hundreds of kilobytes."""
 
 OUT_OF_MEMORY = 3
 """Exit status of a child that ran out of memory."""
 
 
 def answer_lines(answer: Callable[[bytes], Mapping[str, object]], max_bytes: int) -> None:
-    """Answer the requests of standard input until it ends, each with a line of JSON."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the process that started this one
+    """Answer each request on standard input with a line of JSON, until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is meant for the parent process
     _limit_memory(max_bytes)
     _say({"is_ready": True})
     with open(0, "rb", PIPE_BUFFER) as requests:
@@ -36,7 +36,7 @@ def answer_lines(answer: Callable[[bytes], Mapping[str, object]], max_bytes: int
 
 @contextmanager
 def ending_after(seconds: float) -> Iterator[None]:
-    """Kill this process if the `with` block takes longer, even while the GIL is held."""
+    """Kill this process if the `with` block takes longer than this, even while the GIL is held."""
     faulthandler.dump_traceback_later(seconds, exit=True)
     try:
         yield
@@ -52,8 +52,8 @@ def _say(message: Mapping[str, object]) -> None:
 
 def _limit_memory(max_bytes: int) -> None:
     # Allocations fail beyond the limit, and no core file is written. Linux counts all private
-    # memory as data. macOS does not enforce the limit and Windows has none: there only the parent's
-    # checks apply.
+    # memory as data. macOS does not enforce the limit, and Windows has none, so that only the
+    # parent's checks apply there.
     if sys.platform == "win32":
         return
     import resource

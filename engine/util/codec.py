@@ -1,10 +1,10 @@
-"""Typed JSON: reads documents into dataclasses by their annotations, and describes them as schemas.
+"""Typed JSON: reads documents into dataclasses by annotation, and describes them as JSON Schema.
 
     request = read_document(ChatRequest, json.loads(body))
 
-What a value must be follows from its type; metadata of a dataclass field may add "min" and "max"
-(bounds of a number, or of a list's length) and "help" (its description). Schemas are JSON Schema
-(draft 2020-12), as in OpenAPI 3.1. Requests of clients and all files on disk are read here.
+The type says what a value must be; the metadata of a dataclass field may add "min" and "max"
+(bounds for a number, or for the length of a list) and "help" (its description). Schemas follow
+draft 2020-12, as in OpenAPI 3.1. Client requests and all files on disk are read here.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from typing import (
 )
 
 MAX_SHOWN = 60
-"""Maximum number of characters of a wrong value that an error repeats."""
+"""Maximum number of characters from a wrong value that an error message repeats."""
 
 T = TypeVar("T")
 
 JsonSchema = dict[str, Any]
 
 JsonObject = dict[str, Any]
-"""Annotation of an object that is kept as it is."""
+"""Annotation for an object that is kept as it is."""
 
 
 class WrongValue(ValueError):
-    """Error of a value that does not have its type.
+    """Error for a value that does not have the expected type.
 
     Args:
-        path: where the value is, such as "messages[0].role"; "" for the whole document.
+        path: path to the value, such as "messages[0].role"; "" for the whole document.
         noun: expected value, such as "a text"; "" if a required value is missing.
     """
 
@@ -69,8 +69,8 @@ class ReadNotes:
     """Observations made while a document is read.
 
     Attributes:
-        unknown: places of unknown fields.
-        n_files: characters of files.
+        unknown: paths of unknown fields.
+        n_files: number of characters in files.
     """
 
     unknown: list[str] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Shape(ABC):
     """What a JSON value must be.
 
     Attributes:
-        kinds: Python types of such values.
+        kinds: Python types that such a value may have.
     """
 
     __slots__ = ()
@@ -90,17 +90,17 @@ class Shape(ABC):
     @property
     @abstractmethod
     def noun(self) -> str:
-        """The expected value, such as "a text"."""
+        """Name of the expected value, such as "a text"."""
 
     def fits(self, value: Any) -> bool:
-        """Return whether a value has the right type, whatever it contains."""
+        """Return whether a value has the right type, regardless of its content."""
         return isinstance(value, self.kinds)
 
     def read(self, value: Any, path: str, notes: ReadNotes) -> Any:
-        """Return the value for a dataclass.
+        """Return a value as it is stored in a dataclass.
 
         Raises:
-            WrongValue: it is something else.
+            WrongValue: the value does not have this shape.
         """
         if not self.fits(value):
             raise WrongValue(path, self.noun, value)
@@ -111,12 +111,12 @@ class Shape(ABC):
 
     @abstractmethod
     def schema(self, named: dict[str, JsonSchema]) -> JsonSchema:
-        """Return the JSON schema; schemas of objects are put into `named` and referred to."""
+        """Return the JSON schema; object schemas are put into `named` and referenced."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextShape(Shape):
-    """A text, or one of a few."""
+    """Any text, or one of a few choices."""
 
     kinds = (str,)
     choices: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ class TextShape(Shape):
 
 @dataclass(frozen=True, slots=True)
 class NumberShape(Shape):
-    """A finite number within bounds, both included; an integer may be written as 5.0."""
+    """A finite number within inclusive bounds; an integer may be written as 5.0."""
 
     kinds = (int, float)
     kind: type[int] | type[float]
@@ -190,7 +190,7 @@ class BoolShape(Shape):
 
 @dataclass(frozen=True, slots=True)
 class JsonShape(Shape):
-    """An object with anything inside, which is kept as it is."""
+    """An object with any content, which is kept as it is."""
 
     kinds = (dict,)
     noun = "an object"
@@ -235,7 +235,7 @@ class ListShape(Shape):
 
 @dataclass(frozen=True, slots=True)
 class TupleShape(Shape):
-    """A list with a shape for each place."""
+    """A list with a separate shape for each element."""
 
     kinds = (list, tuple)
     items: tuple[Shape, ...]
@@ -256,7 +256,7 @@ class TupleShape(Shape):
 
 @dataclass(frozen=True, slots=True)
 class TableShape(Shape):
-    """An object with free keys whose values have one shape; numbers as keys are decimal texts."""
+    """An object with arbitrary keys whose values have one shape; numeric keys are decimal texts."""
 
     kinds = (dict,)
     noun = "an object"
@@ -276,9 +276,9 @@ class TableShape(Shape):
 
 @dataclass(frozen=True, slots=True)
 class UnionShape(Shape):
-    """A value of one of several shapes; the first that reads it counts.
+    """A value with one of several shapes; the first shape that can read it counts.
 
-    If none does, the error is that of the shapes that have read furthest.
+    If none can, the error comes from the shapes that read furthest.
     """
 
     options: tuple[Shape, ...]
@@ -305,7 +305,7 @@ class UnionShape(Shape):
 
 
 def _furthest(errors: Sequence[WrongValue]) -> WrongValue:
-    """Return the error with the largest indices in its path, with the nouns of all such errors."""
+    """Return the error whose path has the largest indices, with the nouns from all errors there."""
     furthest = max(errors, key=lambda error: [*map(int, re.findall(r"\[(\d+)\]", error.path))])
     nouns = [error.noun for error in errors if error.path == furthest.path]
     if not all(nouns):
@@ -315,13 +315,13 @@ def _furthest(errors: Sequence[WrongValue]) -> WrongValue:
 
 @dataclass(frozen=True, slots=True)
 class ObjectShape(Shape):
-    """An object that becomes a dataclass; unknown fields are noted and left out.
+    """An object that becomes a dataclass; unknown fields are noted and dropped.
 
-    Null means the default of a field that has one.
+    If a field has a default, null means that default.
 
     Attributes:
-        fields: shapes by the name of the field in JSON, which is also that in the dataclass.
-        nullable: names of the fields without a default that may be null.
+        fields: shapes by field name, which is the same in JSON and in the dataclass.
+        nullable: names of fields that have no default but may be null.
     """
 
     kinds = (dict,)
@@ -347,7 +347,7 @@ class ObjectShape(Shape):
     def schema(self, named: dict[str, JsonSchema]) -> JsonSchema:
         name = self.kind.__name__
         if name not in named:
-            named[name] = {}  # ends a circle
+            named[name] = {}  # ends the recursion of circular types
             named[name] = self._described(named)
         return {"$ref": f"#/components/schemas/{name}"}
 
@@ -366,16 +366,16 @@ class ObjectShape(Shape):
 
 
 def is_needed(spec: Field[Any]) -> bool:
-    """Return whether a field of a dataclass has no default."""
+    """Return whether a dataclass field has no default."""
     return spec.default is MISSING and spec.default_factory is MISSING
 
 
 def read_document(kind: type[T], value: object, notes: ReadNotes | None = None) -> T:
-    """Return the dataclass that a JSON document stands for.
+    """Return the dataclass that a JSON document describes.
 
     Raises:
         WrongValue: a field is missing or has another type.
-        Exception: what the constructor of a dataclass raises.
+        Exception: whatever the constructor of a dataclass raises.
     """
     return cast(T, shape_of(cast(Any, kind)).read(value, "", notes or ReadNotes()))
 
@@ -386,7 +386,7 @@ def document_schema(kind: type, named: dict[str, JsonSchema]) -> JsonSchema:
 
 
 def read_entries(kind: type[T], table: object) -> dict[str, T]:
-    """Return the entries of a JSON object that can be read; {} if it is no object."""
+    """Return the readable entries of a JSON object; {} if `table` is not an object."""
     found = {}
     for name, value in table.items() if isinstance(table, Mapping) else ():
         with suppress(ValueError):
@@ -395,10 +395,10 @@ def read_entries(kind: type[T], table: object) -> dict[str, T]:
 
 
 def read_value(hint: object, value: object, path: str = "") -> Any:
-    """Return a JSON value as the type of an annotation.
+    """Return a JSON value as the type that an annotation names.
 
     Raises:
-        WrongValue: it has another type.
+        WrongValue: the value has another type.
     """
     if value is None and type(None) in get_args(hint):
         return None

@@ -1,9 +1,9 @@
-"""Fields of settings: their metadata, and the validation that reads it.
+"""Fields of settings classes: their metadata, and the validation that uses it.
 
 Metadata keys: `title` and `help` (texts), `kind` (int, float, bool, str, tuple for texts or dict
 for numbers by token id), `min` and `max` (inclusive range), `soft_max` (end of a slider, if
-smaller), `step`, `lowest` (meaning of the smallest value, if it is not an amount), `has_lines`
-(one text per line), `is_long` (several lines), and `choices` for a field with a few named values.
+smaller), `step`, `lowest` (what the smallest value means, if it is not an amount), `has_lines` (one
+text per line), `is_long` (several lines), and `choices` for a field with a few named values.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def number(
     kind: type[int] | type[float] = float,
     lowest: str = "",
 ) -> T:
-    """Return the field of a number.
+    """Return a field for a number.
 
     Args:
         bounds: smallest and largest value.
         soft_max: upper end of a slider, if below the maximum.
-        lowest: meaning of the smallest value, if it is not an amount.
+        lowest: what the smallest value means, if it is not an amount.
     """
     metadata = {"title": title, "help": help, "kind": kind, "step": step}
     metadata |= {"min": bounds[0], "max": bounds[1]}
@@ -50,10 +50,10 @@ def number(
 def texts(
     default: tuple[str, ...], title: str, help: str, *, has_lines: bool = False  # noqa: A002
 ) -> tuple[str, ...]:  # fmt: skip
-    """Return the field of a list of texts.
+    """Return a field for a list of texts.
 
     Args:
-        has_lines: whether each is entered on a separate line.
+        has_lines: whether each text is entered on a separate line.
     """
     metadata = {"title": title, "help": help, "kind": tuple, "has_lines": has_lines}
     result: tuple[str, ...] = field(default=default, metadata=metadata)
@@ -61,10 +61,10 @@ def texts(
 
 
 def text(title: str, help: str, *, is_long: bool = False) -> str:  # noqa: A002
-    """Return the field of a text, empty by default.
+    """Return a field for a text that is empty by default.
 
     Args:
-        is_long: whether it may have several lines.
+        is_long: whether the text may have several lines.
     """
     metadata = {"title": title, "help": help, "kind": str, "is_long": is_long}
     result: str = field(default="", metadata=metadata)
@@ -74,11 +74,11 @@ def text(title: str, help: str, *, is_long: bool = False) -> str:  # noqa: A002
 def validate_fields(settings: Any) -> None:
     """Check every field of a dataclass against its metadata; convert numbers to their kind.
 
-    A numpy number, or an int for a float, is converted, so that equal settings compare equal and
-    serialise to the same JSON.
+    Numpy numbers, and ints given for floats, are converted, so that equal settings compare equal
+    and serialise to the same JSON.
 
     Raises:
-        EngineError: a value is wrong; the error names the field, accepted values and the value.
+        EngineError: a value is wrong; the error names the field, the accepted values and the value.
     """
     for spec in fields(settings):
         value = getattr(settings, spec.name)
@@ -107,7 +107,7 @@ def _checked(name: str, value: Any, metadata: Mapping[str, Any]) -> Any:
 def _checked_number(name: str, value: Any, metadata: Mapping[str, Any]) -> int | float:
     kind, low, high = metadata["kind"], metadata["min"], metadata["max"]
     is_number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high:  # false for NaN, too
+    if not is_number or not low <= value <= high:  # false for NaN as well
         if kind is int:
             expected = Sentence("a whole number from {low} to {high}", low=low, high=high)
         else:
@@ -118,7 +118,7 @@ def _checked_number(name: str, value: Any, metadata: Mapping[str, Any]) -> int |
 
 
 def _checked_strings(name: str, value: Any) -> tuple[str, ...]:
-    """Check a tuple or list of texts (JSON has no tuple); a lone text is refused."""
+    """Check a tuple or list of texts (JSON has no tuples); a single text is refused."""
     is_list = isinstance(value, tuple | list)
     if not is_list or not all(isinstance(text, str) and text for text in value):
         raise rejected(name, Sentence("a list of texts that are not empty"), value)
@@ -126,7 +126,7 @@ def _checked_strings(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _checked_biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
-    """Check a mapping of token ids to numbers, or pairs of them (JSON's keys are texts)."""
+    """Check a mapping from token ids to numbers, or pairs of these (JSON keys are texts)."""
     pairs = value.items() if isinstance(value, Mapping) else value
     try:
         found = tuple((int(token), float(bias)) for token, bias in pairs)

@@ -1,4 +1,4 @@
-"""Tandem's folders and their protection, atomic file replacement, cleanup of temporaries."""
+"""Tandem's folders and their protection, atomic file replacement, cleanup of temporary files."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from engine.errors import Sentence
 Kind = Literal["cache", "config", "data"]
 
 HOME_VARIABLE = "TANDEM_HOME"
-"""Environment variable with one folder for all of Tandem's files: tests, portable use."""
+"""Environment variable for a single folder with all of Tandem's files: tests, portable use."""
 
 PREFIX = ".tandem-"
 MARK = re.compile(r"(\d{1,19})-(\d{1,19})-([0-9a-f]{8})")
-"""Marks of processes: process id, second of the start, mark of the machine."""
+"""Mark of a process: process id, start time in seconds, mark of the machine."""
 
 TEMPORARY = re.compile(r"\.tandem-[^.]+\.([^.]+)\.tmp")
-"""Names of temporaries, with the mark of the process that made them."""
+"""Name of a temporary file, with the mark of the process that created it."""
 
 START_S = 2
-"""Tolerance of a process's start time, in seconds."""
+"""Tolerance when comparing a process's start times, in seconds."""
 
 WINDOWS: Mapping[Kind, tuple[str, str]] = {
     "cache": ("LOCALAPPDATA", "AppData/Local"), "config": ("LOCALAPPDATA", "AppData/Local"),
@@ -47,12 +47,12 @@ OTHERS: Mapping[Kind, tuple[str, str]] = {
     "cache": ("XDG_CACHE_HOME", ".cache"), "config": ("XDG_CONFIG_HOME", ".config"),
     "data": ("XDG_DATA_HOME", ".local/share"),
 }  # fmt: skip
-"""Environment variable of a user's folder, and its default place below the home folder, by kind:
-for Windows, macOS and all other systems."""
+"""Environment variable for a user's folder, and the default path below the home folder, by kind: on
+Windows, macOS and all other systems."""
 
 
 def user_folder(kind: Kind) -> Path | None:
-    """Return the system's folder for a user's files; None for users without a home."""
+    """Return the system's folder for a user's files; None if the user has no home folder."""
     known = {"win32": WINDOWS, "darwin": MACOS}.get(sys.platform, OTHERS)
     variable, below_home = known[kind]
     try:
@@ -62,7 +62,7 @@ def user_folder(kind: Kind) -> Path | None:
 
 
 def tandem_folder(kind: Kind) -> Path | None:
-    """Return Tandem's folder, as Qt's `QStandardPaths`; None for users without a home."""
+    """Return Tandem's folder, like Qt's `QStandardPaths`; None if the user has no home folder."""
     if home := os.environ.get(HOME_VARIABLE):
         return Path(home)
     base = user_folder(kind)
@@ -73,7 +73,7 @@ def tandem_folder(kind: Kind) -> Path | None:
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder and its missing parents, accessible only to this user."""
+    """Create a folder and its missing parents, all accessible only to this user."""
     if not folder.is_dir():
         make_private(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -83,8 +83,8 @@ def exposure(folder: Path) -> str:
     """Return how other users could put code into a folder, as a clause; "" if they cannot.
 
     The folder must belong to this user or root and be writable only by its owner, and no parent may
-    allow everybody to replace it. A missing folder is not exposed, nor is any on Windows, where a
-    user's folders are private.
+    allow everybody to replace it. A missing folder is not exposed; neither is any on Windows, where
+    a user's folders are private.
     """
     try:
         if why := exposed(folder.stat()):
@@ -120,11 +120,11 @@ def exposed(status: os.stat_result) -> str:
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a regular file without blocking, as a FIFO would.
+    """Return the content of a regular file, without blocking on anything else, such as a FIFO.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is not a regular file, or is larger.
+        OSError: the file cannot be read.
+        ValueError: the path is not a regular file, or the file is larger than `max_bytes`.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     handle = os.open(path, flags)
@@ -138,7 +138,7 @@ def read_file(path: Path, max_bytes: int) -> bytes:
             data = file.read(max_bytes + 1)  # files in /proc have no size
     finally:
         os.close(handle)
-    if data is None:  # /proc/kmsg, for example, is a regular file without data to read yet
+    if data is None:  # a regular file without data to read yet, such as /proc/kmsg
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
     if len(data) > max_bytes:
         raise ValueError(f"{path} is larger than {max_bytes} bytes")
@@ -150,7 +150,7 @@ def atomic_write(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
     """Open a new file that replaces `path` once it is complete.
 
     Args:
-        is_durable: whether to sync it to disk before, so that it survives a power cut.
+        is_durable: whether to sync the file to disk first, so that it survives a power cut.
 
     Raises:
         OSError: the file cannot be written; the old one is unchanged.
@@ -182,7 +182,7 @@ def _sync_folder(folder: Path) -> None:
 
 @contextmanager
 def temporary_folder(base: Path | None) -> Iterator[Path]:
-    """Make a folder in `base`, or in the system's temporary folder; delete it afterwards."""
+    """Create a folder in `base` or in the system's temporary folder; delete it afterwards."""
     base = base or Path(tempfile.gettempdir())
     _sweep_once(base)
     with tempfile.TemporaryDirectory(
@@ -192,10 +192,10 @@ def temporary_folder(base: Path | None) -> Iterator[Path]:
 
 
 def sweep_temporaries(folder: Path) -> None:
-    """Delete temporaries of killed processes in a folder, but not of live ones.
+    """Delete temporary files that killed processes left in a folder, but not those of live ones.
 
-    Their names identify the process, its start and its machine. Temporaries of other machines and
-    containers are kept, because their processes are invisible here.
+    Their names identify the process, its start time and its machine. Those from other machines and
+    containers are kept, because processes there are invisible from here.
     """
     with suppress(OSError):
         for path in folder.iterdir():
@@ -210,13 +210,13 @@ def _sweep_once(folder: Path) -> None:
 
 
 def process_mark() -> str:
-    """Return a unique mark of this process, valid in a file name."""
+    """Return a unique mark for this process that is valid in a file name."""
     pid = os.getpid()
     return f"{pid}-{_started(pid)}-{_machine()}"
 
 
 def has_ended(mark: str) -> bool:
-    """Return whether the process with a mark is known to have ended, on this machine."""
+    """Return whether the process with a mark is known to have exited, on this machine."""
     parts = MARK.fullmatch(mark)
     return bool(parts and parts[3] == _machine() and not _is_alive(int(parts[1]), parts[2]))
 
@@ -227,14 +227,14 @@ def _suffix() -> str:
 
 @cache
 def _started(pid: int) -> int:
-    import psutil  # late: the settings' folders are needed before the first frame
+    import psutil  # imported late: settings folders are needed before the first frame
 
     return int(psutil.Process(pid).create_time())
 
 
 @cache
 def _machine() -> str:
-    # a container has separate process ids
+    # includes the container, which has its own process ids
     name = platform.node()
     with suppress(OSError):
         name += str(Path("/proc/self/ns/pid").stat().st_ino)
@@ -261,11 +261,11 @@ def _delete(path: Path) -> None:
 
 
 MAX_BYTES = 4 << 20
-"""Size limit of a file; a larger one is not Tandem's."""
+"""Size limit for a file; a larger one is not Tandem's."""
 
 
 def cache_folder() -> Path | None:
-    """Return the folder of measurements; None on a system without a place for them."""
+    """Return the folder for measurements; None if the system has no place for them."""
     if home := os.environ.get(HOME_VARIABLE):
         return Path(home) / "cache"
     base = user_folder("cache")
@@ -273,7 +273,7 @@ def cache_folder() -> Path | None:
 
 
 def read_json(path: Path | None) -> Any:
-    """Return the content of a file; None if it is missing or damaged."""
+    """Return the content of a JSON file; None if it is missing or damaged."""
     if path is None:
         return None
     try:
@@ -283,20 +283,20 @@ def read_json(path: Path | None) -> Any:
 
 
 def write_json(path: Path | None, value: object) -> None:
-    """Replace a file atomically; do nothing if it cannot be written."""
+    """Replace a JSON file atomically; do nothing if it cannot be written."""
     if path is not None:
         with suppress(OSError):
             replace_json(path, value)
 
 
 def replace_json(path: Path, value: object, *, ensure_ascii: bool = True) -> None:
-    """Replace a file atomically, so that a crash leaves the old one.
+    """Replace a JSON file atomically, so that a crash leaves the old one intact.
 
     Args:
         ensure_ascii: whether to escape all non-ASCII characters, as in `json.dumps`.
 
     Raises:
-        OSError: the disk is full or the folder cannot be written.
+        OSError: the disk is full, or the folder is not writable.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=1)

@@ -1,10 +1,10 @@
 """The engine's libraries outside Tandem's installation: torch and others in separate folders.
 
-Such a folder comes last on the import path, so that it replaces nothing. Child processes find it by
-an environment variable, which `import engine` reads.
+Such a folder comes last on the import path, so that it replaces nothing. Child processes find it
+through an environment variable, which `import engine` reads.
 
-Each process that uses a pack keeps a file next to its folder open, locked if the system has shared
-locks. So no pack is deleted under a live process, and a dead one locks nothing.
+Each process that uses a pack keeps a file next to its folder open, and locked if the system has
+shared locks. Thus no pack is deleted while a live process uses it, and a dead one locks nothing.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 VARIABLE = "TANDEM_ENGINE_PACK"
-"""Environment variable with the folders, separated as in PATH."""
+"""Environment variable that lists the folders, separated as in PATH."""
 
 IN_USE = "in-use"
-"""Name of the file next to a pack's folder of libraries that its users keep open."""
+"""Name of the file next to a pack's library folder that processes using the pack keep open."""
 
 _held: dict[str, int] = {}
-"""Open files of the packs in use, by their folders of libraries."""
+"""Open files of the packs in use, by library folder."""
 
 LIBRARIES = ("torch", "llvmlite", "tokenizers")
-"""Requirements that only the engine imports; a pack contains them and their dependencies."""
+"""Requirements that only the engine imports; a pack contains these and their dependencies."""
 
 
 def use_pack(folders: Iterable[Path | str]) -> None:
-    """Import the engine's libraries from these folders, replacing an earlier call's."""
+    """Import the engine's libraries from these folders instead of those from an earlier call."""
     leave_pack()
     os.environ[VARIABLE] = os.pathsep.join(str(folder) for folder in folders)
     add_pack()
@@ -63,7 +63,7 @@ def pack_folders() -> list[str]:
 
 
 def make_holdable(home: Path) -> None:
-    """Make the lock file of the pack in the folder `home`; may raise OSError."""
+    """Create the lock file for the pack in the folder `home`; may raise OSError."""
     (home / IN_USE).touch()
 
 

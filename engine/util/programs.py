@@ -1,7 +1,7 @@
-"""Starts Tandem's child processes: modules of the engine.
+"""Starts Tandem's child processes, which are modules of the engine.
 
-No such process outlives its parent. Its pipes close then; where it cannot notice that, as in a
-hanging driver, Windows (`tie_child`) or Linux (`tie_to_parent`) kills it.
+Such a process exits with its parent, because its pipes then close. If it cannot notice that, for
+example in a hanging driver, Windows (`tie_child`) or Linux (`tie_to_parent`) kills it.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
-"""Operation of Linux's `prctl` that requests a signal when the parent's thread ends."""
+"""Operation of Linux's `prctl` that requests a signal when the parent's thread exits."""
 
 KILL_ON_JOB_CLOSE = 0x2000
-"""Limit of a job that kills its processes when its last handle is closed."""
+"""Limit flag for a job that kills its processes when its last handle is closed."""
 
 EXTENDED_LIMITS = 9
 """Information class of `ExtendedLimits`."""
 
 MAY_JOIN = 0x0101
-"""Access rights that a job needs: terminate and set quota."""
+"""Access rights that a job needs on a process: terminate and set quota."""
 
 NO_WINDOW: int = getattr(subprocess, "CREATE_NO_WINDOW", 0)
 """Creation flag that keeps Windows from opening a console window."""
 
 
 def program_command(module: str) -> tuple[str, ...]:
-    """Return the command that runs a module, without importing from the working directory."""
+    """Return the command that runs a module without importing from the working directory."""
     return sys.executable, "-P", "-m", module
 
 
 def child_environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a child process: this process's, with the engine's location.
+    """Return the environment for a child process: this process's, plus the engine's location.
 
     Args:
-        variables: additional variables, which override this process's.
+        variables: additional variables, which override those of this process.
     """
     paths = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")
     python_path = os.pathsep.join(filter(None, paths))
@@ -52,18 +52,18 @@ def child_environment(variables: Mapping[str, str] | None = None) -> dict[str, s
 
 
 def tie_child(pid: int) -> None:
-    """Make Windows kill a child process with this one; call it right after the start."""
+    """Make Windows kill a child process with this one; call this right after starting the child."""
     if sys.platform == "win32":
         try:
             own_job().add(pid)
-        except OSError as error:  # such as in a sandbox, which kills its processes itself
+        except OSError as error:  # for example in a sandbox, which kills its processes itself
             log.info("process %d is not tied to this one: %s", pid, error)
 
 
 def tie_to_parent() -> None:
-    """Make Linux kill this process with the thread that started it; for a child.
+    """Make Linux kill this (child) process when the thread that started it exits.
 
-    A module that holds the GIL keeps a process from noticing by itself.
+    A module that holds the GIL would keep the process from noticing that itself.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -99,7 +99,7 @@ class ExtendedLimits(ctypes.Structure):
 
 
 class JobObject:
-    """A group of processes that end with their parent, however it ends; may raise OSError."""
+    """A group of processes killed when their parent exits in any way; may raise OSError."""
 
     def __init__(self, kernel32: Any) -> None:
         self._kernel32 = kernel32
@@ -113,7 +113,7 @@ class JobObject:
             raise OSError("there is no job object")
 
     def add(self, pid: int) -> None:
-        """Add a process; its children join automatically. Raises OSError if it has ended."""
+        """Add a process; its children join automatically. Raises OSError if it has exited."""
         process = self._kernel32.OpenProcess(MAY_JOIN, False, pid)
         if not process:
             raise OSError(f"process {pid} cannot be opened")
@@ -131,7 +131,7 @@ def own_job() -> JobObject:
 
 
 def load_kernel32() -> Any:
-    """Return Windows' library with the types of the functions in use."""
+    """Return Windows' kernel32 library, with types set for the functions in use."""
     library = ctypes.WinDLL("kernel32", use_last_error=True)  # type: ignore[attr-defined,unused-ignore]
     handle, number, is_done = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int
     for name, result, arguments in (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """Bytes of the file read so far, over all ranks, and other slow work as a text."""
+    """Bytes read from the file so far, over all ranks, and other slow work as a text."""
 
     done_bytes: int
     total_bytes: int
@@ -27,7 +27,7 @@ ProgressSink = Callable[[LoadProgress], None]
 StateSink = Callable[[StateProgress], None]
 
 IsCancelled = Callable[[], bool]
-"""A check whether the work was cancelled."""
+"""A function that returns whether the work has been cancelled."""
 
 
 def ignore(_: object) -> None:
@@ -35,5 +35,5 @@ def ignore(_: object) -> None:
 
 
 def never() -> bool:
-    """Return False: not cancelled."""
+    """Return False, for work that is never cancelled."""
     return False

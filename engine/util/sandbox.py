@@ -1,7 +1,7 @@
-"""A child process that answers lines with lines, and is killed if an answer takes too much.
+"""A child process that answers lines with lines, and is killed if it exceeds its limits.
 
-For untrusted input such as templates, formulas and documents: no request can hang this process or
-fill the machine's memory.
+It is for untrusted input, such as templates, formulas and documents: no request can hang this
+process or exhaust the machine's memory.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from engine.util.programs import NO_WINDOW, child_environment, tie_child
 from engine.util.progress import IsCancelled, never
 
 LOOK_S = 0.01
-"""Interval of checks of the process's memory, in seconds."""
+"""Interval between checks of the child's memory, in seconds."""
 
 
 class Excess(Enum):
-    """Reasons to kill a process: exceeded limits, or a cancelled request."""
+    """Reasons for killing a process: exceeded limits, or a cancelled request."""
 
     TIME = auto()
     MEMORY = auto()
@@ -38,7 +38,7 @@ class Excess(Enum):
 
 
 class ChildEnded(Exception):
-    """End of a child without an answer: why it was killed, if so, and its exit status."""
+    """Exit of a child without an answer: why it was killed, if it was, and its exit status."""
 
     def __init__(self, excess: Excess | None, status: int | None) -> None:
         super().__init__(f"excess {excess}, status {status}")
@@ -52,16 +52,16 @@ class ChildEnded(Exception):
 
 
 class LimitedChild:
-    """A process that answers one request after another; for one thread at a time.
+    """A process that answers one request after another, from one thread at a time.
 
-    Its first line says that it is ready. Its error output is discarded. It ends with its standard
-    input, and therefore with this process.
+    Its first line says that it is ready. Its error output is discarded. It exits when its standard
+    input is closed, and therefore with this process.
 
     Args:
-        start_s: seconds until it must be ready.
+        start_s: seconds within which it must be ready.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the process cannot be started.
     """
 
     def __init__(self, command: Sequence[str], max_bytes: int, start_s: float = 20.0) -> None:
@@ -80,15 +80,15 @@ class LimitedChild:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process has not ended."""
+        """Whether the process is still running."""
         return self._process.poll() is None
 
     def wait_until_ready(self, is_cancelled: IsCancelled = never) -> None:
         """Wait until the child has finished its imports.
 
         Raises:
-            OSError: it ends or is silent instead.
-            ChildEnded: `is_cancelled` has returned True.
+            OSError: the child exits or stays silent instead.
+            ChildEnded: `is_cancelled` returned True.
         """
         if self._is_ready:
             return
@@ -109,13 +109,13 @@ class LimitedChild:
     def ask(
         self, request: bytes, seconds: float, is_cancelled: IsCancelled = never
     ) -> dict[str, Any]:
-        """Return the answer to a request, a line of JSON.
+        """Return the answer, a line of JSON, to a request.
 
         Args:
             is_cancelled: polled on another thread; returning True kills the child.
 
         Raises:
-            ChildEnded: there is no answer, and the child is gone or going.
+            ChildEnded: there is no answer, and the child has exited or is about to.
         """
         line, excess = self._exchange(request, seconds, is_cancelled)
         if excess or not line.endswith(b"\n"):
@@ -152,7 +152,7 @@ class LimitedChild:
         return line, watch.excess
 
     def _status(self) -> int | None:
-        # None if the process takes long to end
+        # None if the process takes long to exit
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(5)
         return None
@@ -161,13 +161,13 @@ class LimitedChild:
 class AnswerWatch:
     """A thread that kills a process if the `with` block exceeds its time or memory.
 
-    Timeouts of reads would not do: a stopped process does not read either, and pipes have no
-    timeouts on Windows. The thread is started without waiting for it: without memory for its first
-    step it ends silently, and `threading.Thread.start` would wait forever. The process then ends by
-    itself, later, see `engine.util.child_program`.
+    Read timeouts would not suffice, because a stopped process does not read either, and pipes have
+    no timeouts on Windows. The thread is started without waiting for it: if there is no memory for
+    its first step, it exits silently, and `threading.Thread.start` would wait forever. The process
+    then exits on its own later; see `engine.util.child_program`.
 
     Args:
-        is_cancelled: returning True kills the process, too.
+        is_cancelled: returning True also kills the process.
 
     Attributes:
         excess: why the process was killed, or None; final after the block.
@@ -219,20 +219,20 @@ def _memory_of(pid: int) -> int:
         memory = psutil.Process(pid).memory_info()
     except psutil.Error:
         return 0
-    return int(getattr(memory, "private", memory.rss))  # "private" is Windows's
+    return int(getattr(memory, "private", memory.rss))  # "private" exists only on Windows
 
 
 def _environment() -> dict[str, str]:
-    # without the engine's libraries, which would keep the pack locked
+    # without the variable for the engine's libraries, which would keep the pack locked
     return {name: value for name, value in child_environment().items() if name != VARIABLE}
 
 
 POLL_S = 0.05
-"""Interval in which a waiting thread checks for cancellation, in seconds."""
+"""Interval at which a waiting thread checks for cancellation, in seconds."""
 
 
 class FairSemaphore:
-    """A semaphore for `n` threads in order of arrival, with cancellable waits."""
+    """A semaphore that admits `n` threads in order of arrival, with cancellable waits."""
 
     def __init__(self, n: int) -> None:
         self._n_free = n
@@ -240,7 +240,7 @@ class FairSemaphore:
         self._changed = threading.Condition()
 
     def acquire(self, is_cancelled: IsCancelled) -> bool:
-        """Wait for a turn; return False if `is_cancelled` returned True first."""
+        """Wait for a turn; return False if `is_cancelled` returns True first."""
         me = object()
         with self._changed:
             self._line.append(me)

@@ -1,4 +1,4 @@
-"""Makes text of files, models and people harmless for terminals, labels and lists of names."""
+"""Makes text from files, models and people harmless for terminals, labels and lists of names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 from typing import Final
 
 MAX_ERROR: Final = 500
-"""Largest number of characters of an error, including its hint."""
+"""Maximum length of an error, including its hint, in characters."""
 
 MAX_HINT: Final = 250
 
@@ -18,22 +18,22 @@ _ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud8
 
 
 def printable(text: str) -> str:
-    """Return a text with "�" in place of characters that control its display.
+    """Return a text in which "�" replaces characters that control its display.
 
-    These are the control characters of ASCII and Latin-1, with which escape sequences begin;
+    These are the control characters of ASCII and Latin-1, with which escape sequences start;
     characters that change the direction of text, so that "gpj.exe" is read as "exe.jpg"; and
-    surrogates. Line breaks and tabs stay, carriage returns are removed. Works on chunks of a text.
+    surrogates. Line breaks and tabs stay; carriage returns are removed. Also works on chunks.
     """
     return _ACTING.sub(REPLACEMENT, text.replace("\r", ""))
 
 
 def one_line(text: str, most: int = 0) -> str:
-    """Return a printable text in one line.
+    """Return a text as one printable line.
 
     Args:
-        most: largest number of characters, from 3, or 0 for any; "…" replaces the middle.
+        most: maximum number of characters, at least 3; "…" replaces the middle. 0: no limit.
     """
-    if most and len(text) > 4 * most:  # bounded work, however large a file is
+    if most and len(text) > 4 * most:  # keeps the work bounded, however large a file is
         text = f"{text[: 2 * most]}…{text[-2 * most :]}"
     line = printable(" ".join(text.split()))
     if not most or len(line) <= most:
@@ -43,7 +43,7 @@ def one_line(text: str, most: int = 0) -> str:
 
 
 def error_line(message: str, hint: str = "") -> str:
-    """Return an error and its hint in one printable line of limited length."""
+    """Return an error and its hint as one printable line of limited length."""
     shown = one_line(hint, MAX_HINT)
     room = MAX_ERROR - len(shown) - bool(shown)
     return f"{one_line(message, room)} {shown}".strip()
@@ -60,7 +60,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 @cache  # reading it takes milliseconds, and every forecast needs it
 def package_version() -> str:
-    """Return Tandem's version; "" if it runs from a folder without being installed."""
+    """Return Tandem's version; "" if it runs from a folder without installation."""
     from importlib import metadata  # late: the window can open without it
 
     try:

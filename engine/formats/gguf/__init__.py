@@ -1,4 +1,4 @@
 """Reads GGUF model files: header, metadata, tensors, split parts.
 
-Imports no torch, and of the engine only `errors`.
+Imports no torch, and from the engine only `errors`.
 """

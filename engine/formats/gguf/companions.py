@@ -1,4 +1,4 @@
-"""Files next to a model: how they are found, and blocks that a model takes from one of them."""
+"""Files next to a model: how to find them, and how a model takes blocks from one."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Stamp = tuple[int, int]
 """Modification time of a file or folder in ns, and its size in bytes."""
 
 MTP_MARK = "mtp-"
-"""Prefix of the names of files with only a model's MTP blocks."""
+"""File name prefix for files that contain only a model's MTP blocks."""
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Return a value that changes with a file or folder; zeros if there is none."""
+    """Return a value that changes with a file or folder; zeros if it does not exist."""
     try:
         stat = path.stat()
     except OSError:
@@ -39,11 +39,11 @@ def stamp_of(path: Path) -> Stamp:
 
 
 def files_beside(model: Path, mark: str, *, is_first: bool = False) -> list[Path]:
-    """Return GGUF files in a model's folder with a mark in their names, the most similar first.
+    """Return GGUF files in a model's folder with a mark in their names, most similar names first.
 
     Args:
-        mark: part of a name in lower case.
-        is_first: whether names have to begin with it.
+        mark: part of a name, in lower case.
+        is_first: whether names must start with the mark.
     """
 
     def is_one(name: str) -> bool:
@@ -66,15 +66,15 @@ def with_blocks_of(
     file: GGUFFile, other: GGUFFile, layers: range, more: Mapping[str, TensorInfo],
     without: Container[str] = (),
 ) -> GGUFFile:  # fmt: skip
-    """Return a model's file with blocks of another file as its last ones.
+    """Return a model's file with blocks from another file added after its own.
 
-    The result can be read as long as both are open. Its metadata is the model's, except for the
-    number of blocks and the entries of the added ones.
+    The result can be read as long as both files are open. Its metadata is the model's, except for
+    the number of blocks and the entries for the added ones.
 
     Args:
-        layers: numbers of the blocks in both files, following the model's blocks.
-        more: further tensors of the other file, by their names in the result.
-        without: names of the model's tensors that belong to its own last blocks.
+        layers: numbers of the added blocks in both files, following the model's own.
+        more: further tensors from the other file, by their names in the result.
+        without: names of tensors in the model that belong to its own last blocks.
     """
     arch, n_layer = file.meta.architecture, layers.start
     later = range(n_layer, maxsize)
@@ -104,22 +104,22 @@ def _is_by_layer(meta: Metadata, key: str, n_layer: int) -> bool:
 
 
 Direction = NDArray[np.float32]
-"""Direction that is added to the residual stream, (n_embd,)."""
+"""Direction that is added to the residual stream; its shape is (n_embd,)."""
 
 DTYPES: dict[str, np.dtype[np.floating]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
-"""Types of directions, by their GGUF names."""
+"""Types that directions may have, by GGUF name."""
 
 NAME = re.compile(r"direction\.(\d{1,5})")
-"""Name of a direction's tensor; the group is the number of its layer."""
+"""Name of a direction's tensor; the group is its layer number."""
 
 
 def read_control_vectors(
     vectors: Sequence[ControlVector], layers: tuple[int, int] | None, n_embd: int, n_layer: int
 ) -> Mapping[int, Direction]:
-    """Return the sum of control vectors as the direction of each layer that has one, by number.
+    """Return the sum of control vectors as one direction per affected layer, by layer number.
 
     Args:
-        layers: first and last layer to steer, both included; None for all.
+        layers: first and last layer to steer, inclusive; None for all.
 
     Raises:
         ModelFileError: a file is missing, or is not a control vector for such a model.

@@ -1,15 +1,15 @@
 """Parser for the header of one GGUF file, versions 2 and 3.
 
 The file is untrusted. Every count, length, type and offset is checked before use, so that any bytes
-give a header or an `EngineError`, in time and memory bounded by `HEADER_LIMIT`.
+yield a header or an `EngineError`, in time and memory bounded by `HEADER_LIMIT`.
 
     "GGUF", version u32, tensor count u64, metadata count u64
     metadata: (key, type u32, value) ...
     tensors:  (name, rank u32, sizes u64 ..., type u32, offset u64) ...
     padding to general.alignment, then the tensors' bytes at their offsets
 
-A string is its length as u64 and its bytes; an array is its element type as u32, its length as u64
-and its elements. All numbers are little-endian.
+A string is stored as its length (u64) and its bytes; an array as its element type (u32), its length
+(u64) and its elements. All numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from engine.errors import InvalidGGUF, Sentence, UnsupportedQuant
 from engine.formats.gguf.metadata import ARRAY, DTYPES, STRING, U64, Metadata, MetadataValue
 from engine.formats.gguf.tensors import TYPES, TensorInfo, check_layout, quote
 
-HEADER_LIMIT: Final = 160 << 20  # bytes; the largest known vocabularies take some 30 MiB
+HEADER_LIMIT: Final = 160 << 20  # bytes; the largest known vocabularies take about 30 MiB
 
-# limits of a header
+# limits for a header
 MAX_KEYS: Final = 1 << 14
 MAX_TENSORS: Final = 1 << 16
-MAX_ITEMS: Final = 1 << 24  # elements of one array
+MAX_ITEMS: Final = 1 << 24  # elements in one array
 MAX_STRINGS: Final = 1 << 22  # texts in total; the largest known vocabularies have 800,000
-MAX_NAME: Final = (1 << 16) - 1  # bytes of a key or a tensor's name
+MAX_NAME: Final = (1 << 16) - 1  # bytes in a key or a tensor's name
 MAX_DIMS: Final = 4
 DEFAULT_ALIGNMENT: Final = 32  # bytes
 
-# Smallest size of an entry: an empty name with its length, then the fixed fields.
+# Minimum size of an entry: an empty name with its length, then the fixed fields.
 MIN_KEY_BYTES: Final = 8 + 4 + 1
 MIN_TENSOR_BYTES: Final = 8 + 4 + 8 + 4 + 8
 
@@ -61,7 +61,7 @@ class Header:
 
 
 class HeaderEndsEarly(InvalidGGUF):
-    """Error of a header that continues after the given bytes."""
+    """Error for a header that continues beyond the given bytes."""
 
 
 class Cursor:
@@ -80,11 +80,11 @@ class Cursor:
         return len(self.data) - self.position
 
     def error(self, problem: Sentence) -> InvalidGGUF:
-        """Return an error about this file; `problem` continues the sentence about it."""
+        """Return an error about this file; `problem` becomes the end of its message."""
         return InvalidGGUF(self.path, problem)
 
     def truncated(self) -> HeaderEndsEarly:
-        """Return the error of a header that ends too early or is too long."""
+        """Return the error for a header that ends too early or is too long."""
         problem = Sentence(
             "its header is longer than {size} MiB"
             if self.file_size > len(self.data)
@@ -119,7 +119,7 @@ class Cursor:
         return value
 
     def name(self, *, is_key: bool) -> str:
-        """Read a metadata key, or else a tensor's name, which must be UTF-8."""
+        """Read a metadata key, or a tensor's name if not `is_key`; it must be UTF-8."""
         n = self.u64()
         if n > MAX_NAME:
             raise self.error(
@@ -142,9 +142,9 @@ class Cursor:
             raise self.error(problem) from None
 
     def skip_strings(self, n: int) -> None:
-        """Skip `n` strings, at some 5 million a second.
+        """Skip `n` strings, at about 5 million per second.
 
-        The loop has no checks: after a length that leaves the data the next read fails.
+        The loop has no checks; if a length points beyond the data, the next read fails.
         """
         self.n_strings += n
         if self.n_strings > MAX_STRINGS:
@@ -164,10 +164,10 @@ def parse_header(path: Path, data: bytearray, file_size: int) -> Header:
     """Read and check the header of one file.
 
     Args:
-        data: first bytes of the file, at most `HEADER_LIMIT`; truncated to the metadata and kept.
+        data: first bytes of the file, at most `HEADER_LIMIT`; cut after the metadata and kept.
 
     Raises:
-        HeaderEndsEarly: the header continues after `data`.
+        HeaderEndsEarly: the header continues beyond `data`.
         InvalidGGUF: the bytes are malformed, truncated, big-endian or of an unknown version.
         UnsupportedQuant: a tensor's type is unknown.
     """
@@ -190,13 +190,13 @@ def parse_header(path: Path, data: bytearray, file_size: int) -> Header:
 
 
 def is_header_whole(data: bytes | bytearray, file_size: int) -> bool:
-    """Return whether the first bytes of a file contain its whole header.
+    """Return whether the first bytes of a file contain its complete header.
 
     Args:
         data: first bytes of the file; at most `HEADER_LIMIT` count.
 
     Raises:
-        InvalidGGUF: it is not a valid header.
+        InvalidGGUF: the header is not valid.
         UnsupportedQuant: a tensor's type is unknown.
     """
     try:
@@ -263,7 +263,7 @@ def _alignment(cursor: Cursor, meta: Metadata) -> int:
 
 
 def _parse_tensor(cursor: Cursor) -> TensorInfo:
-    # the offset still counts from the start of the data
+    # the offset is still relative to the start of the tensor data
     name = cursor.name(is_key=False)
     n_dims = cursor.u32()
     if not 1 <= n_dims <= MAX_DIMS:

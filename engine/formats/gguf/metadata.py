@@ -1,6 +1,6 @@
 """The metadata of a GGUF file: its key-value section.
 
-Values stay in the bytes of the header and are decoded on demand: a vocabulary has hundreds of
+Values stay in the header's bytes and are decoded on demand, because a vocabulary has hundreds of
 thousands of strings that most readers never need. The bytes are in memory, so they outlive the file
 and cannot change.
 """
@@ -20,7 +20,7 @@ from engine.errors import InvalidGGUF, Sentence
 
 U32, BOOL, STRING, ARRAY = 4, 7, 8, 9
 
-# The types of a fixed size. A boolean is read as its byte: any value but zero means true.
+# Types with a fixed size. A boolean is read as a byte; any value but zero means true.
 DTYPES: Final[Mapping[int, np.dtype[Any]]] = {
     kind: np.dtype(code)
     for kind, code in {
@@ -33,8 +33,8 @@ DTYPES: Final[Mapping[int, np.dtype[Any]]] = {
 INTS = frozenset({0, 1, 2, 3, 4, 5, 10, 11})
 FLOATS = frozenset({6, 12})
 
-MAX_LAYERS = 1 << 16  # longest list made of a single value, whatever a file claims
-MAX_NAME = 64  # characters of general.architecture
+MAX_LAYERS = 1 << 16  # longest list that a single value is repeated to, whatever a file claims
+MAX_NAME = 64  # characters in general.architecture
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -50,12 +50,12 @@ U64: Final = Struct("<Q")
 
 
 class MetadataValue(NamedTuple):
-    """Type and position of a metadata value that is not decoded yet.
+    """Type and position of a metadata value that has not been decoded yet.
 
     Attributes:
-        kind: GGUF's number of the type, or of the elements' type for an array.
-        start: offset of a string's length, an array's first element, or the value.
-        length: number of elements of an array; None for a single value.
+        kind: GGUF's number for the type, or for the element type if it is an array.
+        start: offset of the length (of a string), the first element (of an array), or the value.
+        length: number of elements in an array; None for a single value.
     """
 
     kind: int
@@ -64,7 +64,7 @@ class MetadataValue(NamedTuple):
 
     @property
     def type_name(self) -> str:
-        """Name of the type for people, such as "uint32" or "string[3]"."""
+        """Name of the type for display, such as "uint32" or "string[3]"."""
         if self.kind in DTYPES:
             name = "bool" if self.kind == BOOL else DTYPES[self.kind].name
         else:
@@ -74,14 +74,14 @@ class MetadataValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Bytes of a header, and the position of each metadata value in them."""
+    """The bytes of a header, and the position of each metadata value in them."""
 
     path: Path
     data: bytearray
     values: Mapping[str, MetadataValue]
 
     def decode(self, value: MetadataValue, limit: int | None = None) -> Any:
-        """Return a value as a Python object, with at most `limit` elements of an array or bytes."""
+        """Return a value as a Python object, with at most `limit` array elements or text bytes."""
         if value.kind == STRING:
             return self._decode_text(value, limit)
         n = 1 if value.length is None else value.length
@@ -107,10 +107,10 @@ class Store:
 
 
 class TypedRead(Generic[T]):
-    """Callable that reads values of one type, such as `meta.int`.
+    """Callable that reads values of one type, for example `meta.int`.
 
     Raises:
-        InvalidGGUF: the key is missing without a default, or its value has another type.
+        InvalidGGUF: the key is missing and there is no default, or its value has another type.
     """
 
     __slots__ = ("_convert", "_is_array", "_kinds", "_store", "_wanted")
@@ -149,9 +149,9 @@ class Metadata:
     """Read-only keys and values of a header.
 
     `str`, `int`, `float` and `bool` read one value; `strs`, `ints`, `floats` and `bools` read a
-    list. `meta.int(key)` raises `InvalidGGUF` if the key is missing, `meta.int(key, default)` does
-    not; both raise it if the value has another type. A float may be stored as an integer. Bytes
-    that are not UTF-8 become replacement characters.
+    list. If the key is missing, `meta.int(key)` raises `InvalidGGUF` and `meta.int(key, default)`
+    returns the default; both raise it if the value has another type. A float may be stored as an
+    integer. Bytes that are not UTF-8 become replacement characters.
     """
 
     def __init__(self, path: Path, data: bytearray, values: Mapping[str, MetadataValue]) -> None:
@@ -182,17 +182,17 @@ class Metadata:
         return len(self._store.values)
 
     def keys(self) -> KeysView[str]:
-        """Return all keys in file order."""
+        """Return all keys, in file order."""
         return self._store.values.keys()
 
     @property
     def path(self) -> Path:
-        """File that the header was read from; the first part of a split model."""
+        """File that the header was read from; for a split model, the first part."""
         return self._store.path
 
     @property
     def data(self) -> bytearray:
-        """Bytes of the header up to the end of the metadata."""
+        """The header's bytes up to the end of the metadata."""
         return self._store.data
 
     @property
@@ -215,10 +215,10 @@ class Metadata:
     def int_list(
         self, key: str, n: int, default: D | Literal[_Missing.MISSING] = MISSING
     ) -> list[int] | D:
-        """Return one integer per layer: a single value repeated, or the first `n` of a list.
+        """Return one integer per layer: a single value repeated, or the first `n` values in a list.
 
         Raises:
-            InvalidGGUF: as for `int`; or the list is shorter than `n`; or `n` is absurdly large.
+            InvalidGGUF: as for `int`; or the list is shorter than `n`, or `n` is absurdly large.
         """
         if not 0 <= n <= MAX_LAYERS:
             problem = Sentence("it claims to have {n} layers", n=n)
@@ -238,19 +238,19 @@ class Metadata:
         return items[:n]
 
     def get(self, key: str, default: Any = None, limit: int | None = None) -> Any:
-        """Return a value of any type, an array as a list.
+        """Return a value of any type; an array becomes a list.
 
         Args:
-            limit: largest number of elements of an array, or bytes of a text, to decode.
+            limit: maximum number of array elements or text bytes to decode.
         """
         value = self._store.values.get(key)
         return default if value is None else self._store.decode(value, limit)
 
     def changed(self, values: Mapping[str, int | Sequence[float]]) -> Metadata:
-        """Return a copy with other numbers or lists of numbers; new keys have the type "uint32".
+        """Return a copy with some numbers or lists of numbers replaced; new keys are "uint32".
 
         Raises:
-            InvalidGGUF: a number does not fit the present type.
+            InvalidGGUF: a number does not fit the existing type.
         """
         data, places = bytearray(self.data), dict(self._store.values)
         for key, value in values.items():
@@ -265,12 +265,12 @@ class Metadata:
         return Metadata(self._store.path, data, places)
 
     def array_length(self, key: str) -> int | None:
-        """Return the number of elements of an array; None if missing or not an array."""
+        """Return the number of elements in an array; None if the key is missing or not an array."""
         value = self._store.values.get(key)
         return None if value is None else value.length
 
     def describe(self, key: str, width: int = 60) -> str:
-        """Return one short line about a value; long arrays are not decoded."""
+        """Return a short one-line description of a value; long arrays are not decoded."""
         value = self._store.values[key]
         if value.length is not None:
             some = self._store.decode(value, limit=3)

@@ -1,4 +1,4 @@
-"""Opens a GGUF model with all its parts."""
+"""Opens a GGUF model with all of its parts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from engine.formats.gguf.tensors import TensorInfo, quote
 
 NAME: Final = re.compile(r"(?P<prefix>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
-MAX_NAMED: Final = 8  # missing parts that a message lists
+MAX_NAMED: Final = 8  # maximum number of missing parts that a message lists
 
 
 def part_paths(path: Path, meta: Metadata) -> tuple[Path, ...]:
-    """Return all parts of a file's model in order, given any part and its metadata.
+    """Return all parts of a model in order, given any part and its metadata.
 
     Raises:
         InvalidGGUF: the names of the other parts cannot be derived from this one.
@@ -55,12 +55,12 @@ def check_agreement(paths: Sequence[Path], headers: Sequence[Header]) -> None:
     """Check that the parts belong to one model and have the right numbers.
 
     Raises:
-        InvalidGGUF: a part does not fit; the error names it.
+        InvalidGGUF: a part does not fit; the error names that part.
     """
     first = headers[0].meta
     for i, (path, header) in enumerate(zip(paths, headers, strict=True)):
         _check_place(path, header.meta, i, len(paths))
-        # the later parts need not name the architecture
+        # later parts need not name the architecture
         name = header.meta.str("general.architecture", None)
         if name is not None and name != first.architecture:
             problem = Sentence("its architecture differs from that of {name}", name=paths[0].name)
@@ -87,16 +87,16 @@ FIRST_BYTES = 1 << 20
 
 
 class GGUFFile:
-    """A model, of one file or several parts, open for reading; made by `open`.
+    """A model in one or several files, open for reading; created by `open`.
 
-    Use as a context manager. Opening reads only the header; `raw` locates a tensor's bytes, which
-    are read by its `read` or `read_into`.
+    Use it as a context manager. Opening reads only the header; `raw` locates a tensor's bytes, and
+    the result's `read` or `read_into` reads them.
 
     Attributes:
         path: path of the first part.
         meta: metadata of the first part; usable after `close`.
         tensors: tensors of all parts by name, in file order.
-        companion: path of another file that some tensors come from, or None.
+        companion: path of another file that some tensors come from; None if there is none.
         n_bytes: total size of the files, in bytes.
         stamps: values that change when the files are replaced.
     """
@@ -117,8 +117,8 @@ class GGUFFile:
         """Open a model, given its file or any of its parts.
 
         Raises:
-            ModelFileError: there is no such file, or it may not be read.
-            InvalidGGUF: it is malformed, truncated or not GGUF, or its parts disagree.
+            ModelFileError: the file does not exist, or reading it is not permitted.
+            InvalidGGUF: the file is malformed, truncated or not GGUF, or its parts disagree.
             MissingShard: parts are missing.
             UnsupportedQuant: a tensor's type is unknown.
         """
@@ -144,9 +144,9 @@ class GGUFFile:
         self, kept: Mapping[str, TensorInfo], other: GGUFFile, added: Mapping[str, TensorInfo],
         meta: Metadata,
     ) -> GGUFFile:  # fmt: skip
-        """Return this model with some of its tensors and some of another file.
+        """Return this model with some of its tensors and some from another file.
 
-        The result can be read as long as both are open.
+        The result can be read as long as both files are open.
         """
         whole = copy(self)
         whole._parts = [*self._parts, *other._parts]
@@ -160,13 +160,13 @@ class GGUFFile:
     def raw(self, tensor: TensorInfo) -> TensorBytes:
         """Return the bytes of a tensor, or of a range of its rows, to be sliced and read.
 
-        The shape is the tensor's, with the bytes of a row as the last axis.
+        The shape is that of the tensor, with the bytes in a row as the last axis.
         """
         shape = (*tensor.shape[:-1], tensor.row_bytes)
         return TensorBytes.of(self._parts[tensor.part], tensor.offset, shape)
 
     def check_unchanged(self) -> None:
-        """Raise ModelFileError if a file was modified since it was opened."""
+        """Raise ModelFileError if a file has been modified since it was opened."""
         for part in self._parts:
             part.check_unchanged()
 
@@ -183,7 +183,7 @@ class GGUFFile:
 
 
 def _read_header(part: OpenPart) -> Header:
-    # its length is known only after reading it
+    # the header's length is known only after reading it
     limit, n_bytes = min(part.n_bytes, HEADER_LIMIT), FIRST_BYTES
     while n_bytes < limit:
         try:
@@ -214,17 +214,17 @@ def _collect(paths: tuple[Path, ...], headers: list[Header]) -> dict[str, Tensor
 
 
 SAMPLES = 32
-"""Number of sampled tensors, evenly spaced in the order of the file."""
+"""Number of sampled tensors, evenly spaced in file order."""
 
 SAMPLE_BYTES = 4096
-"""Bytes sampled from the middle of each of these tensors."""
+"""Number of bytes sampled from the middle of each of these tensors."""
 
 
 def model_hash(file: GGUFFile) -> str:
-    """Return a hash of a model's content, whatever its file name: 64 hexadecimal digits.
+    """Return a hash of a model's content, independent of its file name: 64 hexadecimal digits.
 
-    It covers the header and samples of the weights, because a fine-tuned model often has the header
-    of its base model. Takes milliseconds.
+    It covers the header and samples of the weights, because a fine-tuned model often has the same
+    header as its base model. This takes milliseconds.
     """
     digest = hashlib.sha256(file.meta.data)
     tensors = list(file.tensors.values())
@@ -240,7 +240,7 @@ def model_hash(file: GGUFFile) -> str:
 
 
 def check_unchanged(file: GGUFFile, stamps: object) -> None:
-    """Raise ModelFileError if a file is not the one with these stamps."""
+    """Raise ModelFileError if a file no longer has these stamps."""
     if file.stamps != stamps:
         raise ModelFileError(
             file.path,

@@ -1,4 +1,4 @@
-"""Bytes of a tensor in a file, to be sliced before anything is read."""
+"""Bytes of a tensor in a file, which can be sliced before anything is read."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ Stamp = tuple[str, int, int]
 
 
 class OpenPart:
-    """A file of a model, open for reading at any offset. Thread-safe.
+    """A model file, open for reading at any offset. Thread-safe.
 
-    Reads copy into the caller's memory: if another program truncates the file, or its drive is
-    gone, a read raises an error, while access to a memory map would end the process (SIGBUS).
+    Reads copy into the caller's memory. If another program truncates the file, or its drive is
+    gone, a read raises an error, whereas access to a memory map would kill the process (SIGBUS).
 
     Attributes:
         n_bytes: size of the file when it was opened.
 
     Raises:
-        ModelFileError: there is no such file, or it may not be read.
-        InvalidGGUF: it is empty.
+        ModelFileError: the file does not exist, or reading it is not permitted.
+        InvalidGGUF: the file is empty.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            # before opening it: opening a pipe would wait for a writer
+            # checked before opening, because opening a pipe would wait for a writer
             _check_mode(path, path.stat().st_mode)
             self._file = path.open("rb", 0)
         except FileNotFoundError:
@@ -70,12 +70,12 @@ class OpenPart:
 
     @property
     def stamp(self) -> Stamp:
-        """Stamp of the file when it was opened, even if it was replaced since."""
+        """Stamp of the file when it was opened, even if it has been replaced since."""
         return str(self.path), self.n_bytes, self._opened.st_mtime_ns
 
     @property
     def descriptor(self) -> int:
-        """Descriptor of the open file, for reads by compiled code.
+        """Descriptor of the open file, for use by compiled code.
 
         Raises:
             ValueError: the file is closed.
@@ -88,7 +88,7 @@ class OpenPart:
         """Fill contiguous memory with the bytes from `offset` on.
 
         Raises:
-            ModelFileError: the file has become shorter, or its drive fails.
+            ModelFileError: the file has become shorter, or its drive failed.
             ValueError: the file is closed.
         """
         while target:
@@ -121,7 +121,7 @@ class OpenPart:
             ) from None
 
     def check_unchanged(self) -> None:
-        """Raise ModelFileError if the file was modified since it was opened."""
+        """Raise ModelFileError if the file has been modified since it was opened."""
         now = os.fstat(self._file.fileno())
         if (now.st_size, now.st_mtime_ns) != (self._opened.st_size, self._opened.st_mtime_ns):
             raise ModelFileError(
@@ -132,7 +132,7 @@ class OpenPart:
             )
 
     def close(self) -> None:
-        """Close the file; an unreferenced one is closed anyway."""
+        """Close the file; an unreferenced file is closed anyway."""
         self._finalizer()
 
 
@@ -148,10 +148,10 @@ def _check_mode(path: Path, mode: int) -> None:
 
 
 LONG_ROW = 32 << 10
-"""Bytes of a partial row from which it is read separately; for shorter ones whole rows are read."""
+"""Smallest partial row that is read separately, in bytes; for shorter ones, whole rows are read."""
 
 SPAN_BYTES = 256 << 10
-"""Bytes of whole rows that are read at a time to extract columns; they fit into caches."""
+"""Bytes in whole rows that are read at a time to extract columns; they fit into caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +161,8 @@ class TensorBytes:
     Slicing it like an array reads nothing; `read` and `read_into` do.
 
     Attributes:
-        shape: sizes of the axes, slowest first; the last counts bytes of a row.
-        strides: bytes of the file from one index of an axis to the next.
+        shape: sizes of the axes, slowest first; the last is the number of bytes per row.
+        strides: bytes in the file from one index to the next, per axis.
     """
 
     part: OpenPart
@@ -190,7 +190,7 @@ class TensorBytes:
         return self.shape[0]
 
     def __getitem__(self, at: int | slice | tuple[int | slice, ...]) -> TensorBytes:
-        """Return a part: an index drops its axis, a slice without a step cuts it."""
+        """Return a part: an index drops its axis, a slice (without a step) cuts it."""
         given = at if isinstance(at, tuple) else (at,)
         if len(given) > self.ndim:
             raise IndexError(f"{len(given)} indices for {self.ndim} axes")
@@ -216,11 +216,11 @@ class TensorBytes:
 
     @property
     def is_even(self) -> bool:
-        """Whether matrices (n, n_rows, row_bytes) are evenly spaced by rows."""
+        """Whether the rows of all matrices (n, n_rows, row_bytes) are evenly spaced."""
         return len(self) == 1 or self.strides[0] == self.shape[1] * self.strides[1]
 
     def tall(self) -> TensorBytes:
-        """Return even matrices (n, n_rows, row_bytes) as one, of all their rows."""
+        """Return even matrices (n, n_rows, row_bytes) as a single one with all their rows."""
         n, n_rows, row_bytes = self.shape
         return TensorBytes(self.part, self.offset, (n * n_rows, row_bytes), self.strides[1:])
 
@@ -245,7 +245,7 @@ class TensorBytes:
         return target
 
     def read_into(self, target: NDArray[np.uint8]) -> None:
-        """Read the bytes into an array of the same shape; for errors see `OpenPart.read_into`."""
+        """Read the bytes into an array of the same shape; for errors, see `OpenPart.read_into`."""
         if target.shape != self.shape:
             raise ValueError(f"{self.shape} of a tensor does not fit into {target.shape}")
         if not self.nbytes:
@@ -269,7 +269,7 @@ class TensorBytes:
         return True
 
     def _read_columns(self, target: NDArray[np.uint8]) -> None:
-        # whole rows are read first, and the columns copied from them
+        # whole rows are read first, and the columns are copied from them
         (n_rows, n_columns), stride = self.shape, self.strides[0]
         step = max(1, min(n_rows, SPAN_BYTES // stride))
         span = np.empty((step - 1) * stride + n_columns, np.uint8)

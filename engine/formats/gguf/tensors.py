@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file: name, type, shape, and position of the data."""
+"""Tensors in a GGUF file: name, type, shape, and position of the data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.errors import InvalidGGUF, Sentence
 
 @dataclass(frozen=True, slots=True)
 class TypeInfo:
-    """Block layout of one GGML type: elements per block, the smallest unit of a row, and bytes."""
+    """Block layout for a GGML type: elements and bytes per block, the smallest unit of a row."""
 
     number: int
     name: str
@@ -45,7 +45,7 @@ TYPES: Mapping[int, TypeInfo] = MappingProxyType(_collect())
 
 
 def row_bytes(info: TypeInfo, n_elements: int) -> int:
-    """Return the bytes of a row; raise ValueError if it is not a whole number of blocks."""
+    """Return the bytes per row; raise ValueError if a row is not a whole number of blocks."""
     n_blocks, rest = divmod(n_elements, info.block_size)
     if rest:
         raise ValueError(
@@ -55,7 +55,7 @@ def row_bytes(info: TypeInfo, n_elements: int) -> int:
     return n_blocks * info.type_size
 
 
-MAX_OFFSET: Final = 1 << 63  # files are smaller, so an offset beyond it is wrong
+MAX_OFFSET: Final = 1 << 63  # files are smaller, so a larger offset is wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class TensorInfo:
 
     Attributes:
         shape: sizes in torch's order, slowest first; the last is the length of a contiguous row.
-        part: index of the file among the parts of a split model.
+        part: index of the tensor's file among the parts of a split model.
         offset: offset of the first byte in that file.
     """
 
@@ -95,13 +95,13 @@ class TensorInfo:
         return self.n_rows * self.row_bytes
 
     def rows(self, start: int, stop: int, name: str) -> TensorInfo:
-        """Return a view on the rows `start:stop` of a matrix, or on elements of a vector.
+        """Return a view of the rows `start:stop` in a matrix, or of such elements in a vector.
 
-        Splits a fused tensor into its parts.
+        This is used to split a fused tensor into its parts.
 
         Raises:
-            ValueError: the range leaves the tensor, is empty or cuts a block, or the tensor has
-                more than two axes.
+            ValueError: the range is out of bounds, is empty or cuts a block, or the tensor has more
+                than two axes.
         """
         if len(self.shape) > 2:
             raise ValueError(f"{self.name} has the shape {self.shape}; only a matrix has rows")
@@ -117,7 +117,7 @@ _IN_BLOCK = re.compile(r"blk\.(\d{1,9})\.(.+)")
 
 
 def split_name(name: str) -> tuple[int, str] | None:
-    """Return a tensor's block number and its name within the block; None outside the blocks."""
+    """Return a tensor's block number and its name within the block; None if it is in no block."""
     found = _IN_BLOCK.fullmatch(name)
     return None if found is None else (int(found[1]), found[2])
 
@@ -125,10 +125,10 @@ def split_name(name: str) -> tuple[int, str] | None:
 def check_layout(
     path: Path, entries: Sequence[TensorInfo], data_start: int, alignment: int, file_size: int
 ) -> tuple[TensorInfo, ...]:
-    """Return tensors with offsets from the start of the file, given those from `data_start`.
+    """Return tensors with offsets from the start of the file, given offsets from `data_start`.
 
     Raises:
-        InvalidGGUF: a tensor overlaps another or leaves the file.
+        InvalidGGUF: a tensor overlaps another or extends beyond the file.
     """
     names: set[str] = set()
     for tensor in entries:
@@ -184,5 +184,5 @@ def _check_extents(path: Path, tensors: Sequence[TensorInfo], file_size: int) ->
 
 
 def quote(name: str) -> str:
-    """Return a name from a file for a message: quoted, short, and without control characters."""
+    """Return a name from a file for use in a message: quoted, short, without control characters."""
     return repr(name if len(name) <= 80 else name[:79] + "…")

@@ -1,4 +1,4 @@
-"""Quantised formats: reads the blocks of each GGML type, and defines the planes to pack them into.
+"""Quantised formats: reads blocks of each GGML type, and defines the planes to pack them into.
 
-Imports, of the engine, only `gguf.types`; `layout` and `extent` import no torch.
+From the engine, it imports only `gguf.tensors`; `layout` imports no torch.
 """

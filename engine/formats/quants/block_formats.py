@@ -1,7 +1,7 @@
-"""Block formats of GGML types, and lookup tables of codes, cached per device.
+"""Block formats of GGML types, and lookup tables for codes, cached per device.
 
 A table entry packs several int8 values into one integer word, so that a single gather yields all of
-them. The tables have a few KiB each.
+them. Each table takes a few KiB.
 """
 
 from collections.abc import Callable
@@ -25,29 +25,29 @@ Q_SUPER = 256
 
 
 def read_field(blocks: Tensor, start: int, stop: int, dtype: torch.dtype = torch.uint8) -> Tensor:
-    """Return bytes `start` to `stop` of every block, reinterpreted as little-endian `dtype`.
+    """Return bytes `start` to `stop` in every block, reinterpreted as little-endian `dtype`.
 
-    They are copied, because a reinterpreted tensor must be aligned.
+    The bytes are copied, because a reinterpreted tensor must be aligned.
     """
     part = blocks[:, start:stop].clone(memory_format=torch.contiguous_format)
     return part.view(dtype)
 
 
 def read_half(blocks: Tensor, start: int) -> Tensor:
-    """Return the float16 number at byte `start` of every block, as float32 (n_blocks, 1)."""
+    """Return the float16 number at byte `start` in every block, as float32 (n_blocks, 1)."""
     return read_field(blocks, start, start + 2, torch.float16).to(torch.float32)
 
 
 def unpack_planes(packed: Tensor, bits: int) -> Tensor:
     """Unpack codes stored in bit planes over the whole row: (..., w) -> (..., 8 // bits, w).
 
-    The lowest bits of the w bytes hold the first w codes, the bits above the next w, and so on.
+    The lowest bits of the w bytes hold the first w codes, the next bits the next w, and so on.
     """
     return torch.stack(_parts(packed, bits), dim=-2)
 
 
 def unpack_bytes(packed: Tensor, bits: int) -> Tensor:
-    """Unpack codes that follow each other within a byte: (..., w) -> (..., w * 8 // bits)."""
+    """Unpack codes stored next to each other in each byte: (..., w) -> (..., w * 8 // bits)."""
     return torch.stack(_parts(packed, bits), dim=-1).flatten(-2)
 
 
@@ -63,7 +63,7 @@ def scaled(codes: Tensor, scale: Tensor) -> Tensor:
 
 
 def weight_reader(read: Callable[[Tensor], Codes]) -> Callable[[Tensor], Tensor]:
-    """Return a reader of weights, given one of scales and whole numbers."""
+    """Return a function that reads weights, given one that reads scales and whole numbers."""
 
     def dequantise_blocks(blocks: Tensor) -> Tensor:
         scale, values = read(blocks)
@@ -75,7 +75,7 @@ def weight_reader(read: Callable[[Tensor], Codes]) -> Callable[[Tensor], Tensor]
 def affine(codes: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
     """Return `codes * scale + offset`, with scales and offsets (n_blocks, g).
 
-    Product and sum are rounded separately, as in GGML's reference.
+    Product and sum are rounded separately, as in GGML's reference code.
     """
     values = _grouped(codes, scale)
     return values.mul_(scale.unsqueeze(-1)).add_(offset.unsqueeze(-1)).flatten(1)
@@ -90,19 +90,19 @@ _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def look_up(table: Tensor, codes: Tensor) -> Tensor:
-    """Return the int8 values of every code: (..., w) -> (..., w * values per entry)."""
+    """Return the int8 values for every code: (..., w) -> (..., w * values per entry)."""
     words = table.index_select(0, codes.reshape(-1).to(torch.int32))
     return words.view(torch.int8).view(*codes.shape[:-1], codes.shape[-1] * table.itemsize)
 
 
 def look_up_pairs(table: Tensor, codes: Tensor) -> Tensor:
-    """Look up 4-bit codes in a table of `code_pairs`: int8 of the shape of `codes`."""
+    """Look up 4-bit codes in a table from `code_pairs`; return int8 with the shape of `codes`."""
     return look_up(table, codes.view(torch.int16))
 
 
 @cache
 def code_pairs(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the values of two adjacent bytes with a 4-bit code each, given the 16 values."""
+    """Return a table that decodes two adjacent bytes with a 4-bit code each, given 16 values."""
     codes = np.arange(0x0F0F + 1)
     decoded = np.array(values)
     return _packed(np.stack([decoded[codes & 0x0F], decoded[codes >> 8 & 0x0F]], axis=1), device)
@@ -110,19 +110,19 @@ def code_pairs(values: tuple[int, ...], device: torch.device) -> Tensor:
 
 @cache
 def bits(device: torch.device) -> Tensor:
-    """Return the eight bits of each byte as 0 or 1, lowest first."""
+    """Return a table of the eight bits in each byte as 0 or 1, lowest first."""
     return _packed(_bits(np.arange(256)), device)
 
 
 @cache
 def signs(device: torch.device) -> Tensor:
-    """Return the eight bits of each byte as +1 (clear) or -1 (set), lowest first."""
+    """Return a table of the eight bits in each byte as +1 (clear) or -1 (set), lowest first."""
     return _packed(1 - 2 * _bits(np.arange(256)), device)
 
 
 @cache
 def even_signs(device: torch.device) -> Tensor:
-    """Return eight signs of each 7-bit code; the eighth makes the number of minus signs even."""
+    """Return a table of eight signs per 7-bit code; the eighth makes the number of minuses even."""
     low = _bits(np.arange(128))[:, :7]
     eighth = low.sum(axis=1, keepdims=True) % 2
     return _packed(1 - 2 * np.concatenate([low, eighth], axis=1), device)
@@ -130,20 +130,20 @@ def even_signs(device: torch.device) -> Tensor:
 
 @cache
 def two_bit_codes(offset: int, device: torch.device) -> Tensor:
-    """Return the four 2-bit codes of each byte plus `offset`, lowest first."""
+    """Return a table of the four 2-bit codes in each byte, lowest first, plus `offset`."""
     codes = np.arange(256)[:, None] >> np.array([0, 2, 4, 6]) & 3
     return _packed(codes + offset, device)
 
 
 @cache
 def grid(name: str, device: torch.device) -> Tensor:
-    """Return the grid of an IQ2 or IQ3 type: four or eight magnitudes per entry."""
+    """Return the grid for an IQ2 or IQ3 type: four or eight magnitudes per entry."""
     return _packed(_reference_grid(name), device)
 
 
 @cache
 def shifted_ternary_grid(device: torch.device) -> Tensor:
-    """Return the grid of the IQ1 types in eighths: plus one, then (from 2048 on) minus one."""
+    """Return the grid for the IQ1 types in eighths: plus one, then (from index 2048) minus one."""
     eighths = 8 * _reference_grid("IQ1_S")
     return _packed(np.concatenate([eighths + 1, eighths - 1]), device)
 
@@ -189,7 +189,7 @@ def q8_0(blocks: Tensor) -> Tensor:
 
 
 def five_bits(high: Tensor, low: Tensor) -> Tensor:
-    """Return codes 0 to 31, int8 (n_blocks, 32), from their top bits and low nibbles."""
+    """Return codes 0 to 31, as int8 (n_blocks, 32), from their top bits and low nibbles."""
     top = look_up(bits(high.device), high)
     return unpack_planes(low, 4).flatten(1).view(torch.int8).add_(top, alpha=16)
 
@@ -201,7 +201,7 @@ def q2_k(blocks: Tensor) -> Tensor:
 
 
 def q2_k_codes(blocks: Tensor) -> Tensor:
-    """Return the stored codes without scales, uint8 (n_blocks, 256), as all `…_codes` here do."""
+    """Return the stored codes as uint8 (n_blocks, 256), without scales, like all `…_codes` here."""
     return unpack_planes(torch.unflatten(blocks[:, 16:80], 1, (2, 32)), 2).flatten(1)
 
 
@@ -246,17 +246,17 @@ def q6_k_codes(blocks: Tensor) -> Tensor:
 
 
 def q3_k_scales(blocks: Tensor) -> Tensor:
-    """Return the 16 scales of Q3_K: eight bytes of low nibbles, four of top bit pairs, less 32."""
+    """Return the 16 scales of Q3_K: eight bytes with low nibbles, four with top bits, minus 32."""
     low = unpack_planes(blocks[:, 96:104], 4).flatten(1)
     top = unpack_planes(blocks[:, 104:108], 2).flatten(1)
     return low.add_(top, alpha=16).view(torch.int8).sub_(32)
 
 
 def six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the scales and offsets of Q4_K and Q5_K, each uint8 (n_blocks, 8).
+    """Return the scales and offsets of Q4_K and Q5_K, each as uint8 (n_blocks, 8).
 
-    The twelve bytes hold 6-bit numbers: four scales, four offsets, then the low nibbles of the
-    other four of both, with their top two bits above the first ones.
+    Twelve bytes hold 6-bit numbers: four scales, four offsets, then the low nibbles of the other
+    four scales and offsets, whose top two bits are stored above the first four of each.
     """
     scales, offsets, nibbles = torch.unflatten(blocks[:, 4:16], 1, (3, 4)).unbind(1)
     scale = torch.cat([scales & 0x3F, (nibbles & 0x0F) | (scales >> 6 << 4)], dim=1)
@@ -265,13 +265,13 @@ def six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scales_and_offsets(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    # in F32, times the block's factors; offsets are to be added
+    # in F32, multiplied by the block's factors; offsets are to be added
     scale, offset = six_bits(blocks)
     return read_half(blocks, 0) * scale, (read_half(blocks, 2) * offset).neg_()
 
 
 E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice the value of each code, to stay in integers; the scales are halved."""
+"""Twice the value of each code, to keep them integers; the scales are halved."""
 
 
 def mxfp4(blocks: Tensor) -> Tensor:
@@ -280,7 +280,7 @@ def mxfp4(blocks: Tensor) -> Tensor:
 
 
 def nvfp4(blocks: Tensor) -> Codes:
-    """Read NVFP4: four parts of 16 elements, with a scale each."""
+    """Read NVFP4: four parts of 16 elements, each with a scale."""
     values = _e2m1(unpack_planes(torch.unflatten(blocks[:, 4:], 1, (4, 8)), 4))
     return _scales(_e4m3_scales(blocks.device), blocks[:, :4]), values.flatten(1)
 
@@ -303,7 +303,7 @@ def _power_of_two_scales(device: torch.device) -> Tensor:
 
 @cache
 def _e4m3_scales(device: torch.device) -> Tensor:
-    # half of each unsigned float with four exponent bits (bias 7) and three of mantissa; the NaN
+    # half of each unsigned float with four exponent bits (bias 7) and three mantissa bits; the NaN
     # 0x7F counts as zero, and the top bit is ignored
     code = torch.arange(256, dtype=torch.int32)
     exponent, mantissa = code >> 3 & 0x0F, code & 0x07
@@ -313,7 +313,7 @@ def _e4m3_scales(device: torch.device) -> Tensor:
 
 
 def plain(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """Return a reader of blocks with a single number of `dtype`."""
+    """Return a function that reads blocks consisting of a single number of `dtype`."""
 
     def dequantise_blocks(blocks: Tensor) -> Tensor:
         numbers = blocks.clone(memory_format=torch.contiguous_format).view(dtype)
@@ -323,7 +323,7 @@ def plain(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
 
 
 def tq1_0(blocks: Tensor) -> Codes:
-    """Read TQ1_0: five base-3 digits per byte, four in the last bytes, as fractions of 256."""
+    """Read TQ1_0: five base-3 digits per byte (four in the last bytes), as fractions of 256."""
     parts = (_trits(blocks[:, :32], 5), _trits(blocks[:, 32:48], 5), _trits(blocks[:, 48:52], 4))
     return read_half(blocks, 52), torch.cat(parts, dim=1)
 

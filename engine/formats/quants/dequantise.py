@@ -1,6 +1,6 @@
-"""Dequantises rows of all supported GGML types, and reads IQ formats.
+"""Dequantises rows of all supported GGML types, and reads the IQ formats.
 
-Codes of IQ formats index grids of four or eight magnitudes; signs are stored separately.
+Codes in IQ formats index grids of four or eight magnitudes; signs are stored separately.
 """
 
 from collections.abc import Callable, Mapping
@@ -99,12 +99,12 @@ def iq4_xs(blocks: Tensor) -> Tensor:
 
 
 def iq4_xs_codes(blocks: Tensor) -> Tensor:
-    """Return the stored codes, uint8 (n_blocks, 8, 2, 16)."""
+    """Return the stored codes as uint8 (n_blocks, 8, 2, 16)."""
     return unpack_planes(torch.unflatten(blocks[:, 8:], 1, (8, 16)), 4)
 
 
 def iq4_xs_scales(blocks: Tensor) -> Tensor:
-    """Return the scales of the block's eight parts: four low bits and two high ones, less 32."""
+    """Return the scales for a block's eight parts: four low bits and two high bits, minus 32."""
     low, top = unpack_bytes(blocks[:, 4:8], 4), unpack_bytes(blocks[:, 2:4], 2)
     return low.add_(top, alpha=16).view(torch.int8).sub_(32)
 
@@ -131,7 +131,7 @@ def _top_nibble(words: Tensor) -> Tensor:
 
 
 def _sign_quads(words: Tensor) -> Tensor:
-    # the signs of the four 7-bit codes in each word, int8 (n_blocks, 256)
+    # the signs for the four 7-bit codes in each word, as int8 (n_blocks, 256)
     codes = torch.stack([words >> shift & 0x7F for shift in (0, 7, 14, 21)], dim=-1)
     table = even_signs(words.device)
     return look_up(table, codes.flatten(1)).view(-1, Q_SUPER)
@@ -144,8 +144,8 @@ def _scattered_half(words: Tensor) -> Tensor:
     return number.view(torch.float16).to(torch.float32).unsqueeze(1)
 
 
-# Elements to dequantise at a time. On a CPU, intermediate bytes then stay in its caches; elsewhere
-# a step must be long enough to hide its launch, within memory.
+# Number of elements to dequantise at a time. On a CPU, intermediate bytes then stay in its caches;
+# elsewhere, a step must be long enough to hide its launch, but must fit in memory.
 _CPU_CHUNK = 1 << 20
 _DEVICE_CHUNK = 1 << 25
 
@@ -155,9 +155,9 @@ class Quant:
     """A GGML type that can be dequantised.
 
     Attributes:
-        dequantise_blocks: reader uint8 (n_blocks, type_size) -> float32 (n_blocks, block_size).
-        codes_of: reader of the blocks as scales and whole numbers of at most 16 values, for types
-            that kernels only read after this conversion; else None.
+        dequantise_blocks: function uint8 (n_blocks, type_size) -> float32 (n_blocks, block_size).
+        codes_of: function that reads blocks as scales and whole numbers with at most 16 values, for
+            types that kernels can read only after this conversion; else None.
     """
 
     name: str
@@ -220,16 +220,16 @@ QUANTS: Mapping[int, Quant] = MappingProxyType(
 
 
 def dequantise(raw: Tensor, type_number: int, out: Tensor | None = None) -> Tensor:
-    """Return stored rows as float32 (..., elements), or in `out`, on the device of `raw`.
+    """Return stored rows as float32 (..., elements), or fill `out`, on the device of `raw`.
 
     Args:
         raw: rows of whole blocks, uint8 (..., row bytes).
         type_number: GGML type, a key of `QUANTS`.
         out: contiguous tensor (..., elements) of any float type to fill and return. Reusing one
-            avoids the page faults of a new one, which cost more than the arithmetic.
+            avoids the page faults of a new tensor, which take longer than the arithmetic.
 
     Raises:
-        ValueError: the type is unknown, `raw` is not bytes, a block is cut, or `out` does not fit.
+        ValueError: the type is unknown, `raw` is not uint8, a block is cut, or `out` does not fit.
     """
     quant = QUANTS.get(type_number)
     if quant is None:
@@ -260,7 +260,7 @@ def _chunk(quant: Quant, device: torch.device) -> int:
 
 
 def _fill(out: Tensor, quant: Quant, blocks: Tensor) -> None:
-    # chunk by chunk, with bounded extra memory
+    # chunk by chunk, so that extra memory is bounded
     chunk = _chunk(quant, blocks.device)
     for part, result in zip(torch.split(blocks, chunk), torch.split(out, chunk), strict=True):
         result.copy_(quant.dequantise_blocks(part))

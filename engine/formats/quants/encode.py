@@ -1,8 +1,8 @@
-"""Quantises numbers to GGML blocks, bit-equal to the gguf package, for the types of the KV cache.
+"""Quantises numbers to GGML blocks for the KV cache, bit-identical to the gguf package.
 
-A block of either type is an F16 scale d, then 32 whole numbers q. In Q8_0 they are signed bytes,
-x = d q; in Q4_0 nibbles, x = d (q - 8), with element j in the low half of byte j and element j + 16
-in the high half.
+A block of either type has an F16 scale d, then 32 whole numbers q. In Q8_0, these are signed bytes,
+with x = d q; in Q4_0, they are nibbles, with x = d (q - 8), element j in the low half of byte j and
+element j + 16 in the high half.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.formats.quants.layout import BLOCK, CODED, SCALE_BYTES, Layout
 
 
 def quantise(x: Tensor, type_number: int) -> Tensor:
-    """Return numbers as stored rows, uint8 (..., row bytes), the inverse of `dequantise`.
+    """Return numbers as stored rows, uint8 (..., row bytes); the inverse of `dequantise`.
 
     Args:
         x: rows of whole blocks, float32 (..., elements).
@@ -46,7 +46,7 @@ def quantise(x: Tensor, type_number: int) -> Tensor:
 
 def _q8_0(blocks: Tensor) -> Tensor:
     largest = blocks.abs().amax(1, keepdim=True)
-    # a tensor of 127s, because CUDA turns a division by a number into a product with 1 / 127
+    # divided by a tensor because CUDA turns division by a number into multiplication by 1 / 127
     scale = largest / torch.full_like(largest, 127)
     scaled = blocks * _inverse(scale)
     size = scaled.abs()
@@ -75,22 +75,22 @@ def _f16_bytes(scale: Tensor) -> Tensor:
 WRITERS: Mapping[int, Callable[[Tensor], Tensor]] = MappingProxyType(
     {Kind.Q8_0: _q8_0, Kind.Q4_0: _q4_0}
 )
-"""Writers float32 (n_blocks, block_size) -> uint8 (n_blocks, type_size), by GGML type number."""
+"""Functions float32 (n_blocks, block_size) -> uint8 (n_blocks, type_size), by GGML type number."""
 
 
 CHUNK = 1 << 18
-"""Weights converted at a time, so that intermediate results stay in a core's cache."""
+"""Number of weights converted at a time, so that intermediate results stay in a core's cache."""
 
 
 def coded_rows(raw: Tensor, type_number: int) -> Tensor:
-    """Return rows of a file as codes and scales, the input of `pack`.
+    """Return rows from a file as codes and scales, the input for `pack`.
 
     Args:
         raw: rows of whole blocks, uint8 (n_rows, row bytes), on the CPU.
         type_number: GGML type, a key of `CODED`.
 
     Returns:
-        uint8 (n_rows, bytes of its blocks of 32 columns), 1.06 to 1.25 for each weight.
+        uint8 (n_rows, bytes of the row's blocks of 32 columns), 1.06 to 1.25 bytes per weight.
     """
     quant, layout = QUANTS[type_number], CODED[type_number]
     blocks = raw.reshape(-1, quant.type_size)
@@ -124,7 +124,7 @@ def _codes(numbers: Tensor, layout: Layout) -> Tensor:
 
 @cache
 def _code_pairs(table: tuple[int, ...], device: torch.device) -> Tensor:
-    # the codes of two adjacent numbers, by their 16 bits
+    # the codes for two adjacent numbers, indexed by their 16 bits
     codes = torch.zeros(256, dtype=torch.int32)
     for code, number in reversed(list(enumerate(table))):
         codes[number & 0xFF] = code

@@ -1,26 +1,26 @@
-"""The packed-plane format of quantised matrices: tiles of 16 rows, block parts in planes.
+"""The packed-plane format for quantised matrices: tiles of 16 rows, with block parts in planes.
 
-A vector register holds four bytes of each of 16 rows, so that one instruction multiplies all of
-them with the same four activations and no horizontal sum is ever needed. Columns come in blocks of
+A vector register holds four bytes from each of 16 rows, so that one instruction multiplies all of
+them by the same four activations and no horizontal sum is ever needed. Columns come in blocks of
 32. A tile has four planes, each with its blocks in order:
 
-- `low`: low bits of the weights. A block has eight lines, line i with columns 4i … 4i+3 of each
-  row, a byte each. Of 4-bit lines, line i and line i + 4 share 64 bytes (low and high half of each
-  byte); of 2-bit lines, lines 4i … 4i+3 do (from the lowest bits up).
-- `high`: one or two more bits above those in `low`; one bit of all eight lines shares 64 bytes
-  (line i in bit i), two bits of four lines, in order from the lowest bits up.
-- `scales`: scales of the sub-blocks of 16 rows: all rows of the first sub-block, then of the next;
-  then their minima in the same order.
-- `supers`: F16 factors of 256 columns of the file, for types that have them: of 16 rows for the
-  scales, then of 16 rows for the minima.
+- `low`: low bits of the weights. A block has eight lines; line i has columns 4i … 4i+3 of each row,
+  one byte each. If weights have 4 low bits, lines i and i + 4 share 64 bytes (low and high half of
+  each byte); if they have 2, lines 4i … 4i+3 do (from the lowest bits up).
+- `high`: one or two more bits above those in `low`. With one bit, all eight lines share 64 bytes
+  (line i in bit i); with two, four lines do, in order from the lowest bits up.
+- `scales`: scales per sub-block and row: all rows for the first sub-block, then for the next; then
+  the minima in the same order.
+- `supers`: for types that have them, F16 factors for every 256 columns in the file: 16 rows of
+  factors for the scales, then 16 rows for the minima.
 
-A cut between ranks may fall on any block: the first factor then counts for fewer than eight of
-them. A tile ends on a multiple of 64 bytes.
+A cut between ranks may fall on any block, so the first factor may apply to fewer than eight blocks.
+The size of a tile is a multiple of 64 bytes.
 
-On a GPU, a tile has one plane after the other (`Layout.offsets`). On a CPU it consists of groups of
-up to eight blocks that share a factor or would, so that it is read from front to back, as
-prefetchers expect (`Layout.places`): the group's part of `supers`, its part of `scales`, then for
-each block the part of `low` and the part of `high`.
+On a GPU, the planes of a tile follow each other (`Layout.offsets`). On a CPU, a tile consists of
+groups of up to eight blocks that share a factor (or would), so that it is read from front to back,
+as prefetchers expect (`Layout.places`): the group's part of `supers`, its part of `scales`, then
+each block's parts of `low` and `high`.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from typing import Any, Literal, NamedTuple
 from gguf.constants import GGMLQuantizationType as Kind
 
 TILE = 16
-"""Rows of a tile."""
+"""Rows per tile."""
 
 BLOCK = 32
-"""Columns of a block."""
+"""Columns per block."""
 
 SUPER = 8
-"""Blocks of a group; they share a factor in K-quants."""
+"""Blocks per group; they share a factor in K-quants."""
 
 LINE_BYTES = 64
-"""Bytes of a line: four columns of 16 rows."""
+"""Bytes per line: four columns from each of 16 rows."""
 
 ScaleKind = Literal["f16", "f16_min", "e8m0", "f32", "super", "super_min", "super_nibbles"]
-"""Content of the plane `scales`, see `Layout.scale`."""
+"""Content of the plane `scales`; see `Layout.scale`."""
 
 SCALE_BYTES: dict[ScaleKind, int] = {
     "f16": 2, "f16_min": 4, "e8m0": 1, "f32": 4, "super": 1, "super_min": 2, "super_nibbles": 1,
 }  # fmt: skip
-"""Bytes of the plane `scales` for each row and sub-block."""
+"""Bytes per row and sub-block in the plane `scales`."""
 
 
 class BlockPlaces(NamedTuple):
-    """Addresses of a block of 16 rows on a CPU, by plane: numbers, or a kernel's values."""
+    """Addresses of a block of 16 rows on a CPU, per plane: numbers, or values in a kernel."""
 
     low: Any
     high: Any
@@ -63,20 +63,20 @@ class BlockPlaces(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The planes of one type; a weight is `scale × (table[q] or q - zero) - minimum`.
+    """The planes for one type; a weight is `scale × (table[q] or q - zero) - minimum`.
 
     Attributes:
-        low: bits of q in the plane `low`: 2, 4 or 8.
-        high: further bits in the plane `high`: 0, 1 or 2.
+        low: number of bits of q in the plane `low`: 2, 4 or 8.
+        high: number of further bits in the plane `high`: 0, 1 or 2.
         zero: value of q that stands for 0.
-        table: 16 values that q indexes, signed bytes; empty if q is a number itself.
-        scale: content of the plane `scales` for each row and sub-block: "f16": F16; "f16_min": F16
-            scales of the rows, then F16 minima, to be added; "e8m0": powers of two; "f32": F32;
-            and with an F16 factor for 256 columns: "super": bytes, signed if `signed_scale`;
-            "super_min": bytes of scales, then of minima; "super_nibbles": both in one byte, the
-            minimum in the high half.
-        sub: columns of a sub-block, 32 or 16.
-        signed_scale: whether bytes of scales are signed.
+        table: 16 signed bytes that q indexes; empty if q is the number itself.
+        scale: content of the plane `scales`, per row and sub-block. "f16": F16; "f16_min": F16
+            scales for the rows, then F16 minima to be added; "e8m0": powers of two; "f32": F32.
+            With an F16 factor per 256 columns: "super": one byte, signed if `signed_scale`;
+            "super_min": one byte per scale, then one per minimum; "super_nibbles": both in one
+            byte, with the minimum in the high half.
+        sub: columns per sub-block, 32 or 16.
+        signed_scale: whether scales stored as bytes are signed.
     """
 
     low: int
@@ -99,34 +99,34 @@ class Layout:
 
     @property
     def low_bytes(self) -> int:
-        """Bytes of a block of 16 rows in the plane `low`."""
+        """Bytes per block of 16 rows in the plane `low`."""
         return TILE * BLOCK * self.low // 8
 
     @property
     def high_bytes(self) -> int:
-        """Bytes of a block of 16 rows in the plane `high`."""
+        """Bytes per block of 16 rows in the plane `high`."""
         return TILE * BLOCK * self.high // 8
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of a block of 16 rows in the plane `scales`."""
+        """Bytes per block of 16 rows in the plane `scales`."""
         return TILE * (BLOCK // self.sub) * SCALE_BYTES[self.scale]
 
     @property
     def super_bytes(self) -> int:
-        """Bytes of 16 rows and 256 columns in the plane `supers`."""
+        """Bytes per 16 rows and 256 columns in the plane `supers`."""
         if not self.has_supers:
             return 0
         return TILE * 2 * (2 if self.has_minimum else 1)
 
     def offsets(self, n_blocks: int, skip: int) -> tuple[int, int, int, int]:
-        """Return the offsets of `high`, `scales` and `supers` in a tile on a GPU, and its size.
+        """Return the offsets of `high`, `scales` and `supers` in a GPU tile, and the tile's size.
 
-        The size in bytes is the same on a CPU.
+        The size, in bytes, is the same on a CPU.
 
         Args:
             n_blocks: blocks per row.
-            skip: missing blocks of the first 256 columns.
+            skip: number of blocks missing from the first 256 columns.
         """
         high = n_blocks * self.low_bytes
         scales = high + n_blocks * self.high_bytes
@@ -138,7 +138,7 @@ class Layout:
     def places(self, tile: Any, group: Any, first: Any, last: Any, block: Any) -> BlockPlaces:
         """Return the addresses of a block's parts in a tile on a CPU.
 
-        Arguments are numbers, or a kernel's values.
+        Arguments are numbers, or values in a kernel.
 
         Args:
             last: end of the group, exclusive.
@@ -151,13 +151,13 @@ class Layout:
         return BlockPlaces(low, low + self.low_bytes, here, supers)
 
     def tile_bytes(self, n_blocks: int, skip: int) -> int:
-        """Return the bytes of a tile of 16 rows; for the arguments see `offsets`."""
+        """Return the bytes per tile of 16 rows; for the arguments, see `offsets`."""
         return self.offsets(n_blocks, skip)[3]
 
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice the values of the 4-bit floats (E2M1), as in GGML; the scales are halved."""
+"""Twice the values of 4-bit floats (E2M1), as in GGML; the scales are halved."""
 
 
 def _eight(*values: int) -> tuple[int, ...]:
@@ -185,8 +185,8 @@ CODED: Mapping[int, Layout] = {
     Q1_0: Layout(2, zero=1),
     Q2_0: Layout(2, zero=1),
 }
-"""Layouts of types with few distinct values, stored in grids, digits or otherwise;
-`engine.formats.quants.encode` finds the code of each value before packing."""
+"""Layouts for types with few distinct values, stored in grids, digits or otherwise;
+`engine.formats.quants.encode` finds the code for each value before packing."""
 
 LAYOUTS: Mapping[int, Layout] = {
     Kind.Q4_0: Layout(4, zero=8),
@@ -204,35 +204,35 @@ LAYOUTS: Mapping[int, Layout] = {
     Kind.MXFP4: Layout(4, table=FP4_VALUES, scale="e8m0"),
     **CODED,
 }
-"""Layouts of all packed types, by GGML type. A `low` of eight bits is signed."""
+"""Layouts for all packed types, by GGML type. A `low` of eight bits is signed."""
 
 
 BF16_CHUNK = 1 << 21
-"""Weights that the CPU dequantises to BF16 at a time, for prompts."""
+"""Number of weights that the CPU dequantises to BF16 at a time, for prompts."""
 
 DEVICE_CHUNK = 1 << 24
-"""Weights of per-head matrices that a GPU dequantises to BF16 at a time, for prompts."""
+"""Number of weights in per-head matrices that a GPU dequantises to BF16 at a time, for prompts."""
 
 INT16_BLOCK_BYTES = 2 * TILE * BLOCK
-"""Bytes of 32 columns of a tile of int16, see `cpu.kernels.products.int16_panels`."""
+"""Bytes per 32 columns in an int16 tile; see `cpu.kernels.products.int16_panels`."""
 
 INT16_FACTOR_BYTES = 4 * TILE
-"""Bytes of a tile's factors of a group of columns."""
+"""Bytes of a tile's factors per group of columns."""
 
 INT16_PANEL_BYTES = 2 * BLOCK + 4
-"""Bytes of 32 activations in an int16 panel, with their factor."""
+"""Bytes that 32 activations take in an int16 panel, with their factor."""
 
 
 def word_tile_bytes(n_blocks: int) -> int:
-    """Return the bytes of a tile of int16 with `n_blocks` blocks of 32 columns."""
+    """Return the bytes per int16 tile with `n_blocks` blocks of 32 columns."""
     return -(-n_blocks // SUPER) * INT16_FACTOR_BYTES + n_blocks * INT16_BLOCK_BYTES
 
 
 def panel_block_bytes(x_bytes: int = 1) -> int:
-    """Return the bytes of 32 activations in a panel, with their scale and sums.
+    """Return the bytes that 32 activations take in a panel, with their scale and sums.
 
     Args:
-        x_bytes: bytes of an activation, see `engine.backends.cpu.kernels.products.panels`.
+        x_bytes: bytes per activation; see `engine.backends.cpu.kernels.products.panels`.
     """
     return BLOCK * x_bytes + 32
 
@@ -242,8 +242,8 @@ class Extent:
     """The blocks of 32 columns that cover an interval of columns.
 
     Attributes:
-        first: index of the first block in a row of the file.
-        lead: columns of the first block before the interval.
+        first: index of the first block within a row in the file.
+        lead: number of columns in the first block before the interval starts.
     """
 
     first: int
@@ -259,7 +259,7 @@ class Extent:
 
     @property
     def skip(self) -> int:
-        """Number of blocks before the first that share its factor in K-quants."""
+        """Number of blocks before the first one that share its factor in K-quants."""
         return self.first % SUPER
 
     @property
@@ -268,11 +268,11 @@ class Extent:
         return self.lead == 0 and self.n_columns == self.n_blocks * BLOCK
 
     def tile_bytes(self, layout: Layout) -> int:
-        """Return the bytes of a tile of 16 rows."""
+        """Return the bytes per tile of 16 rows."""
         return layout.tile_bytes(self.n_blocks, self.skip)
 
     def n_bytes(self, layout: Layout, n_rows: int) -> int:
-        """Return the bytes of a matrix of `n_rows` rows."""
+        """Return the bytes of a matrix with `n_rows` rows."""
         return n_tiles(n_rows) * self.tile_bytes(layout)
 
 
@@ -282,6 +282,6 @@ def n_tiles(n_rows: int) -> int:
 
 
 def file_blocks(block_size: int, extent: Extent) -> tuple[int, int]:
-    """Return the range of the file's blocks that cover an extent in a row."""
+    """Return the range of blocks in the file that covers an extent within a row."""
     start = extent.first * BLOCK + extent.lead
     return start // block_size, -(-(start + extent.n_columns) // block_size)

@@ -1,11 +1,11 @@
-"""Reads names, memory, load and temperature of AMD GPUs from the files of Linux's amdgpu driver.
+"""Reads AMD GPUs' names, memory, load and temperature from files of Linux's amdgpu driver.
 
 The files are described in the kernel's documentation, "GPU Power/Thermal Controls and Monitoring"
 and "Misc AMDGPU driver information", and in ROCm's libhsakmt (`topology.c`). AMD's library amdsmi
-is not used: it adds little, and PyTorch's source warns against loading a second copy next to the
-bundled one (ROCm/amdsmi, issue 72).
+is not used because it adds little, and PyTorch's source warns against loading a second copy next to
+the bundled one (ROCm/amdsmi, issue 72).
 
-HIP numbers GPUs as the driver numbers its compute nodes. Tandem has not been run on an AMD GPU yet.
+HIP numbers GPUs as the driver numbers its compute nodes. Tandem has not run on an AMD GPU yet.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class AmdGpu:
     """An AMD GPU.
 
     Attributes:
-        uuid: "GPU-" and 16 digits, as ROCm names it; "" for cards without a serial number.
+        uuid: "GPU-" and 16 digits, as in ROCm; "" for cards without a serial number.
         pci_bus: PCI bus id, such as "00000000:03:00.0".
-        kfd_id: number in the compute driver.
+        kfd_id: id in the compute driver.
     """
 
     name: str
@@ -50,7 +50,7 @@ class AmdGpu:
 
 
 def amd_gpus() -> list[AmdGpu]:
-    """Return the GPUs that this process may use, in HIP's order; only on Linux."""
+    """Return the GPUs that this process may use, in HIP's order; an empty list except on Linux."""
     nodes = SYSFS / "class/kfd/kfd/topology/nodes"
     try:
         numbers = sorted(int(node.name) for node in nodes.iterdir() if node.name.isdigit())
@@ -80,7 +80,7 @@ def access_problem() -> str:
 
 
 def amd_memory(gpu: AmdGpu) -> Memory:
-    """Return the memory of a GPU; for an APU, the part reserved for graphics.
+    """Return a GPU's memory; for an APU, the part reserved for graphics.
 
     Raises:
         DeviceError: the driver does not report it.
@@ -92,7 +92,7 @@ def amd_memory(gpu: AmdGpu) -> Memory:
 
 
 def read_amd(device: str, gpu: AmdGpu, own: Collection[int] = ()) -> DeviceSnapshot:
-    """Return the present state of `gpu` under the id `device`, without raising.
+    """Return the current state of `gpu` under the id `device`; never raise.
 
     Args:
         own: process ids of this program.
@@ -104,7 +104,7 @@ def read_amd(device: str, gpu: AmdGpu, own: Collection[int] = ()) -> DeviceSnaps
         return DeviceSnapshot(device, now, 0, 0, 0, problem=error.message)
     temperature_mc, clock_hz = _sensor(gpu, "temp1_input"), _sensor(gpu, "freq1_input")
     power_uw = _sensor(gpu, "power1_average")
-    if power_uw is None:  # a card has either file
+    if power_uw is None:  # a card has one file or the other
         power_uw = _sensor(gpu, "power1_input")
     limit_uw, memory_clock_hz = _sensor(gpu, "power1_cap"), _sensor(gpu, "freq2_input")
     load = _number(gpu.folder / "gpu_busy_percent")
@@ -122,7 +122,7 @@ def read_amd(device: str, gpu: AmdGpu, own: Collection[int] = ()) -> DeviceSnaps
 
 
 def _others_bytes(gpu: AmdGpu, own: Collection[int]) -> int | None:
-    # the kernel lists all processes that compute, but shows other users' numbers only to root
+    # the kernel lists all compute processes, but shows other users' numbers only to root
     folder = SYSFS / "class/kfd/kfd/proc"
     try:
         pids = [entry.name for entry in folder.iterdir() if entry.name.isdigit()]
@@ -134,7 +134,7 @@ def _others_bytes(gpu: AmdGpu, own: Collection[int]) -> int | None:
 
 
 def _gpu_of(node: Path) -> AmdGpu | None:
-    # None for a CPU, or if this process may not read it
+    # None for a CPU, or if this process may not read the node
     properties = dict(
         line.split(maxsplit=1) for line in _text(node / "properties").splitlines() if " " in line
     )

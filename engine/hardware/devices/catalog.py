@@ -1,8 +1,8 @@
 """Lists the devices of this machine under torch's ids, and parses device names.
 
-The drivers list GPUs without delay: NVIDIA's through NVML, AMD's through files of the kernel. If
-neither does, torch lists them (`other_gpus`). The GPUs of the vendor that torch was built for come
-first, with torch's numbers; others follow, with the reason why torch cannot use them.
+The drivers list GPUs without delay: NVIDIA's through NVML, AMD's through files in /sys. If neither
+does, torch lists them (`other_gpus`). GPUs from the vendor that torch was built for come first,
+with torch's numbers; others follow, with the reason why torch cannot use them.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ Source = Gpu | AmdGpu | TorchGpu | Adapter
 NO_MEMORY = Memory(0, 0, 0)
 
 MIN_BYTES = 4 << 30
-"""Smallest memory of a GPU of another vendor than torch's that is listed; integrated GPUs usually
-have less."""
+"""Memory that a GPU must have to be listed if torch was built for another vendor; integrated GPUs
+usually have less."""
 
 UNPROVEN_AMD = Sentence("Tandem has not been run on AMD GPUs yet.")
 
 ADD_TO_GROUPS = "sudo usermod -aG render,video $USER"
-"""Command that lets the user access AMD GPUs from the next login on."""
+"""Command that gives the user access to AMD GPUs from the next login on."""
 
 
 def list_devices(*, wait: bool = True) -> list[DeviceInfo]:
-    """Return all devices: GPUs by number, then the CPU; without GPUs hidden by the environment.
+    """Return all devices: GPUs by number (except those that variables hide), then the CPU.
 
-    The numbers are torch's: PCI order for NVIDIA, the driver's for AMD, or that of the variables
-    that select some of them.
+    The numbers are torch's: in PCI order for NVIDIA, in the driver's order for AMD, or in the order
+    of the environment variables that select some of them.
 
     Args:
-        wait: whether to wait some seconds for torch if only it can list the GPUs. Otherwise they
-            are missing until it has answered.
+        wait: whether to wait a few seconds for torch if only torch can list the GPUs. Otherwise
+            they are missing until torch has answered.
     """
     build = find_torch_build()
     with open_nvml() as nvml:
@@ -77,7 +77,7 @@ def list_devices(*, wait: bool = True) -> list[DeviceInfo]:
 
 
 def find_gpus(nvidia: Sequence[Gpu], build: TorchBuild, *, wait: bool) -> dict[str, Source]:
-    """Return the GPUs of this machine by id, see `list_devices`."""
+    """Return the GPUs of this machine by id; see `list_devices`."""
     own: list[Source]
     others: list[Source]
     if build.hip:
@@ -108,7 +108,7 @@ def hidden_gpus() -> str:
     shown = hip_visible([gpu.uuid for gpu in gpus]) if is_hip else _shown(gpus)
     problem = _visible_problem(gpus, is_hip=is_hip)
     hidden = [gpu.name for index, gpu in enumerate(gpus) if index not in shown]
-    if problem or not hidden or not shown:  # `cuda_status` says that none is shown
+    if problem or not hidden or not shown:  # if none is shown, `cuda_status` says so
         return problem
     return Sentence(
         "{variables} and hides {names}.",
@@ -131,7 +131,7 @@ def numbered_gpus(nvml: Nvml) -> dict[str, Gpu]:
 
 @contextmanager
 def open_nvml() -> Iterator[Nvml | None]:
-    """Open a session with NVIDIA's driver; None without a driver."""
+    """Open a session with NVIDIA's driver; yield None if there is no driver."""
     try:
         nvml = Nvml()
     except DeviceError as error:
@@ -143,7 +143,7 @@ def open_nvml() -> Iterator[Nvml | None]:
 
 
 def nvidia_gpus(nvml: Nvml | None) -> list[Gpu]:
-    """Return all NVIDIA GPUs in PCI order; none if the driver does not answer."""
+    """Return all NVIDIA GPUs in PCI order; an empty list if the driver does not answer."""
     if nvml is None:
         return []
     try:
@@ -290,15 +290,15 @@ RANK = re.compile(r"#[0-9]+")
 
 
 def parse_devices(devices: str | Sequence[str]) -> list[str]:
-    """Return the ids in "cpu,cuda:0" or a list, with repetitions.
+    """Return the device ids in a text like "cpu,cuda:0" or in a list, repetitions included.
 
     "gpu:N" means "cuda:N". A GPU may also be named by its UUID, "GPU-…", or by an unambiguous
-    prefix of it; "1/cuda:0" is a device of another machine. Other names are only checked for their
-    syntax; `require_devices` checks that they exist.
+    prefix of it; "1/cuda:0" is a device on another machine. Only the syntax of other names is
+    checked; `require_devices` checks that they exist.
 
     Raises:
-        NoDevice: an entry has another syntax, is the UUID of no GPU or of several, or there is no
-            entry.
+        NoDevice: an entry has another syntax or is a UUID that matches no GPU or several, or there
+            are no entries.
     """
     entries = devices.split(",") if isinstance(devices, str) else devices
     ids = [_parse_device(entry) for entry in entries]
@@ -308,7 +308,7 @@ def parse_devices(devices: str | Sequence[str]) -> list[str]:
 
 
 def parse_target(target: str) -> str:
-    """Return the target of an override: the id of a device, or a rank such as "#1".
+    """Return the target of an override: a device id, or a rank as in "#1".
 
     Raises:
         NoDevice: see `parse_devices`.
@@ -358,8 +358,8 @@ def require_devices(
         available: all devices; None to call `list_devices`.
 
     Raises:
-        NoDevice: one does not exist or is not usable; the message says why.
-        DeviceStopped: one has stopped working in this process.
+        NoDevice: a device does not exist or is not usable; the message says why.
+        DeviceStopped: a device has stopped working in this process.
     """
     for device in ids:
         require_running(device)
@@ -383,14 +383,14 @@ def _there_is(names: str) -> Sentence:
 
 
 TorchKind = Literal["cuda13", "cuda12", "rocm", "cpu"]
-"""Target of a PyTorch build: a major version of CUDA, ROCm, or only the CPU."""
+"""Target of a PyTorch build: a major CUDA version, ROCm, or only the CPU."""
 
 OF_CUDA: dict[str, TorchKind] = {"13.0": "cuda13", "13.2": "cuda13", "12.6": "cuda12"}
-"""Targets by version of CUDA, without 12.8, of which there is no recent build."""
+"""Targets by CUDA version, without 12.8, for which there is no recent build."""
 
 
 def suitable_torch() -> tuple[TorchKind, ...]:
-    """Return the PyTorch targets that use as much as possible of this machine, the best first.
+    """Return the PyTorch targets that use as much of this machine as possible, best first.
 
     "cpu" is always last. NVIDIA comes before AMD, because a build supports only one of them.
     """

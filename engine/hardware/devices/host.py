@@ -1,4 +1,4 @@
-"""The CPU, host memory and the processes of this program, on Linux, macOS and Windows."""
+"""The CPU, host memory and this program's processes, on Linux, macOS and Windows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import psutil
 from engine.hardware.devices.types import DeviceInfo, DeviceSnapshot
 
 LOOK_EVERY_S = 3.0
-"""Interval of looking for children: that reads a file for each process of the machine."""
+"""Interval between searches for child processes; each search reads a file per running process."""
 
 
 class OwnProcesses:
-    """The processes of this program: itself, its children and theirs."""
+    """The processes of this program: this one, its children and all their descendants."""
 
     def __init__(self) -> None:
         self._self = psutil.Process()
@@ -27,16 +27,16 @@ class OwnProcesses:
         self._seconds: dict[psutil.Process, float] = {}
 
     def pids(self) -> frozenset[int]:
-        """Return the process ids; a new child is included within `LOOK_EVERY_S`."""
+        """Return the process ids; new children are included within `LOOK_EVERY_S`."""
         return frozenset((os.getpid(), *(process.pid for process in self._processes())))
 
     def busy_seconds(self) -> float:
-        """Return the CPU time that they have used since the last call, in seconds."""
+        """Return the CPU time that the processes have used since the last call, in seconds."""
         now: dict[psutil.Process, float] = {}
         for process in self._processes():
             try:
                 times = process.cpu_times()
-            except psutil.Error:  # it has ended
+            except psutil.Error:  # it has exited
                 continue
             now[process] = times.user + times.system
         before, self._seconds = self._seconds, now
@@ -55,10 +55,10 @@ class OwnProcesses:
 CPUINFO = Path("/proc/cpuinfo")
 
 CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "soc_thermal")
-"""Linux's drivers of CPU sensors: Intel, AMD and Arm boards."""
+"""Linux drivers for CPU sensors on Intel, AMD and Arm boards."""
 
 PACKAGE = ("Package id 0", "Tctl", "Tdie")
-"""Names of the sensor of the whole CPU; without one the first is used."""
+"""Names of the sensor for the whole CPU; if there is none, the first sensor is used."""
 
 
 def cpu_info() -> DeviceInfo:
@@ -71,7 +71,7 @@ def cpu_info() -> DeviceInfo:
 
 
 def usable_cores() -> int:
-    """Return the number of physical cores, or of the processors in the affinity mask if fewer."""
+    """Return the number of physical cores, or of processors in the affinity mask, if fewer."""
     n_cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         n_cores = min(n_cores, len(os.sched_getaffinity(0)))
@@ -79,7 +79,7 @@ def usable_cores() -> int:
 
 
 def cpu_name() -> str:
-    """Return the CPU's product name, or its architecture if unknown."""
+    """Return the CPU's product name, or its architecture if the name is unknown."""
     name = ""
     if sys.platform == "linux":
         name = _name_from_cpuinfo()
@@ -122,7 +122,7 @@ def _name_from_registry() -> str:
 
 
 class CpuReader:
-    """Reader of the host's load and memory; the load is the average since the previous reading.
+    """Reader for the host's load and memory; the load is the average since the previous reading.
 
     psutil's own `cpu_percent` keeps one previous reading per process and thread, so two callers
     would disturb each other. Temperature and clock are slow to read, so they are cached for
@@ -139,7 +139,7 @@ class CpuReader:
         self._clock_mhz: int | None = None
 
     def read(self) -> DeviceSnapshot:
-        """Return the present state of the CPU."""
+        """Return the current state of the CPU."""
         now, memory = time.monotonic(), psutil.virtual_memory()
         if now - self._sensors_s >= LOOK_EVERY_S:
             self._sensors_s = now
@@ -153,10 +153,10 @@ class CpuReader:
         )  # fmt: skip
 
     def _loads(self) -> tuple[float | None, float | None]:
-        # of all programs, and without this one, in percent
+        # load in percent: by all programs, and by all except this one
         busy_s, elapsed_s = _cpu_seconds()
         busy, elapsed = busy_s - self._busy_s, elapsed_s - self._elapsed_s
-        if elapsed <= 0:  # the counters tick every 10 ms or so
+        if elapsed <= 0:  # the counters tick about every 10 ms
             return None, None
         self._busy_s, self._elapsed_s = busy_s, elapsed_s
         others = busy - self._own.busy_seconds()
@@ -168,7 +168,7 @@ def _percent(part: float) -> float:
 
 
 def _package_temperature() -> float | None:
-    # None where the system does not report it, as on Windows
+    # None if the system does not report it, as on Windows
     ask = getattr(psutil, "sensors_temperatures", None)
     try:
         found = ask() if ask is not None else {}
@@ -192,7 +192,7 @@ def _mean_clock() -> int | None:
 
 def _cpu_seconds() -> tuple[float, float]:
     times = psutil.cpu_times()._asdict()
-    # the time of guests is already in `user` and `nice`
+    # guest time is already included in `user` and `nice`
     total = sum(value for name, value in times.items() if not name.startswith("guest"))
     idle = times["idle"] + times.get("iowait", 0.0)
     return total - idle, total

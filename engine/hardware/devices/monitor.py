@@ -1,4 +1,4 @@
-"""Monitors memory, load and temperature of the devices."""
+"""Monitors the memory, load and temperature of devices."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from engine.hardware.devices.types import DeviceSnapshot
 log = logging.getLogger(__name__)
 
 OnSnapshots = Callable[[list[DeviceSnapshot]], None]
-"""Receiver of the snapshots of all monitored devices."""
+"""Receiver of snapshots of all monitored devices."""
 
 
 class DeviceMonitor:
-    """Monitor that reads devices on demand, or regularly on a thread.
+    """Monitor that reads devices on demand, or periodically on a thread.
 
     A GPU that stops answering stays in the list, with a problem instead of numbers.
 
@@ -30,7 +30,7 @@ class DeviceMonitor:
         devices: ids in the desired order, without repetitions; None for all.
 
     Raises:
-        NoDevice: one of them does not exist here.
+        NoDevice: a device does not exist on this machine.
     """
 
     def __init__(self, devices: Sequence[str] | None = None) -> None:
@@ -59,7 +59,7 @@ class DeviceMonitor:
         self.close()
 
     def snapshot(self) -> list[DeviceSnapshot]:
-        """Return the present state of each device. After `close` only the CPU can be read."""
+        """Return the current state of each device. After `close`, only the CPU can be read."""
         return self._snapshot(traffic=False)
 
     def start(self, on_snapshots: OnSnapshots, interval_s: float) -> None:
@@ -74,18 +74,18 @@ class DeviceMonitor:
         self._thread.start()
 
     def pace(self, interval_s: float) -> None:
-        """Change the interval, from the next reading on."""
+        """Change the interval from the next reading on."""
         self._interval_s = interval_s
 
     def stop(self) -> None:
-        """Stop the thread and wait for it. Must not be called from `on_snapshots`."""
+        """Stop the thread and wait for it; must not be called from `on_snapshots`."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def close(self) -> None:
-        """Stop the thread and close the session with the driver."""
+        """Stop the thread and close the driver session."""
         self.stop()
         with self._lock:
             if self._nvml is not None:
@@ -124,6 +124,6 @@ class DeviceMonitor:
         while not self._stopping.is_set():
             try:
                 on_snapshots(self._snapshot(traffic=True))
-            except Exception:  # a receiver's mistake must not end the monitor
+            except Exception:  # an error in a receiver must not stop the monitor
                 log.exception("a receiver of device snapshots failed")
             self._stopping.wait(self._interval_s)

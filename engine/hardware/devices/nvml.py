@@ -1,8 +1,8 @@
-"""Reads names, memory, load and temperature of GPUs from NVIDIA's management library, NVML.
+"""Reads GPU names, memory, load and temperature from NVIDIA's management library, NVML.
 
 NVML opens no CUDA context, so reading a GPU takes none of its memory. `pynvml` is imported on first
-use. A machine without driver or library is normal and gives a `DeviceError`. MIG instances count as
-whole GPUs.
+use. A machine may well lack the driver or the library, which raises `DeviceError`. MIG instances
+count as whole GPUs.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ CLOCK_LIMITS: Mapping[ClockLimit, int] = {
     "power": 0x04, "heat": 0x20 | 0x40, "supply": 0x80, "setting": 0x02 | 0x100, "hardware": 0x08,
 }  # fmt: skip
 """Bits of NVML's nvmlClocksEventReasons. An idle GPU (1) and synchronised boards (0x10) are not
-limits; the hardware bit (8) is also set together with the more specific heat and supply."""
+limits; the hardware bit (8) is also set along with the more specific bits for heat and supply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU of this machine, with either a `handle` or a `problem`, which is a sentence."""
+    """A GPU in this machine, with either a `handle` or a `problem`, which is a sentence."""
 
     handle: Any
     name: str
@@ -44,7 +44,7 @@ class Nvml:
     """An open NVML session.
 
     Raises:
-        DeviceError: there is no driver, or it does not answer; the message says which.
+        DeviceError: there is no driver, or the driver does not answer; the message says which.
     """
 
     def __init__(self) -> None:
@@ -71,11 +71,11 @@ class Nvml:
         self.ask("nvmlShutdown")
 
     def driver_version(self) -> str:
-        """Return the version of the driver, or ""."""
+        """Return the driver version; "" if unknown."""
         return _text(self.ask("nvmlSystemGetDriverVersion"))
 
     def cuda_major(self) -> int | None:
-        """Return the newest major version of CUDA that the driver supports; None if unknown."""
+        """Return the newest major CUDA version that the driver supports; None if unknown."""
         version = self.ask("nvmlSystemGetCudaDriverVersion_v2")
         return None if version is None else int(version) // 1000
 
@@ -93,7 +93,7 @@ class Nvml:
         return sorted((gpu for gpu in found if gpu), key=lambda gpu: (not gpu.pci_bus, gpu.pci_bus))
 
     def memory(self, gpu: Gpu) -> Memory:
-        """Return the memory of a GPU, or of the machine if both share it (GB10, Jetson).
+        """Return a GPU's memory, or the machine's if the GPU shares it (GB10, Jetson).
 
         Raises:
             DeviceError: the GPU does not answer.
@@ -112,11 +112,11 @@ class Nvml:
     def read(
         self, device: str, gpu: Gpu, own: Collection[int] = (), *, traffic: bool = False
     ) -> DeviceSnapshot:
-        """Return the present state of `gpu` under the id `device`, without raising.
+        """Return the current state of `gpu` under the id `device`; never raise.
 
         Args:
             own: process ids of this program.
-            traffic: whether to read the PCIe traffic, which takes the driver 40 ms.
+            traffic: whether to read PCIe traffic, which takes the driver 40 ms.
         """
         now = time.monotonic()
         try:
@@ -145,7 +145,7 @@ class Nvml:
         )  # fmt: skip
 
     def _open(self, index: int) -> Gpu | None:
-        # None if this process may not, as in a container (CUDA skips it too)
+        # None if this process has no permission, as in a container (CUDA skips the GPU as well)
         try:
             handle = self._lib.nvmlDeviceGetHandleByIndex(index)
         except self._lib.NVMLError as error:
@@ -163,8 +163,8 @@ class Nvml:
         )
 
     def _own_bytes(self, handle: Any) -> int | None:
-        # In a container the driver may list processes by ids of the host; a list without this
-        # process is then meaningless. Windows gives no sizes.
+        # In a container, the driver may list processes by host ids; a list without this process is
+        # then meaningless. Windows reports no sizes.
         processes = self.ask("nvmlDeviceGetComputeRunningProcesses", handle)
         if processes is None:
             return None
@@ -174,7 +174,7 @@ class Nvml:
         return None if None in own else sum(own)
 
     def _others_bytes(self, handle: Any, own: Collection[int]) -> int | None:
-        # windows and games count too
+        # includes windows and games
         computing = self.ask("nvmlDeviceGetComputeRunningProcesses", handle)
         if computing is None:
             return None
@@ -204,7 +204,7 @@ class Nvml:
         return None if kb_per_s is None else 1000 * int(kb_per_s)
 
     def ask(self, function: str, *args: Any) -> Any:
-        """Return the driver's answer; None if this GPU or driver has none."""
+        """Return the driver's answer; None if this GPU or driver does not support the function."""
         try:
             return getattr(self._lib, function)(*args)
         except self._lib.NVMLError:

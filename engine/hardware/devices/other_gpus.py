@@ -1,8 +1,8 @@
 """GPUs that no driver library lists: PyTorch's, and the system's display adapters.
 
-PyTorch lists GPUs in a child process. That is needed where NVML is missing or broken (some
+PyTorch lists GPUs in a child process. This is needed if NVML is missing or broken (as in some
 containers, WSL and Jetson), and for AMD GPUs on Windows and WSL. Importing torch takes seconds and
-using a GPU takes memory, so it happens at most once per process, and only if files of a driver
+using a GPU takes memory, so this is done at most once per process, and only if driver files
 indicate a GPU.
 """
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 COMMAND = program_command("engine.hardware.torch_devices")
 
 ANSWER_S = 60.0
-"""Timeout of the child for importing torch and opening the GPUs, in seconds."""
+"""Time that the child has to import torch and open the GPUs, in seconds."""
 
 SYSTEM32 = Path(os.environ.get("SYSTEMROOT", r"C:\Windows")) / "System32"
 
@@ -49,8 +49,8 @@ HIP_FILES = (*map(Path, ("/dev/kfd", "/dev/dxg")), SYSTEM32 / "amdhip64.dll",
 class TorchGpu:
     """A GPU as PyTorch describes it; unknown texts are "".
 
-    `free_bytes` is the free memory when it was read; `problem` is a sentence that says why PyTorch
-    could not open it.
+    `free_bytes` is the free memory at the time of reading; `problem` is a sentence that says why
+    PyTorch could not open the GPU.
     """
 
     name: str
@@ -64,7 +64,7 @@ class TorchGpu:
 
 
 class _Question(threading.Thread):
-    """A thread that waits for the child; `gpus` is None until it has answered."""
+    """A thread that waits for the child; `gpus` is None until the child has answered."""
 
     def __init__(self) -> None:
         super().__init__(name="tandem-ask-torch", daemon=True)
@@ -83,10 +83,10 @@ _question: _Question | None = None
 
 
 def ask_torch(build: TorchBuild, *, wait: bool) -> tuple[TorchGpu, ...] | None:
-    """Return the GPUs that PyTorch finds, by number; None if not known yet and `wait` is False.
+    """Return the GPUs that PyTorch finds, by number; None if not yet known and `wait` is False.
 
     Args:
-        wait: whether to wait for the answer, some seconds at the first call.
+        wait: whether to wait for the answer, which takes a few seconds on the first call.
     """
     global _question
     files = HIP_FILES if build.hip else CUDA_FILES if build.cuda else ()
@@ -151,7 +151,7 @@ DISPLAY_CLASS = "0x03"
 """Prefix of the PCI class of display controllers."""
 
 REGISTRY = r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc1-08002be10318}"
-"""Key under which Windows lists display adapters, in keys such as 0000."""
+"""Key under which Windows lists display adapters, in subkeys such as 0000."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ def _values(winreg: object, key: object) -> dict[str, object]:
 
 
 def _adapter_of(values: Mapping[str, object]) -> list[Adapter]:
-    # MatchingDeviceId has the PCI vendor: "PCI\VEN_10DE&DEV_2684"
+    # MatchingDeviceId contains the PCI vendor: "PCI\VEN_10DE&DEV_2684"
     vendor = str(values.get("MatchingDeviceId", "")).lower().partition("ven_")[2][:4]
     if vendor not in MAKERS:
         return []

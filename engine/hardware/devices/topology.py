@@ -1,6 +1,6 @@
-"""Reads the connections of GPUs: PCIe slots, NVLink, and peer access to memory; without torch.
+"""Reads how GPUs are connected: PCIe slots, NVLink, and peer access to memory; without torch.
 
-An idle GPU often switches its slot to a lower generation, which is then reported.
+An idle GPU often switches its slot to a lower PCIe generation, which is then reported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ANCESTORS: Mapping[int, str] = {
 """NVML's levels of the closest common ancestor of two GPUs, NVML_TOPOLOGY_…"""
 
 PEER_READ, PEER_WRITE, PEER_NVLINK = 0, 1, 2
-"""NVML_P2P_CAPS_INDEX_…; literal, because the Python binding has a tuple in place of the first."""
+"""NVML_P2P_CAPS_INDEX_…; literals, because the Python binding has a tuple instead of the first."""
 
 PEER_PROBLEMS: Mapping[int, Sentence] = {
     1: Sentence("the chipset does not support it"), 2: Sentence("these GPUs do not support it"),
@@ -37,12 +37,12 @@ PEER_PROBLEMS: Mapping[int, Sentence] = {
 """Texts for NVML_P2P_STATUS_… other than OK (0) and UNKNOWN."""
 
 MAX_NVLINKS = 36
-"""Largest number of NVLinks of a GPU."""
+"""Maximum number of NVLinks per GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pcie:
-    """A GPU's PCIe slot: generation and width, now and at most; 0 if unknown."""
+    """A GPU's PCIe slot: current and maximum generation and width; 0 if unknown."""
 
     generation: int = 0
     width: int = 0
@@ -52,13 +52,13 @@ class Pcie:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The connection of two GPUs.
+    """The connection between two GPUs.
 
     Attributes:
-        n_nvlink: NVLinks between them, or from one of them to a common switch.
-        nvlink_version: version of these links; 0 if none or unknown.
-        ancestor: closest common device, in words; "" if unknown.
-        peer_problem: why they have no peer access; "" if they have.
+        n_nvlink: number of NVLinks between them, or from one of them to a common switch.
+        nvlink_version: version of these links; 0 if there are none or it is unknown.
+        ancestor: closest common ancestor, in words; "" if unknown.
+        peer_problem: why the GPUs have no peer access; "" if they do.
     """
 
     a: str
@@ -72,14 +72,14 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The GPUs that CUDA shows to this process: slots by id, and the link of each pair."""
+    """The GPUs that CUDA shows to this process: slots by id, and the link between each pair."""
 
     pcie: Mapping[str, Pcie]
     links: tuple[Link, ...]
 
 
 def read_topology() -> Topology:
-    """Return what the driver reports; empty without a driver."""
+    """Return the topology as reported by the driver; empty if there is no driver."""
     try:
         with Nvml() as nvml:
             gpus = {name: gpu for name, gpu in numbered_gpus(nvml).items() if not gpu.problem}
@@ -151,8 +151,8 @@ Pair = tuple[str, str]
 """Ids of the sending and the receiving device."""
 
 Place = Literal["device", "peer", "host"]
-"""Memory through which one device sends to another: of the device that both ranks share, of the
-receiving device ("peer"), or pinned host memory."""
+"""Memory through which one device sends to another: that of the device both ranks share, that of
+the receiving device ("peer"), or pinned host memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class Way:
     """The route by which one GPU sends values to another.
 
     Attributes:
-        stores: memory that kernels may write small messages to; None if not possible.
+        stores: memory that kernels may write small messages to; None if impossible.
         copies: memory that large messages are copied to.
     """
 
@@ -177,7 +177,7 @@ class Routes:
     """The routes between all pairs of GPUs.
 
     Attributes:
-        pairs: known routes; all others go through host memory.
+        pairs: known routes; all other pairs go through host memory.
         has_nccl: whether NCCL may replace copies.
         notes: sentences for the user.
     """

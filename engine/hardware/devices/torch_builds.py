@@ -1,19 +1,19 @@
 """The installed PyTorch build, why it cannot use a GPU, and which build can.
 
-Read without importing torch, which would delay a list of devices by seconds.
+This is found without importing torch, which would delay a list of devices by seconds.
 
-The table of builds is that of November 2026, from these sources:
+The table of builds is as of November 2026, from these sources:
 
-- Releases and the GPUs that their builds support: RELEASE.md of pytorch/pytorch, its pull requests
+- Releases and the GPUs they support: RELEASE.md of pytorch/pytorch, its pull requests
   175253 (2.11) and 182849 (2.12), and its issues 178665 (2.12 is the first without CUDA 12.8),
-  190355 (2.14) and 190385 (2.15 is the first without CUDA 12.6, so without Maxwell, Pascal and
-  Volta). PyPI's 2.15 needs CUDA 13.2, according to its metadata.
+  190355 (2.14) and 190385 (2.15 is the first without CUDA 12.6, and so without Maxwell, Pascal
+  and Volta). PyPI's 2.15 needs CUDA 13.2, according to its metadata.
 - Drivers: NVIDIA's "CUDA Compatibility", minor version compatibility: CUDA 13 runs on drivers from
   580 on, CUDA 12 from 525 on. It has no separate list for Windows.
 - AMD: RELEASE.md names ROCm 7.14 for 2.14, only on Linux. AMD publishes builds for Windows and for
   more cards at stable.repo.amd.com (TheRock's RELEASES.md), as extras named after the card.
 
-No command was tried on a card.
+None of the commands has been tried on a card.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from pathlib import Path
 from engine.errors import Sentence
 
 LINE = r"^{name}\b[^=]*=\s*(.+?)\s*$"
-"""Pattern of a line of torch/version.py."""
+"""Pattern for a line in torch/version.py."""
 
 OF_PYTORCH = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(\+(cu[0-9]+|cpu|rocm[0-9.]+))?")
-"""Pattern of the versions of PyTorch's own builds; others may support other GPUs."""
+"""Pattern for the versions of PyTorch's own builds; other builds may support other GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class TorchBuild:
     """The installed build of PyTorch.
 
     Args:
-        cuda: CUDA version such as "12.8"; "unknown" if it cannot be read, "" for none.
-        hip: HIP version, which is ROCm's, such as "7.2"; "" for none.
-        version: torch version such as "2.15.0+cu130"; "" if it cannot be read.
+        cuda: CUDA version, such as "12.8"; "unknown" if it cannot be read, "" if there is none.
+        hip: HIP version (the same as ROCm's), such as "7.2"; "" if there is none.
+        version: torch version, such as "2.15.0+cu130"; "" if it cannot be read.
     """
 
     is_installed: bool
@@ -52,7 +52,7 @@ class TorchBuild:
 
     @property
     def cuda_major(self) -> int | None:
-        """Major version of CUDA; None if unknown or none."""
+        """Major version of CUDA; None if it is unknown or there is none."""
         major = self.cuda.partition(".")[0]
         return int(major) if major.isdigit() else None
 
@@ -63,7 +63,7 @@ class TorchBuild:
 
     @property
     def is_official(self) -> bool:
-        """Whether PyTorch published it, so that it supports the documented GPUs."""
+        """Whether PyTorch published the build, so that it supports the documented GPUs."""
         return OF_PYTORCH.fullmatch(self.version) is not None
 
 
@@ -85,7 +85,7 @@ def find_torch_build() -> TorchBuild:
 
 
 def _value(source: str, name: str) -> str | None:
-    # None without such a line, "" for Python's None
+    # None if there is no such line, "" for Python's None
     match = re.search(LINE.format(name=name), source, re.MULTILINE)
     if match is None:
         return None
@@ -138,9 +138,9 @@ class CudaWheel:
     """One of PyTorch's builds for CUDA.
 
     Attributes:
-        requirement: pip requirement: releases from 2.11 on with this build.
+        requirement: pip requirement for the releases from 2.11 on that have this build.
         archs: supported compute capabilities on x86.
-        arm_archs: supported compute capabilities on ARM under Linux.
+        arm_archs: supported compute capabilities on ARM (Linux).
     """
 
     cuda: str
@@ -155,14 +155,14 @@ class CudaWheel:
 
     @property
     def command(self) -> str:
-        """Command that installs it in place of another build."""
+        """Command that installs this build in place of another."""
         index = f"{INDEX}cu{self.cuda.replace('.', '')}"
         return f'pip install --force-reinstall "{self.requirement}" --index-url {index}'
 
     def has_code_for(self, capability: str) -> bool:
-        """Return whether it supports a compute capability.
+        """Return whether the build supports a compute capability.
 
-        True if that is unknown, "", or newer than this table.
+        True if the capability is unknown ("") or newer than this table.
         """
         archs = self.arm_archs if platform.machine().lower() in ARM else self.archs
         return not capability or any(runs_on(arch, capability) for arch in (*archs, *NEWER))
@@ -183,20 +183,20 @@ WHEELS = (
     CudaWheel("12.8", "torch>=2.11,<2.12", X86_13, ("8.0", "9.0", "10.0", "12.0")),
     CudaWheel("13.2", "torch>=2.12", X86_13, ARM_13),
 )  # fmt: skip
-"""PyTorch's builds from 2.11 on, in order of preference. 13.2 comes last, as 13.0 runs on the same
-cards and has been in use for longer."""
+"""PyTorch's builds from 2.11 on, in order of preference. 13.2 comes last because 13.0 runs on the
+same cards and has been in use for longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Why a GPU cannot be used, as a sentence, and the command that helps; both may be ""."""
+    """Why a GPU cannot be used, as a sentence, and the command to fix that; both may be ""."""
 
     reason: str = ""
     remedy: str = ""
 
 
 def runs_on(arch: str, capability: str) -> bool:
-    """Return whether code for one compute capability runs on another: same major, not older."""
+    """Return whether code for `arch` runs on `capability`: same major version, not older."""
     have, need = (tuple(int(part) for part in text.split(".")) for text in (arch, capability))
     return have[0] == need[0] and have[1] <= need[1]
 
@@ -205,7 +205,7 @@ def choose_wheel(capabilities: Sequence[str], driver_cuda: int | None) -> CudaWh
     """Return the build to install for some GPUs; None if none supports all of them.
 
     Args:
-        capabilities: compute capability of each, such as "8.9"; "" if unknown.
+        capabilities: compute capability of each GPU, such as "8.9"; "" if unknown.
         driver_cuda: newest major version of CUDA that the driver supports; None if unknown.
     """
     return next(
@@ -224,7 +224,7 @@ def advise_nvidia(
     """Return why the installed build cannot use an NVIDIA GPU, and a remedy.
 
     Args:
-        others: compute capabilities of the other GPUs here, which a new build should support, too.
+        others: compute capabilities of other GPUs that a new build should also support.
     """
     reason = _nvidia_problem(build, capability, driver_cuda)
     if not reason:
@@ -265,7 +265,7 @@ def _nvidia_problem(build: TorchBuild, capability: str, driver_cuda: int | None)
             "An NVIDIA driver is here but this PyTorch build has no CUDA support; install a CUDA"
             " build of torch to use the GPUs."
         )
-    # a driver supports every CUDA of its major version, even a newer one
+    # a driver supports all CUDA versions with its major version, even newer ones
     if driver_cuda and build.cuda_major and driver_cuda < build.cuda_major:
         first = FIRST_DRIVERS.get(build.cuda_major)
         return Sentence(
@@ -288,7 +288,7 @@ def _nvidia_problem(build: TorchBuild, capability: str, driver_cuda: int | None)
 
 
 def advise_amd(build: TorchBuild, arch: str = "") -> Advice:
-    """Return why the installed build cannot use an AMD GPU, and a remedy for its `arch`."""
+    """Return why the installed build cannot use an AMD GPU with this `arch`, and a remedy."""
     if build.hip:
         return Advice()
     reason = Sentence(
@@ -308,8 +308,8 @@ def amd_command(arch: str = "", *, from_amd: bool = False) -> str:
     """Return the command that installs a build for AMD GPUs.
 
     Args:
-        arch: instruction set such as "gfx1100"; "" if unknown.
-        from_amd: whether PyTorch's own build does not support the GPU; it never does on Windows.
+        arch: instruction set, such as "gfx1100"; "" if unknown.
+        from_amd: whether to use AMD's build; on Windows, it is always used.
     """
     if sys.platform == "win32" or from_amd:
         extra = f"device-{arch}" if arch else "device-all"

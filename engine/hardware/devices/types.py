@@ -1,7 +1,7 @@
-"""Value types of devices: fixed facts (`DeviceInfo`) and the present state (`DeviceSnapshot`).
+"""Value types for devices: fixed facts (`DeviceInfo`) and current state (`DeviceSnapshot`).
 
-With several machines, ids of machine N start with "N/", except for machine 0: "1/cuda:0" is the
-first GPU of the second machine.
+If there are several machines, ids on machine N start with "N/", except on machine 0: "1/cuda:0" is
+the first GPU on the second machine.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ DeviceKind = Literal["cpu", "cuda"]
 
 ClockLimit = Literal["power", "heat", "supply", "setting", "hardware"]
 """Cause of a low clock: power limit, temperature, power supply, clocks set by the user, or the
-hardware without a known reason."""
+hardware for an unknown reason."""
 
 CPU = "cpu"
-"""Id of the CPU; a GPU's is "cuda:N"."""
+"""Id of the CPU; that of a GPU is "cuda:N"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +30,21 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """One physical device; virtual devices are the same id given several times.
+    """One physical device; for virtual devices, the same id is given several times.
 
     Args:
-        id: "cpu", or "cuda:N" with torch's number N.
-        free_bytes: free memory when it was read; on the CPU, memory available without swapping.
+        id: "cpu", or "cuda:N", where N is torch's number.
+        free_bytes: free memory at the time of reading; for the CPU, available without swapping.
         uuid: UUID of a GPU, stable over reboots; "" for the CPU.
         pci_bus: PCI bus id of a GPU, such as "00000000:01:00.0"; "" for the CPU.
-        n_cores: CPU cores that this process may use; 0 for a GPU.
-        compute_capability: compute capability such as "8.9" of an NVIDIA GPU; "" for others.
+        n_cores: number of CPU cores that this process may use; 0 for a GPU.
+        compute_capability: compute capability of an NVIDIA GPU, such as "8.9"; "" for others.
         driver: version of the GPU's driver; "" for the CPU.
-        usable: whether a model can be put there.
-        reason: sentence that says why it is not usable, else "".
-        arch: instruction set of an AMD GPU such as "gfx1100"; "" for others.
-        note: sentence on untested support of a usable device, else "".
-        remedy: command that makes an unusable device usable on this system, else "".
+        usable: whether a model can be loaded on it.
+        reason: sentence that says why the device is not usable, or "".
+        arch: instruction set of an AMD GPU, such as "gfx1100"; "" for others.
+        note: sentence saying that support for a usable device is untested, or "".
+        remedy: command that makes an unusable device usable on this system, or "".
     """
 
     id: str
@@ -66,21 +66,21 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSnapshot:
-    """The state of one device; unknown numbers are None.
+    """The state of a device; unknown numbers are None.
 
     Args:
-        time_s: time of the reading, by `time.monotonic()`.
+        time_s: time of the reading, from `time.monotonic()`.
         load_percent: load, 0 to 100, since the last snapshot (CPU) or in the driver's window (GPU).
-        own_bytes: memory of this process.
+        own_bytes: memory used by this process.
         clock_mhz: clock of a GPU's multiprocessors, or mean clock of the CPU's cores.
-        problem: sentence that says why the device could not be read, else ""; numbers are then 0 or
-            None.
-        power_limit_w: power in watts at which the device throttles.
+        problem: sentence that says why the device could not be read, or ""; if set, numbers are 0
+            or None.
+        power_limit_w: power at which the device throttles, in watts.
         clock_limits: causes of a low clock.
-        sent_bytes_s, received_bytes_s: a GPU's PCIe traffic in bytes per second; only in the
-            regular readings of a monitor.
-        others_bytes: memory of programs other than this one and its children on a GPU.
-        others_percent: CPU load of those programs, 0 to 100, since the last snapshot.
+        sent_bytes_s, received_bytes_s: a GPU's PCIe traffic in bytes per second; only in a
+            monitor's periodic readings.
+        others_bytes: GPU memory used by programs other than this one and its children.
+        others_percent: CPU load from those programs, 0 to 100, since the last snapshot.
     """
 
     device: str
@@ -104,12 +104,12 @@ class DeviceSnapshot:
 
 
 def far_id(machine: int, device: str) -> str:
-    """Return the global id of a machine's device."""
+    """Return the global id of a device on a machine."""
     return f"{machine}/{device}" if machine else device
 
 
 def local_id(device: str) -> str:
-    """Return a device's id on its machine."""
+    """Return a device's local id on its machine."""
     return device.rpartition("/")[2]
 
 

@@ -1,14 +1,14 @@
-"""The GPUs that this process can use: selected by variables, without stopped ones.
+"""The GPUs this process can use: those selected by environment variables, except stopped ones.
 
-CUDA's rules: the entries of CUDA_VISIBLE_DEVICES are numbers or prefixes of UUIDs; the first that
+CUDA's rules: the entries in CUDA_VISIBLE_DEVICES are numbers or UUID prefixes; the first entry that
 matches no GPU, or more than one, ends the list; naming a GPU twice hides all (CUDA C++ Programming
-Guide, "CUDA Environment Variables"). Numbers count in the order that CUDA_DEVICE_ORDER sets.
+Guide, "CUDA Environment Variables"). CUDA_DEVICE_ORDER sets the order in which GPUs are numbered.
 
-HIP has the same kind of list, in HIP_VISIBLE_DEVICES or else CUDA_VISIBLE_DEVICES; it counts the
+HIP has the same kind of list, in HIP_VISIBLE_DEVICES or else CUDA_VISIBLE_DEVICES; it numbers the
 GPUs left by ROCR_VISIBLE_DEVICES, in that order (ROCm's documentation, "GPU isolation techniques").
 
-A GPU stops after a fault in a computation: CUDA's and HIP's state of a GPU, the *context*, belongs
-to the process and does not survive such a fault.
+After a fault in a computation, a GPU stops working for the process: its state in CUDA or HIP, the
+*context*, belongs to the process and does not survive such a fault.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 HIP_VISIBLE, ROCR_VISIBLE = "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 PCI_ORDER = "PCI_BUS_ID"
 NONE = ("", "-1", "NoDevFiles")
-"""Entries that hide all GPUs; the last one is SLURM's."""
+"""Entries that hide all GPUs; the last one comes from SLURM."""
 
 
 def visible(uuids: Sequence[str], value: str | None) -> list[int]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES shows, in its order, as indices into `uuids`.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES selects, in its order, as indices into `uuids`.
 
     Args:
         uuids: UUIDs of all GPUs in PCI order.
@@ -51,7 +51,7 @@ def hip_visible(uuids: Sequence[str]) -> list[int]:
 
 
 def hip_visible_problem(uuids: Sequence[str]) -> str:
-    """Return the error in HIP's variables as a sentence, or ""; see `hip_visible`."""
+    """Return the error in HIP's variables as a sentence; "" if there is none. See `hip_visible`."""
     rocr = os.environ.get(ROCR_VISIBLE)
     left = [uuids[index] for index in visible(uuids, rocr)]
     return visible_problem(uuids, rocr, ROCR_VISIBLE) or visible_problem(
@@ -60,7 +60,7 @@ def hip_visible_problem(uuids: Sequence[str]) -> str:
 
 
 def hiding_variables(*, on_hip: bool) -> str:
-    """Return the variables that select GPUs, such as "CUDA_VISIBLE_DEVICES is '1'"."""
+    """Return the variables that select GPUs, with their values: "CUDA_VISIBLE_DEVICES is '1'"."""
     names = (ROCR_VISIBLE, _hip_variable()) if on_hip else (VISIBLE,)
     found = [
         Sentence("{name} is '{value}'", name=name, value=os.environ[name])
@@ -71,7 +71,7 @@ def hiding_variables(*, on_hip: bool) -> str:
 
 
 def variables_for(uuids: Mapping[str, str], *, on_hip: bool) -> dict[str, str]:
-    """Return the variables that show only these GPUs, in this order, to a child process.
+    """Return the variables that make a child process see only these GPUs, in this order.
 
     Args:
         uuids: UUID of each GPU by id; "" if unknown.
@@ -96,7 +96,7 @@ def _hip_value() -> str | None:
 
 
 def visible_problem(uuids: Sequence[str], value: str | None, variable: str = VISIBLE) -> str:
-    """Return the error in a list of GPUs as a sentence; "" if every entry counts."""
+    """Return the error in a list of GPUs as a sentence; "" if every entry is valid."""
     if value is None:
         return ""
     seen: list[int] = []
@@ -119,9 +119,9 @@ def visible_problem(uuids: Sequence[str], value: str | None, variable: str = VIS
 
 
 def order_problem(n_gpu: int) -> str:
-    """Return why numbers in CUDA_VISIBLE_DEVICES are ambiguous, as a sentence, or "".
+    """Return why numbers in CUDA_VISIBLE_DEVICES are ambiguous, as a sentence; "" if they are not.
 
-    In any order but that of the PCI bus they depend on CUDA's own ranking of the GPUs by speed.
+    In any order but that of the PCI bus, numbers depend on CUDA's own ranking of GPUs by speed.
     """
     order = os.environ.get(ORDER, PCI_ORDER)
     if n_gpu < 2 or order == PCI_ORDER or not has_numbers(os.environ.get(VISIBLE)):
@@ -176,10 +176,10 @@ _stopped: dict[str, str] = {}
 
 
 def mark_stopped(device: str, why: str) -> None:
-    """Record that a GPU has stopped working, for the rest of this process.
+    """Record that a GPU has stopped working for the rest of this process.
 
     Args:
-        why: the driver's report as the end of a sentence; the first one counts.
+        why: the driver's report, as the end of a sentence; only the first report is kept.
     """
     _stopped.setdefault(device, why)
 
@@ -193,7 +193,7 @@ def require_running(device: str) -> None:
     """Check that a device has not stopped working.
 
     Raises:
-        DeviceStopped: it has.
+        DeviceStopped: the device has stopped working.
     """
     if device in _stopped:
         raise DeviceStopped(device, _stopped[device])

@@ -1,4 +1,4 @@
-"""Bytes and work of each rank under a split, at the speed of a drag, and the splits that fit.
+"""Bytes and work per rank under a split, fast enough to follow a drag, and splits that fit.
 
-Imports no torch, nothing that holds weights, and no predicted speed.
+Imports no torch, nothing that holds weights, and no speed prediction.
 """

@@ -1,8 +1,8 @@
 """Costs of a model's blocks and ends for one rank, cached by kind of block and cut.
 
-A model has few kinds of blocks, and the cost of a part depends only on the rank's interval of it:
-each is declared once and then looked up. Ends are the embedding, the output head and tensors that
-all ranks hold.
+A model has few kinds of blocks, and the cost of a part depends only on the rank's interval in it,
+so each is declared once and then looked up. The ends are the embedding, the output head and tensors
+that all ranks hold.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MIXER, FEED = ("attention", "recurrent"), ("ffn", "experts", "shared")
 """Parts of a block between two all-reduces."""
 
 MAX_COSTS = 1 << 16
-"""Largest number of cached costs per kind of block; a long drag makes a few thousand."""
+"""Maximum number of cached costs per kind of block; a long drag adds a few thousand."""
 
 
 class Formats(NamedTuple):
@@ -59,7 +59,7 @@ class Formats(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Cost of some tensors and their states for one rank: bytes, and the work of one token."""
+    """Cost of some tensors and their states for one rank: bytes, and the work per token."""
 
     size: RankSize = RankSize()
     load: RankWorkload = RankWorkload()
@@ -69,7 +69,7 @@ NO_WORK, NO_COST = RankWorkload(), Cost()
 
 
 def join_workloads(loads: Iterable[RankWorkload]) -> RankWorkload:
-    """Return the sum of the work."""
+    """Return the sum of several workloads."""
     found = [load for load in loads if load is not NO_WORK]
     if len(found) < 2:
         return found[0] if found else NO_WORK
@@ -89,7 +89,7 @@ def join_workloads(loads: Iterable[RankWorkload]) -> RankWorkload:
 
 
 def sum_costs(costs: Iterable[Cost]) -> Cost:
-    """Return the sum of some costs."""
+    """Return the sum of several costs."""
     found = [cost for cost in costs if cost is not NO_COST]
     if len(found) < 2:
         return found[0] if found else NO_COST
@@ -100,14 +100,14 @@ def sum_costs(costs: Iterable[Cost]) -> Cost:
 def cost_of(
     slots: Sequence[Slot], states: Sequence[State], rank: int, formats: Formats, n_used: int = 0
 ) -> Cost:
-    """Return a rank's cost of some tensors and their layer's states."""
+    """Return a rank's cost for the given tensors and their layer's states."""
     parts = tensor_parts(slots, rank, formats.storage)
     load = join_workloads(weight_workload(part, formats.storage, n_used) for part in parts)
     return Cost(RankSize.of(parts, states, rank, *formats), load)
 
 
 def weight_workload(part: TensorPart, storage: str, n_used: int) -> RankWorkload:
-    """Return the work of a token with a rank's part of one tensor."""
+    """Return the work per token with a rank's part of one tensor."""
     slot, n_bytes = part.slot, sum(part.sizes)
     used = n_used / slot.tensor.shape[0] if isinstance(slot.owner, ExpertLinear) else 1.0
     read = used * n_bytes
@@ -122,7 +122,7 @@ def weight_workload(part: TensorPart, storage: str, n_used: int) -> RankWorkload
 
 
 class Stage:
-    """The parts of a block between two all-reduces; `cuts_of` returns its cuts of a block."""
+    """The parts of a block between two all-reduces; `cuts_of` returns their cuts in a block."""
 
     def __init__(
         self, kind: BlockKind, parts: tuple[str, ...], n_reduce: int, *, is_last: bool
@@ -137,7 +137,7 @@ class Stage:
         self._costs: dict[tuple[Spans, Formats], Cost] = {}
 
     def cost(self, spans: Spans, formats: Formats) -> Cost:
-        """Return the cost for a rank of the block with these intervals of `fields`."""
+        """Return the cost for a rank that has these intervals of `fields` in the block."""
         key = spans, formats
         found = self._costs.get(key)
         if found is None:
@@ -146,7 +146,7 @@ class Stage:
         return found
 
     def _joined(self, spans: Mapping[str, Span], formats: Formats) -> Cost:
-        # tensors of all members count in the last stage
+        # tensors that all members hold count in the last stage
         costs = [self._kind.cost(MEMBERS, (), formats)] if self._is_last else []
         for part in self._parts:
             mine = tuple(spans[name] for name in FIELDS[part])
@@ -156,7 +156,7 @@ class Stage:
 
 
 class BlockKind:
-    """Blocks that declare the same tensors and are cut by the same sizes.
+    """A kind of block: all that declare the same tensors and are cut by the same sizes.
 
     Args:
         model: the model as declared under a probe split, bound to the tensors of `source`.
@@ -178,7 +178,7 @@ class BlockKind:
         self.stages = tuple(Stage(self, mine, n, is_last=mine is found[-1][0]) for mine, n in found)
 
     def cost(self, owner: str, spans: Spans, formats: Formats) -> Cost:
-        """Return a rank's cost with these intervals of a part, or as one of the `MEMBERS`."""
+        """Return the cost for a rank with these intervals of a part, or for one of `MEMBERS`."""
         key = owner, spans, formats
         found = self._costs.get(key)
         if found is None:
@@ -201,7 +201,7 @@ class BlockKind:
 
 
 def attention_workload(block: Block, kv_type: str) -> RankWorkload:
-    """Return rank `SEEN`'s attention work for a token, also with another layer's KV cache."""
+    """Return rank `SEEN`'s attention work per token, even if it uses another layer's KV cache."""
     loads = []
     for module in _modules(block):
         if isinstance(module, Attention | LatentAttention):
@@ -224,14 +224,14 @@ def _modules(module: Module) -> Iterator[Module]:
 
 
 MAX_END_COSTS = 1 << 12
-"""Largest number of cached costs; each position of a drag cuts the vocabulary elsewhere."""
+"""Maximum number of cached costs; each position in a drag cuts the vocabulary elsewhere."""
 
 SHORTENED = "shortened output"
-"""Owner of a head with only the rows of an MTP block's draft vocabulary."""
+"""Owner of a head that has only the rows for an MTP block's draft vocabulary."""
 
 
 class EndCost(NamedTuple):
-    """Cost of a rank outside its blocks."""
+    """Cost for a rank outside its blocks."""
 
     cost: Cost = NO_COST
     embedding: RankWorkload = NO_WORK
@@ -249,7 +249,7 @@ class Ends:
         self._known: dict[tuple[str, Span, Formats], EndCost] = {}
 
     def cost(self, split: ModelSplit, rank: int, formats: Formats) -> EndCost:
-        """Return the cost of `rank` under a split."""
+        """Return the cost for `rank` under a split."""
         rows = Cost(RankSize(working=WorkingSizes(rows=split.output.size(rank))))
         spans = {
             EMBEDDING: split.embedding.spans[rank],
@@ -273,7 +273,7 @@ class Ends:
         return self._known[key]
 
     def _slot_cost(self, slot: Slot, span: Span, formats: Formats) -> EndCost:
-        # of one tensor, for a rank with these rows of it, or for a member
+        # of one tensor, for a rank with these rows, or for a member
         part, placement = 1.0, slot.placement
         if isinstance(placement, Shard):
             start, stop = span

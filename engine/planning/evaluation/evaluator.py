@@ -1,8 +1,8 @@
-"""Plans at the speed of a drag: the numbers of `make_plan`, from cached costs.
+"""Plans fast enough to follow a drag: the same numbers as from `make_plan`, from cached costs.
 
 `Evaluator` declares a model once, under a probe split that shows which part of a split each tensor
 follows. An evaluation then cuts the model as the loader would and looks up the cost of each rank's
-intervals; only new intervals are declared, for one block.
+intervals; it declares a block only for new intervals.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     StageCuts = tuple[Stage, Ranges | tuple[Ranges, ...], bool]
 
 MAX_CONTEXTS = 256
-"""Largest number of context lengths with cached sizes."""
+"""Maximum number of context lengths with cached sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Predicted bytes and work of a split."""
+    """Predicted bytes and work for a split."""
 
     plan: Plan
     load: ModelWorkload
@@ -58,7 +58,7 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluator of the splits of one file."""
+    """Evaluator for splits of one file."""
 
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
@@ -70,17 +70,17 @@ class Evaluator:
     def evaluate(
         self, params: LoadParams, free_bytes: Mapping[str, int] | None = None
     ) -> Evaluation:
-        """Predict bytes and work per rank.
+        """Predict the bytes and work per rank.
 
         An optional MTP block is left out if it does not fit.
 
         Args:
-            free_bytes: free memory by device; decides whether weights are dequantised. None: they
-                are.
+            free_bytes: free memory by device, which decides whether weights are dequantised; if
+                None, they are.
 
         Raises:
             ModelFileError: the architecture is unknown, or a tensor is missing or misshapen.
-            SplitError: the split cannot be made.
+            SplitError: the split is impossible.
             EngineError: the KV type does not fit the heads.
         """
         found = self._evaluated(params, free_bytes)
@@ -114,7 +114,7 @@ class Evaluator:
         return Evaluation(with_held_types(plan, model.caches), tally.load(chosen, hp), split)
 
     def dims(self, params: LoadParams) -> Sequence[BlockDims]:
-        """Return the sizes by which each block of the trunk is cut."""
+        """Return the sizes by which each block in the trunk is cut."""
         cls, hp = self._sizes_for(params)
         return self._model(cls, hp).dims[: hp.n_trunk]
 
@@ -131,7 +131,7 @@ class Evaluator:
         return cls, self._sizes[sizes_key]
 
     def _model(self, cls: type[CausalLM], hp: HParams) -> _Model:
-        # the context matters only for long-context RoPE frequencies
+        # the context length matters only for long-context RoPE frequencies
         key = hp.n_ctx > hp.rope.n_ctx_orig, hp.n_mtp, hp.n_guessed, hp.copies_head
         if key not in self._models:
             self._models[key] = _Model(self.file, cls, hp)
@@ -143,7 +143,7 @@ class _Model:
 
     Attributes:
         guessing: stages of the MTP blocks, which are not part of a token's work.
-        caches: one declaration of keys and values of each shape.
+        caches: one declaration of keys and values per shape.
     """
 
     def __init__(self, file: GGUFFile, cls: type[CausalLM], hp: HParams) -> None:
@@ -178,13 +178,13 @@ class _Model:
 
 
 def _unshared(dims: BlockDims) -> BlockDims:
-    # the same for all blocks that use another one's KV cache
+    # the same for all blocks that use another block's KV cache
     return dims if dims.kv_of is None else replace(dims, kv_of=0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """`count` equal stages with equal cuts, in neighbouring blocks of one group of ranks."""
+    """`count` equal stages with equal cuts, in neighbouring blocks on one group of ranks."""
 
     group: tuple[int, ...]
     stage: Stage
@@ -193,13 +193,13 @@ class _Item:
     is_ending: bool
 
     def spans(self, rank: int) -> Spans:
-        # empty ones are all `NOTHING`
+        # all empty spans become `NOTHING`
         found = [cut.spans[rank] for cut in self.cuts]
         return tuple(span if span[1] > span[0] else NOTHING for span in found)
 
 
 class _Tally:
-    """Number of times that each cut of each stage occurs in a split."""
+    """Number of times each cut of each stage occurs in a split."""
 
     def __init__(self, model: _Model, split: ModelSplit) -> None:
         self._split, self._ends, self._guessing = split, model.ends, model.guessing
@@ -245,7 +245,7 @@ class _Tally:
 
 
 class _RankCosts:
-    """Costs of one rank under a split: for each cut of each stage its count and its cost."""
+    """Costs for one rank under a split: the count and the cost of each cut of each stage."""
 
     def __init__(self, items: Sequence[tuple[int, Cost | None]], ends: EndCost) -> None:
         self._items = items

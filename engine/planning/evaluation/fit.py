@@ -1,6 +1,6 @@
-"""The longest context that fits, remedies where a model does not fit, and shares by memory.
+"""The longest context that fits, remedies if a model does not fit, and shares by memory.
 
-Every proposal was evaluated and fits.
+Every proposal has been evaluated and fits.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from engine.planning.plan import Plan
 
 COMFORT = 0.75
-"""Part of a device's free memory for a model with an automatic context; the rest is for other
-programs."""
+"""Fraction of a device's free memory used for a model with an automatic context; the rest is left
+to other programs."""
 
 CONTEXT_STEP = 256
-"""Step of proposed contexts, in tokens."""
+"""Step between proposed context lengths, in tokens."""
 
 MAX_CONTEXT = 1 << 17
-"""Longest proposed context of a model without a training context, in tokens."""
+"""Longest context proposed for a model whose training context is unknown, in tokens."""
 
 SMALLER_KV_TYPES = ("q8_0", "q8_0/q4_0", "q4_0")
-"""KV types to propose, the largest first; keys have outliers that Q4_0 rounds more (arXiv
+"""KV types to propose, largest first; keys have outliers, which Q4_0 rounds more coarsely (arXiv
 2402.02750)."""
 
 N_TRIES = 12
-"""Corrections of the shares before a split counts as impossible."""
+"""Number of corrections to the shares before a split is considered impossible."""
 
 MARGIN = 0.99
-"""Part of a device's memory that shares may fill: they are only met to the nearest unit."""
+"""Fraction of a device's memory that shares may fill; shares are only met to the nearest unit."""
 
 Split = tuple[float, ...]
 RemedyKind = Literal[
@@ -47,10 +47,10 @@ RemedyKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Memory of one device that a plan may use.
+    """Memory on one device that a plan may use.
 
     Attributes:
-        device: id, such as "cpu" or "cuda:0"; the device may be simulated.
+        device: its id, such as "cpu" or "cuda:0"; it may be simulated.
         bytes_per_s: its memory bandwidth, by which devices are ordered.
     """
 
@@ -69,11 +69,11 @@ class Remedy:
 
 
 class Fit:
-    """Finder of splits and contexts of one model that fit on one machine.
+    """Finder of splits and contexts with which one model fits on one machine.
 
     Args:
-        plan: returns the plan of some parameters, given free memory by device.
-        n_ctx_train: context that the model was trained for, in tokens; 0 if unknown.
+        plan: returns the plan for given parameters and free memory by device.
+        n_ctx_train: context length that the model was trained for, in tokens; 0 if unknown.
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class Fit:
         return cls(plan, rooms, n_ctx_train, n_layer)
 
     def shortages(self, params: LoadParams) -> dict[str, int]:
-        """Return the bytes that devices lack, by device; empty if everything fits.
+        """Return how many bytes each device lacks; empty if everything fits.
 
         Raises:
-            EngineError: the split cannot be made.
+            EngineError: the split is impossible.
         """
         return self._plan(params).shortages(self._free)
 
@@ -107,7 +107,7 @@ class Fit:
         return self._evaluate(params, self._free)
 
     def fits(self, params: LoadParams) -> bool:
-        """Return whether the split can be made and everything fits."""
+        """Return whether the split is possible and everything fits."""
         try:
             return not self.shortages(params)
         except EngineError:
@@ -119,7 +119,7 @@ class Fit:
         It is at most the model's training context.
 
         Raises:
-            EngineError: the split cannot be made.
+            EngineError: the split is impossible.
         """
         self._plan(params)
         most = self._n_ctx_train or MAX_CONTEXT
@@ -129,10 +129,10 @@ class Fit:
         return steps * CONTEXT_STEP
 
     def remedies(self, params: LoadParams) -> list[Remedy]:
-        """Return changes that make `params` fit, the cheapest first; empty if they already fit.
+        """Return changes that make `params` fit, cheapest first; empty if `params` already fit.
 
         Raises:
-            EngineError: the split cannot be made.
+            EngineError: the split is impossible.
         """
         if not self.shortages(params):
             return []
@@ -153,7 +153,7 @@ class Fit:
         return Remedy("split", sentence, found)
 
     def _more_devices(self, params: LoadParams) -> Remedy | None:
-        # as few further GPUs as suffice
+        # adds as few GPUs as suffice
         by_speed = sorted(self._rooms, key=lambda device: -self._rooms[device].bytes_per_s)
         unused = [d for d in by_speed if d not in params.devices and d != CPU]
         for n in range(1, len(unused) + 1):
@@ -222,7 +222,7 @@ class Fit:
     def _fewest(
         self, params: LoadParams, least: int, with_n: Callable[[LoadParams, int], LoadParams]
     ) -> LoadParams | None:
-        """Return `params` with the fewest blocks, or experts of blocks, on the CPU that fit."""
+        """Return `params` with as few blocks, or blocks' experts, on the CPU as needed to fit."""
         if CPU not in self._free or set(params.devices) == {CPU}:
             return None
 
@@ -238,7 +238,7 @@ class Fit:
         return found if least + more <= self._n_layer and self.fits(found) else None
 
     def balanced(self, params: LoadParams, *, in_turn: bool = False) -> LoadParams | None:
-        """Return `params` with shares that fit, in proportion to speed if possible; None if none.
+        """Return `params` with shares that fit, proportional to speed if possible; None if none do.
 
         Args:
             in_turn: whether devices compute one after the other, so that the fastest should hold
@@ -263,7 +263,7 @@ class Fit:
         return None
 
     def _filled(self, params: LoadParams, usable: Mapping[str, int]) -> Split:
-        """Return shares that fill fast devices first; empty if the split cannot be made."""
+        """Return shares that fill fast devices first; empty if the split is impossible."""
         try:
             needed = self._plan(params).bytes_by_device()
         except EngineError:
@@ -281,7 +281,7 @@ class Fit:
         return self._rooms[device].bytes_per_s if device in self._rooms else 1.0
 
     def _in_round_numbers(self, params: LoadParams) -> LoadParams:
-        # the fewest digits that still fit, and no shares if even
+        # with the fewest digits that still fit, and without shares if they are even
         shares = params.split or ()
         if len(set(shares)) == 1:
             return replace(params, split=None)
@@ -292,7 +292,7 @@ class Fit:
         return all(abs(a - b) <= b / 10 for a, b in zip(params.split or (), shares, strict=True))
 
     def with_cpu(self, params: LoadParams, gpus: tuple[str, ...]) -> LoadParams:
-        """Return `params` with as much as fits on GPUs, by their memory, and the rest on the CPU.
+        """Return `params` with as much as fits on the GPUs, by memory, and the rest on the CPU.
 
         Everything is on the CPU if GPUs do not help.
         """
@@ -341,7 +341,7 @@ def _kv_bits(kind: str) -> float:
 def _corrected(
     split: Split, devices: Sequence[str], needed: Mapping[str, int], usable: Mapping[str, int]
 ) -> Split:
-    """Return shares moved from full devices to those with room; empty if all are full."""
+    """Return shares shifted from full devices to those with room; empty if all are full."""
     load = {d: needed.get(d, 0) / max(1, MARGIN * usable.get(d, 0)) for d in devices}
     kept = [share / max(1.0, load[d]) for share, d in zip(split, devices, strict=True)]
     room = [

@@ -1,8 +1,8 @@
-"""Positions of the handle between two neighbouring ranks, and the effective shares there.
+"""Positions of the handle between two neighbouring ranks, and the actual shares there.
 
-A model is cut in units, so ranks get shares near the requested ones. A handle therefore snaps: each
-position is a split that can be requested, with its effective share. Positions are evaluated lazily,
-once each.
+A model is cut in units, so ranks get shares close to the requested ones. A handle therefore snaps:
+each position is a split that can be requested, with its actual share. Positions are evaluated
+lazily, once each.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from engine.planning.plan import Plan
 
 MAX_STEPS = 400
-"""Largest number of positions of a handle: finer steps are invisible on a screen."""
+"""Maximum number of positions per handle; finer steps are invisible on a screen."""
 
 Split = tuple[float, ...]
 
 
 class Position(NamedTuple):
-    """A position of a handle: shares to request, and requested and effective share up to there."""
+    """A handle position: shares to request, and requested and actual share to the left of it."""
 
     split: Split
     asked: float
@@ -34,7 +34,7 @@ class Position(NamedTuple):
 
 
 class Positions:
-    """The positions of one handle, from all for its right neighbour to all for its left one."""
+    """The positions of one handle, from all on its right neighbour to all on its left one."""
 
     def __init__(self, splits: Sequence[Split], handle: int, plan: Callable[[Split], Plan]) -> None:
         self._splits = splits
@@ -58,10 +58,10 @@ class Positions:
         return found
 
     def nearest(self, boundary: float) -> int:
-        """Return the index of the position with its effective share nearest to `boundary`, 0 to 1.
+        """Return the index of the position whose actual share is nearest to `boundary`, 0 to 1.
 
-        The first within half a step is returned. Shares grow with positions, so few are
-        evaluated, starting from the offset of the previous call.
+        The first one found within half a step is returned. Shares grow with positions, so few
+        positions are evaluated, starting at the offset found by the previous call.
         """
         last = len(self) - 1
         low = high = self._asked_at(boundary - self._gap)
@@ -91,11 +91,11 @@ class Positions:
         return min(max(index, 0), len(self) - 1)
 
     def after(self, index: int) -> int:
-        """Return the next position to the right with a larger effective share, else the last."""
+        """Return the next position to the right with a larger actual share, or else the last."""
         return self._beyond(index, 1)
 
     def before(self, index: int) -> int:
-        """Return the next position to the left with a smaller effective share, else the first."""
+        """Return the next position to the left with a smaller actual share, or else the first."""
         return self._beyond(index, -1)
 
     def _beyond(self, index: int, step: int) -> int:
@@ -113,7 +113,7 @@ def positions_of(
     """Return the positions of the handle between ranks `handle` and `handle` + 1.
 
     Raises:
-        SplitError: the present split is invalid.
+        SplitError: the current split is invalid.
     """
     shares = normalise(params.split, len(params.devices))
     splits = _by_block if params.split_mode == "layer" else _by_unit
@@ -122,14 +122,14 @@ def positions_of(
 
 
 def _by_block(shares: Split, handle: int, dims: Sequence[BlockDims]) -> list[Split]:
-    # a split for each number of blocks on the left, with block counts as shares
+    # one split per number of blocks on the left, with block counts as shares
     cut = Apportioner(len(shares)).cut(shares, max(1, len(dims)))
     counts = [cut.size(rank) for rank in range(len(shares))]
     return _moved([n / sum(counts) for n in counts], handle, counts[handle] + counts[handle + 1])
 
 
 def _by_unit(shares: Split, handle: int, dims: Sequence[BlockDims]) -> list[Split]:
-    # about two splits for each unit of the part with the most units
+    # about two splits per unit in the part with the most units
     units = (
         sum(block.n_head for block in dims),
         sum(block.n_state_head // block.state_unit for block in dims),

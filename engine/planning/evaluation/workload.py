@@ -1,4 +1,4 @@
-"""The work of one token on each rank: bytes read, operations and all-reduces.
+"""The work per token on each rank: bytes read, operations and all-reduces.
 
 Derived from a file's header and a split; `engine.planning.speed.speed_model` turns it into seconds.
 """
@@ -15,15 +15,15 @@ from engine.model.sharding.split import BlockDims, BlockSplit, ModelSplit
 
 DEQUANTISED = "packed"
 """Kind of weights that are dequantised on each use. Other kinds are GGML types such as "Q4_K";
-"F32" stands for weights dequantised at load."""
+"F32" stands for weights dequantised during loading."""
 
 
 class Weights(NamedTuple):
-    """Work of one token with weights of one kind.
+    """Work per token with weights of one kind.
 
     Attributes:
         kind: format in memory: a GGML type, or `DEQUANTISED`.
-        read_bytes, flop: their parts of `RankWorkload.read_bytes` and `RankWorkload.flop`.
+        read_bytes, flop: parts of `RankWorkload.read_bytes` and `RankWorkload.flop` for this kind.
     """
 
     kind: str
@@ -33,18 +33,18 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankWorkload:
-    """Work of one token on one rank, in one block or at one end of the model.
+    """Work per token on one rank, in one block or at one end of the model.
 
     Attributes:
-        read_bytes: bytes of weights read, in the rank's format: of routed experts only the chosen
-            ones, of an embedding one row.
-        kv_bytes: bytes of keys and values per attended position.
-        window: size of the attention window; 0 for none.
+        read_bytes: weight bytes read, in the rank's format; only the chosen ones among routed
+            experts, and one row from an embedding.
+        kv_bytes: key and value bytes per attended position.
+        window: size of the attention window; 0 if there is none.
         n_op: number of matrix products, each with an overhead.
         kinds: `read_bytes` and `flop` by kind of weights; the rest counts as F32.
         kv_flop: multiplications and additions with keys and values per attended position.
-        batch_bytes: bytes of weights that a large batch reads, including all routed experts; 0 if
-            equal to `read_bytes`.
+        batch_bytes: weight bytes that a large batch reads, including all routed experts; 0 if equal
+            to `read_bytes`.
     """
 
     read_bytes: float = 0.0
@@ -59,17 +59,17 @@ class RankWorkload:
 
 @dataclass(frozen=True, slots=True)
 class BlockWorkload:
-    """Work of one token in equal blocks of one group of ranks, or in the same part of each.
+    """Work per token in equal blocks on one group of ranks, or in the same part of each block.
 
     Ranks wait for each other at the end, so the work between two all-reduces (a mixer, then an FFN)
-    is one part. Neighbouring parts of the same group are unordered: equal ones count together.
+    is one part. Neighbouring parts on the same group are unordered, so equal ones count together.
 
     Attributes:
-        group: ranks that compute each of them together.
-        n_reduce: all-reduces over the group in one of them: one of the hidden state, and in a few
-            architectures another one of a few numbers.
-        is_ending: whether they follow the last layer with a state, so that only those tokens of a
-            prompt pass through them of which logits are needed.
+        group: ranks that compute each block together.
+        n_reduce: all-reduces over the group per block: one for the hidden state, and in a few
+            architectures another for a few numbers.
+        is_ending: whether the blocks follow the last layer with a state, so that only those prompt
+            tokens whose logits are needed pass through them.
     """
 
     count: int
@@ -81,7 +81,7 @@ class BlockWorkload:
 
 @dataclass(frozen=True, slots=True)
 class ModelWorkload:
-    """Work of one token in a whole model."""
+    """Work per token in a whole model."""
 
     blocks: tuple[BlockWorkload, ...]
     embedding: Mapping[int, RankWorkload]
@@ -109,7 +109,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "shared": ("shared",),
     }
 )
-"""Attributes of `BlockSplit` with the cuts of each part of a block."""
+"""Attributes of `BlockSplit` with the cut of each part of a block."""
 
 SIZES: Mapping[str, str] = MappingProxyType(
     {
@@ -125,19 +125,19 @@ SIZES: Mapping[str, str] = MappingProxyType(
 """Attribute of `BlockDims` with the size that each cut divides."""
 
 MEMBERS, EMBEDDING, OUTPUT = "members", "embedding", "output"
-"""Owners of tensors that all ranks of a block hold, and of those at the model's two ends."""
+"""Owners of tensors that all ranks in a block hold, and of those at the model's two ends."""
 
 OWNERS = (*FIELDS, MEMBERS, EMBEDDING, OUTPUT)
-"""Parts of the model represented by the ranks of a probe, in rank order."""
+"""Parts of the model that the ranks of a probe represent, in rank order."""
 
 NOTHING: Span = (0, 0)
 
 SEEN = 1
-"""The rank of `one_rank` that is evaluated."""
+"""The rank in `one_rank` that is evaluated."""
 
 
 def probe_split(dims: Sequence[BlockDims], n_vocab: int, *, tied: bool) -> ModelSplit:
-    """Return the probe: each part of a block whole on a separate rank."""
+    """Return the probe, in which each part of a block is whole on a separate rank."""
     blocks = []
     for block in dims:
         cuts = {
@@ -158,7 +158,7 @@ def _whole(owner: str, total: int) -> Ranges:
 
 
 def owner_of(ranks: Sequence[int]) -> str | None:
-    """Return the part for a tensor's owners in a probe; None without owners."""
+    """Return the part that a tensor's owners in a probe stand for; None if it has no owners."""
     if not ranks:
         return None
     (rank,) = ranks
@@ -166,7 +166,7 @@ def owner_of(ranks: Sequence[int]) -> str | None:
 
 
 def one_rank(dims: BlockDims, spans: Mapping[str, Span], *, is_member: bool) -> BlockSplit:
-    """Return the split of a block with these spans on rank `SEEN` and all before on rank 0."""
+    """Return the split of a block with these spans on rank `SEEN` and all before them on rank 0."""
     cuts = {}
     for field, size in SIZES.items():
         start, stop = spans.get(field, NOTHING)

@@ -1,4 +1,4 @@
 """The measured search for the fastest split: its candidates, their order and its results.
 
-Imports no torch and nothing that holds weights; `engine.hosts.tuning` does the measuring.
+Imports no torch and nothing that holds weights; `engine.hosts.tuning` takes the measurements.
 """

@@ -1,4 +1,4 @@
-"""The plan of a measured search, and its expected duration, before anything is loaded."""
+"""The plan for a measured search and its expected duration, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from engine.planning.speed.forecast import Forecaster
 
 LOAD_BYTES_PER_S = 5e8
-"""Bytes/s at which a cached file reaches devices, or one split becomes another."""
+"""Bytes/s at which a cached file is loaded to devices, or one split is turned into another."""
 
 N_PROMPT, MIN_PROMPT = 256, 128
 N_GEN, MIN_GEN = 32, 16
-"""Prompt and generated tokens of a trial; the smaller numbers if it would exceed `LONG_S`."""
+"""Prompt and generated tokens per trial; the smaller numbers if a trial would exceed `LONG_S`."""
 
 REPETITIONS = 2
 
 N_WARM_UP = 4
-"""Tokens that a trial generates before the measurement."""
+"""Number of tokens that a trial generates before the measurement."""
 
 LONG_S = 4.0
-"""Seconds of a trial beyond which it is shortened."""
+"""Duration above which a trial is shortened, in seconds."""
 
 MIN_S, MAX_S = 20.0, 600.0
-"""Bounds of the default budget, in seconds."""
+"""Bounds for the default budget, in seconds."""
 
 SPARE = 1.25
 """Ratio of the default budget to the expected duration."""
@@ -41,7 +41,7 @@ SPARE = 1.25
 
 @dataclass(frozen=True, slots=True)
 class TrialSize:
-    """Prompt and generated tokens of a trial, each measured `REPETITIONS` times."""
+    """Numbers of prompt and generated tokens in a trial, each measured `REPETITIONS` times."""
 
     n_prompt: int
     n_gen: int
@@ -60,7 +60,7 @@ class TrialSize:
 
 @dataclass(frozen=True, slots=True)
 class TuneEstimate:
-    """Expected extent of a search, shown before it starts; `budget_s` limits it."""
+    """Expected extent of a search, shown before it starts; `budget_s` limits the search."""
 
     n_trials: int
     trial_s: float
@@ -75,7 +75,7 @@ class TuneEstimate:
 
     @property
     def sentence(self) -> Sentence:
-        """Sentence for the user."""
+        """The estimate as a sentence for the user."""
         return Sentence(
             "About {n} trials of {trial_s:.1f} s, at most {budget_s:.0f} s.",
             n=self.n_trials, trial_s=self.trial_s, budget_s=self.budget_s,
@@ -86,11 +86,11 @@ class TunePlan:
     """A search that is about to start: its splits and its expected extent.
 
     Args:
-        params: parameters that all trials share; its devices are the choice.
-        budget_s: longest duration in seconds; None is the expected one, within bounds.
+        params: parameters that all trials share; its devices are the candidates.
+        budget_s: maximum duration in seconds; None means the expected one, within bounds.
 
     Raises:
-        EngineError: nothing fits, or a device does not exist here.
+        EngineError: nothing fits, or a device does not exist on this machine.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class TunePlan:
         modes: Sequence[str] = SPLIT_MODES,
     ) -> None:  # fmt: skip
         self.goal: Goal = goal_named(goal)
-        if budget_s is not None and not 0 < budget_s <= 86400:  # false for NaN, too
+        if budget_s is not None and not 0 < budget_s <= 86400:  # false for NaN as well
             raise EngineError("The time for a search must be from 1 to 86400 seconds.")
         self.params = params
         self.n_ctx = planner.plan(params).n_ctx
@@ -145,11 +145,11 @@ class Alternative:
     """A split with its predicted speed.
 
     Attributes:
-        n_sum: all-reduces per token, over all groups.
-        sum_s: seconds of the slowest of them.
-        link_s: seconds of a token spent on links.
-        limit: sentence that names the bottleneck of decoding.
-        why: the same as the end of another sentence.
+        n_sum: number of all-reduces per token, over all groups.
+        sum_s: seconds that the slowest all-reduce takes.
+        link_s: seconds per token spent on links.
+        limit: sentence that names the bottleneck in decoding.
+        why: that bottleneck as the end of another sentence.
     """
 
     params: LoadParams

@@ -1,6 +1,6 @@
-"""The splits of one model that a measured search may try on one machine, without torch.
+"""The splits of one model that a measured search may try on one machine; without torch.
 
-Sets of devices, modes and positions that fit into free memory, with their predicted speeds.
+These are sets of devices, modes and positions that fit into free memory, with predicted speeds.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ if TYPE_CHECKING:
     from engine.planning.speed.forecast import Forecaster
 
 MAX_IN_ALL_SETS = 5
-"""Most devices of which all sets are tried; with more, the fastest and largest of each size."""
+"""Maximum number of devices for which all sets are tried; with more, only the fastest and the
+largest set of each size."""
 
 MAX_IN_ALL_GROUPS = 4
-"""Most ranks that are grouped in all ways; with more, only equally or as the mode does it."""
+"""Maximum number of ranks to group in all ways; with more, only equally or in the default way."""
 
 MAX_OPTIMISED = 12
-"""Most families with shares optimised by prediction before the first measurement."""
+"""Maximum number of families whose shares are optimised by prediction before any measurement."""
 
 MAX_BALANCED = 4
-"""Most rebalancing steps before the first measurement."""
+"""Maximum number of rebalancing steps before the first measurement."""
 
 N_REGION = 40
-"""Positions that are checked for memory, for the chart."""
+"""Number of positions that are checked for memory, for the chart."""
 
 NOT_FITTING = Sentence("It does not fit into free memory.")
 
@@ -46,12 +47,12 @@ GOLDEN = (5**0.5 - 1) / 2
 def minimise(cost: Callable[[int], float], n: int, start: int, step: int, least: int) -> int:
     """Return the position from 0 to n - 1 with the lowest cost found.
 
-    From `start` the search goes downhill in growing steps until it has a bracket, which it divides
-    until the parts are at most `least` long. It evaluates positions repeatedly: cache the costs.
+    From `start`, the search goes downhill in growing steps until it has a bracket, which it divides
+    until its parts are at most `least` long. Positions are evaluated repeatedly, so cache costs.
 
     Args:
-        cost: returns the cost of a position; infinite if that is impossible.
-        least: length of a bracket's parts at which the search ends.
+        cost: returns the cost of a position; infinite if the position is impossible.
+        least: length of the bracket's parts at which the search stops.
     """
     low, best, high = _bracket(cost, n, start, step)
     while True:
@@ -70,7 +71,7 @@ def minimise(cost: Callable[[int], float], n: int, start: int, step: int, least:
 
 
 def _bracket(cost: Callable[[int], float], n: int, start: int, step: int) -> tuple[int, int, int]:
-    """Return three ordered positions of which the middle one is best, or an end of the range."""
+    """Return three ordered positions, the best in the middle or at an end of the range."""
     low, best, high = max(0, start - step), start, min(n - 1, start + step)
     if min(cost(low), cost(high)) >= cost(best):
         return low, best, high
@@ -103,7 +104,7 @@ Split = tuple[float, ...]
 
 
 class Candidate(NamedTuple):
-    """A split that may be tried; `key` is equal for candidates with the same cut."""
+    """A split that may be tried; candidates with the same cut have the same `key`."""
 
     params: LoadParams
     key: Hashable
@@ -114,12 +115,12 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Splits over the same devices in the same mode, with different shares.
+    """Splits over the same devices in the same mode that differ in their shares.
 
     Attributes:
-        params: parameters of all of them, without shares.
+        params: parameters common to all of them, without shares.
         start: shares predicted to be the best.
-        can_balance: whether moving work off the busiest ranks may help.
+        can_balance: whether moving work away from the busiest ranks may help.
     """
 
     params: LoadParams
@@ -134,12 +135,12 @@ class Family:
 
 
 def balanced(split: Split, busy_s: Sequence[float]) -> Split | None:
-    """Return the split with which all ranks would be busy equally long, or None if unknown.
+    """Return the split at which all ranks would be busy equally long, or None if unknown.
 
-    Assumes that a rank's time is proportional to its share.
+    This assumes that a rank's time is proportional to its share.
 
     Args:
-        busy_s: seconds that each rank is busy now; 0 if not measured.
+        busy_s: seconds for which each rank is busy with `split`; 0 if not measured.
     """
     if len(busy_s) != len(split) or min(busy_s) <= 0 or min(split) <= 0:
         return None
@@ -157,11 +158,11 @@ class Handle:
         return len(self._positions)
 
     def split(self, index: int) -> Split:
-        """Return the shares to request at a position."""
+        """Return the shares to request for a position."""
         return self._positions[index].split
 
     def nearest(self, split: Split) -> int:
-        """Return the index of the position nearest to a split; they are evenly spaced in shares."""
+        """Return the index of the position nearest to a split; shares are evenly spaced."""
         first, last = self._positions[0].asked, self._positions[len(self) - 1].asked
         requested = sum(split[: self._number + 1]) / sum(split)
         if last <= first:
@@ -174,10 +175,10 @@ class ModelSpace:
     """The splits of one model that a search may try.
 
     Args:
-        base: parameters that all trials share; its devices are the choice, its split is ignored.
+        base: parameters for all trials; its devices are the candidates, its split is ignored.
 
     Raises:
-        NoDevice: a device does not exist here, or cannot be used.
+        NoDevice: a device does not exist on this machine, or cannot be used.
     """
 
     def __init__(
@@ -194,21 +195,21 @@ class ModelSpace:
         require_devices(base.all_devices, list(forecaster.devices.values()))
 
     def families(self) -> Sequence[Family]:
-        """Return all families, the most promising first."""
+        """Return all families, most promising first."""
         if self._families is None:
             self._families = self._made_families()
         return self._families
 
     def candidate(self, family: Family, split: Split) -> Candidate | None:
-        """Return a split of a family; None if it does not fit or a rank would get nothing."""
+        """Return a split in a family; None if it does not fit or a rank would get nothing."""
         return self._candidate(_with(family.params, split))
 
     def handle(self, family: Family, split: Split, number: int) -> Handle:
-        """Return the positions between ranks `number` and `number` + 1; other shares stay."""
+        """Return the positions between ranks `number` and `number` + 1; the other shares stay."""
         return Handle(self._planner.positions(replace(family.params, split=split), number), number)
 
     def expected(self, family: Family) -> Speeds:
-        """Return the predicted speeds of a family at its start."""
+        """Return a family's predicted speeds at its start."""
         found = self.candidate(family, family.start)
         assert found is not None, "a family starts where it fits"
         assert found.predicted is not None, "all devices are known"
@@ -253,7 +254,7 @@ class ModelSpace:
     def _sets(self) -> Iterator[tuple[str, ...]]:
         devices = self._base.devices
         if any(target.startswith("#") for _, target in self._base.overrides):
-            yield devices  # overrides name ranks by number
+            yield devices  # overrides refer to ranks by number
             return
         chosen = dict.fromkeys(self._sets_of(range(len(devices))))
         yield from dict.fromkeys(tuple(devices[rank] for rank in ranks) for ranks in chosen)
@@ -373,7 +374,7 @@ def _with(params: LoadParams, split: Split) -> LoadParams:
 
 
 def group_sizes(n_ranks: int) -> list[tuple[int, ...] | None]:
-    """Return the groupings of n ranks, without those equal to another mode."""
+    """Return the possible groupings of n ranks, except those equivalent to another mode."""
     if n_ranks < 3:
         return []
     if n_ranks > MAX_IN_ALL_GROUPS:
@@ -384,7 +385,7 @@ def group_sizes(n_ranks: int) -> list[tuple[int, ...] | None]:
 
 
 def _without_twins(families: Sequence[Family], devices: Mapping[str, DeviceInfo]) -> list[Family]:
-    """Return the families without duplicates on equal devices."""
+    """Return the families without those that merely repeat another on equal devices."""
     found: dict[object, Family] = {}
     for family in families:
         params = family.params

@@ -1,4 +1,4 @@
-"""Trials and result of a measured search, the choice of the best trial, and its explanation."""
+"""Trials and result of a measured search; choice of the best trial and its explanation."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ SOURCES = {
     "mtp": Sentence("by the model's own block (MTP)"),
     "model": Sentence("by the draft model"),
 }
-"""Sources of draft tokens, as sentences name them."""
+"""Names of the sources of draft tokens, for use in sentences."""
 
 MIN_GAIN = 1.03
-"""Smallest gain of draft tokens that is reported as one: single answers vary by a few percent."""
+"""Smallest gain from draft tokens that is reported; single answers vary by a few percent."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftTrial:
-    """Tokens per second of answers with one source of draft tokens.
+    """Tokens per second of output with one source of draft tokens.
 
     Attributes:
-        way: "off" without draft tokens, or "ngram", "mtp" or "model".
-        prose_ts: speed of new text.
-        quoting_ts: speed of text that repeats the prompt, such as edited code.
+        way: "ngram", "mtp" or "model"; "off" if there are no draft tokens.
+        prose_ts: speed when writing new text.
+        quoting_ts: speed when repeating parts of the prompt, as in edited code.
     """
 
     way: str
@@ -40,7 +40,7 @@ class DraftTrial:
 
 
 def reason_for_drafts(trials: Sequence[DraftTrial]) -> str:
-    """Return which source of draft tokens pays off, in sentences; "" if nothing was compared."""
+    """Return sentences on which source of draft tokens pays off; "" if nothing was compared."""
     plain = next((trial for trial in trials if trial.way == "off"), None)
     if plain is None or len(trials) < 2:
         return ""
@@ -66,14 +66,14 @@ def reason_for_drafts(trials: Sequence[DraftTrial]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A typical request; splits are compared by its time, which weighs prefill and decode."""
+    """A typical request; splits are compared by its duration, which weighs prefill and decode."""
 
     name: str
     n_prompt: int
     n_gen: int
 
     def seconds(self, prefill_ts: float, decode_ts: float) -> float:
-        """Return the request's time in seconds at these speeds in tokens per second."""
+        """Return how long the request takes, in seconds, at these speeds in tokens per second."""
         if prefill_ts <= 0 or decode_ts <= 0:
             return inf
         return self.n_prompt / prefill_ts + self.n_gen / decode_ts
@@ -88,7 +88,7 @@ the KV cache; "prompts" stands for long documents with a short answer."""
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Tokens per second of prefill and decode."""
+    """Tokens per second in prefill and decode."""
 
     prefill_ts: float
     decode_ts: float
@@ -99,7 +99,7 @@ class Sample:
     """Measured speeds of a split.
 
     Attributes:
-        prefill_ts, decode_ts: tokens per second of each repetition.
+        prefill_ts, decode_ts: tokens per second in each repetition.
         busy_s: seconds per token in which each rank computes; empty if not measured.
         waited_s: seconds per token in which each rank waits for others; empty if not measured.
         fallbacks: reasons for lower speed on GPUs.
@@ -112,7 +112,7 @@ class Sample:
     fallbacks: tuple[Fallback, ...] = ()
 
     def joined(self, other: Sample) -> Sample:
-        """Return a sample with the repetitions of both, and the ranks' times of the later one."""
+        """Return a sample with the repetitions of both and the ranks' times from the later one."""
         return Sample(
             self.prefill_ts + other.prefill_ts, self.decode_ts + other.decode_ts,
             other.busy_s or self.busy_s, other.waited_s or self.waited_s,
@@ -125,10 +125,10 @@ class Trial:
     """A measured split.
 
     Attributes:
-        shares: effective share of each rank, 0 to 1.
-        sample: measured speeds; None if it could not run.
-        problem: reason why it could not run; the search skips it.
-        is_final: whether `sample` is from the final round, in which the best few alternate.
+        shares: actual share of each rank, 0 to 1.
+        sample: measured speeds; None if the split could not run.
+        problem: why the split could not run; the search then skips it.
+        is_final: whether `sample` is from the final round, in which the best few take turns.
     """
 
     params: LoadParams
@@ -146,12 +146,12 @@ class Trial:
 
     @property
     def prefill_ts(self) -> float:
-        """Median tokens per second of prefill; 0 if the split could not run."""
+        """Median tokens per second in prefill; 0 if the split could not run."""
         return median(self.sample.prefill_ts) if self.sample else 0.0
 
     @property
     def decode_ts(self) -> float:
-        """Median tokens per second of decode; 0 if the split could not run."""
+        """Median tokens per second in decode; 0 if the split could not run."""
         return median(self.sample.decode_ts) if self.sample else 0.0
 
     @property
@@ -165,7 +165,7 @@ class Trial:
         return _spread(self.sample.decode_ts) if self.sample else 0.0
 
     def seconds(self, goal: Goal) -> float:
-        """Return the time of the goal's request; infinite if the split could not run."""
+        """Return how long the goal's request takes; infinite if the split could not run."""
         return goal.seconds(self.prefill_ts, self.decode_ts)
 
     def uncertainty(self, goal: Goal) -> float:
@@ -183,7 +183,7 @@ def _spread(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Splits over two devices that do not fit: the first one's share from `start` to `stop`."""
+    """Splits over two devices that do not fit: those with a first share from `start` to `stop`."""
 
     devices: tuple[str, ...]
     split_mode: str
@@ -197,15 +197,15 @@ class TuneResult:
     """The result of a search.
 
     Attributes:
-        model_hash: hash of the model, see `engine.formats.gguf.reader`.
-        device_set: key of the devices, see `engine.planning.speed.forecast.device_set`.
-        trials: all trials in order; a repeated one is listed once.
-        regions: splits that were skipped for lack of memory, for the chart.
+        model_hash: hash of the model; see `engine.formats.gguf.reader`.
+        device_set: key of the devices; see `engine.planning.speed.forecast.device_set`.
+        trials: all trials in order; a repeated trial is listed once.
+        regions: splits skipped for lack of memory, for the chart.
         best: index into `trials`; None if none could run.
         is_complete: False if time ran out or the search was cancelled.
-        when: end of the search in UTC, as in ISO 8601.
-        others: (device, load in percent) of devices that other programs used at the start.
-        drafts: speeds of the best split with each source of draft tokens; empty if not measured.
+        when: time at which the search ended, in UTC, in ISO 8601 format.
+        others: (device, load in percent) for devices that other programs were using at the start.
+        drafts: the best split's speeds with each source of draft tokens; empty if not measured.
     """
 
     model_name: str
@@ -225,7 +225,7 @@ class TuneResult:
 
     @property
     def note(self) -> str:
-        """Sentences on the comparability of the speeds; may be empty."""
+        """Sentences on how comparable the speeds are; may be empty."""
         return paragraph(_note_on_rounds(self), _note_on_others(self.others))
 
     @property
@@ -268,7 +268,7 @@ MIN_DIFFERENCE = 0.02
 def best_of(trials: Sequence[Trial], goal: Goal) -> int | None:
     """Return the index of the best trial: the fastest, or an equally fast one with fewer devices.
 
-    If several were measured in turn, it is one of these, because a machine's speed drifts.
+    If several took turns in a final round, it is one of these, because a machine's speed drifts.
     """
     compared = _compared(trials)
     ran = [at for at, trial in enumerate(trials) if trial in compared]
@@ -291,7 +291,7 @@ def _ran(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def difference(trial: Trial, goal: Goal) -> float:
-    """Return the relative difference in time from which another trial counts as slower."""
+    """Return the relative difference in time above which another trial counts as slower."""
     return max(MIN_DIFFERENCE, trial.uncertainty(goal))
 
 
@@ -391,7 +391,7 @@ def _why_slow(trial: Trial) -> str:
 
 
 def names(devices: Sequence[str], *, begins: bool = False) -> str:
-    """Return devices for sentences: "GPU 0 and the CPU"; `begins`: "The CPU"."""
+    """Return devices as in sentences: "GPU 0 and the CPU"; at the start (`begins`): "The CPU"."""
     counted = {device: list(devices).count(device) for device in devices}
     return listed(
         [

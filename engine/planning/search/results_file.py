@@ -1,4 +1,4 @@
-"""The file of search results: the last one of each model, context, machine and goal."""
+"""The file with search results: the last one for each model, context, machine and goal."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 FILE_NAME = "tunings.json"
 MAX_RESULTS = 64
-"""Most results in the file; older ones are dropped."""
+"""Maximum number of results in the file; older ones are dropped."""
 
 Key = tuple[str, int, str, str]
-"""Hash of the model, context, device set and name of the goal."""
+"""Model hash, context, device set and goal name."""
 
 
 class TuneFile:
@@ -49,7 +49,7 @@ class TuneFile:
         return cls(folder / FILE_NAME if folder else None)
 
     def keep(self, result: TuneResult) -> None:
-        """Save a result, replacing an earlier one of the same model, context, devices and goal."""
+        """Save a result, replacing an earlier one for the same model, context, devices and goal."""
         with self._lock:
             if self._path is not None:
                 self._documents = _read(self._path) or self._documents
@@ -66,7 +66,7 @@ class TuneFile:
         """Return an earlier result; None if there is none.
 
         Args:
-            path: path that the model has now.
+            path: current path of the model.
         """
         with self._lock:
             document = self._documents.get((model_hash, n_ctx, device_set, goal))
@@ -80,11 +80,11 @@ def last_result(
     goal: str = "chat",
     file: TuneFile | None = None,
 ) -> TuneResult | None:
-    """Return the last search's result for this model, context and devices; None if none is known.
+    """Return the last search result for this model, context and devices; None if there is none.
 
     Args:
         params: parameters as for a search.
-        file: the results to look in; None is this user's.
+        file: the results to look in; None means this user's.
 
     Raises:
         EngineError: the model's file or a device cannot be used.
@@ -95,10 +95,10 @@ def last_result(
 
 
 def device_set_of(params: LoadParams, forecaster: Forecaster) -> str:
-    """Return the key of these devices under which results are saved.
+    """Return the key under which results for these devices are saved.
 
     Raises:
-        NoDevice: a device does not exist here.
+        NoDevice: a device does not exist on this machine.
     """
     known = list(forecaster.devices.values())
     return device_set(require_devices(params.all_devices, known))
@@ -117,7 +117,7 @@ def _read(path: Path | None) -> dict[Key, Mapping[str, Any]]:
 
 
 def result_document(result: TuneResult) -> dict[str, Any]:
-    """Return a result without the model's path as a JSON-ready dictionary."""
+    """Return a result, without the model's path, as a JSON-ready dictionary."""
     plain = {
         spec.name: getattr(result, spec.name)
         for spec in fields(result)
@@ -137,7 +137,7 @@ def _trial_document(trial: Trial) -> dict[str, Any]:
 
 
 def result_from(document: object, path: str) -> TuneResult | None:
-    """Return a result from its JSON; None where that is damaged or of another version.
+    """Return the result in a JSON document; None if damaged or from another version.
 
     Args:
         path: path of the model.
@@ -150,7 +150,7 @@ def result_from(document: object, path: str) -> TuneResult | None:
         result = read_document(TuneResult, {**document, "trials": trials})
         if not _is_sound(result):
             return None
-        # as templates, which the file does not keep
+        # composed anew as templates, which the file does not keep
         reasons = reason_for_best(result.trials, result.goal), reason_for_drafts(result.drafts)
         return replace(result, reason=paragraph(*reasons))
     except (AssertionError, AttributeError, KeyError, TypeError, ValueError, EngineError):

@@ -1,11 +1,11 @@
-"""The search for the fastest split by measuring a few; independent of models and devices.
+"""The search for the fastest split, by measuring a few; independent of models and devices.
 
-First each set of devices and mode is tried at its predicted best split, the most promising first;
-hopeless ones are skipped. Then the best of these are refined: a share between two devices by
-golden-section search (Kiefer, Proc. AMS 4, 1953) within a bracket around the prediction, more
-devices by balancing the busy times of their ranks and by moving one handle after the other (compass
-search: Kolda, Lewis and Torczon, SIAM Review 45, 2003). Finally the best few are measured again in
-turn, because a machine's load drifts; only that counts.
+First, each set of devices is tried in each mode with the split predicted to be best, most promising
+first; hopeless ones are skipped. Then the best of these are refined: with two devices, by a
+golden-section search (Kiefer, Proc. AMS 4, 1953) in a bracket around the prediction; with more, by
+balancing the ranks' busy times and moving one handle after the other (compass search: Kolda, Lewis
+and Torczon, SIAM Review 45, 2003). Finally, the best few are measured again in turn, because a
+machine's load drifts; only these measurements decide.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from engine.planning.search.model_space import (
 from engine.planning.search.results import Goal, Sample, Trial, difference
 
 HOPELESS = 1.5
-"""Multiple of the best time so far beyond which a split is not tried, by its prediction."""
+"""Multiple of the best time so far; a split predicted to take longer is not tried."""
 
 NEAR = 1.3
-"""Multiple of the best time up to which a split is refined."""
+"""Multiple of the best time; a split that takes longer is not refined."""
 
 MAX_REFINED = 3
 FIRST_STEP, MIN_STEP = 0.1, 0.02
-"""First and last step of a handle between two devices, as parts of its range."""
+"""First and last step of a handle between two devices, as fractions of its range."""
 
 COMPASS_STEPS = (0.08, 0.03)
-"""Steps of a handle between more devices, as parts of its range; fewer, to save time."""
+"""Steps of a handle between three or more devices, as fractions of its range; few, to save time."""
 
 N_FINAL, N_ROUNDS = 3, 2
-"""Number of splits that are measured again at the end, and how often."""
+"""Number of splits that are measured again at the end, and number of repetitions."""
 
 MAX_BALANCED = 2
 
 
 class Infeasible(Exception):
-    """Error of a split that cannot run here; the search skips it."""
+    """Error for a split that cannot run on this machine; the search skips it."""
 
 
 class TrialBudget:
-    """The time budget of a search; `trial_s` is expected for a trial until some were measured."""
+    """The time budget of a search; `trial_s` is assumed per trial until some are measured."""
 
     def __init__(
         self, budget_s: float, trial_s: float, now: Callable[[], float] = time.perf_counter
@@ -63,16 +63,16 @@ class TrialBudget:
 
     @property
     def spent_s(self) -> float:
-        """Seconds since the search began."""
+        """Seconds since the search started."""
         return self._now() - self._begun
 
     @property
     def trial_s(self) -> float:
-        """Typical seconds per trial, without the first one, which also loads the model."""
+        """Typical seconds per trial, not counting the first, which also loads the model."""
         return median(self._took[1:]) if len(self._took) > 1 else self._expected_s
 
     def has_time_for(self, n_trials: int) -> bool:
-        """Return whether this many more trials fit into the budget."""
+        """Return whether `n_trials` more trials fit into the budget."""
         return self.spent_s + n_trials * self.trial_s <= self._budget_s
 
     def at_most(self, n_trials: int) -> int:
@@ -80,20 +80,20 @@ class TrialBudget:
         return min(n_trials, int(self._budget_s / self.trial_s / 3))
 
     def count(self, begun_s: float) -> None:
-        """Record a trial that started at `begun_s` and ends now."""
+        """Record a trial that started at `begun_s` and has just finished."""
         self._took.append(self.spent_s - begun_s)
 
 
 class _EnoughError(Exception):
-    """No time is left for another trial."""
+    """Error raised when no time is left for another trial."""
 
 
 class SplitSearch:
-    """A search for the fastest split of a space.
+    """A search for the fastest split in a space.
 
     Args:
         measure: measures a split; raises `Infeasible` or `Cancelled`.
-        on_trial: receives each trial when it is done, and again when it is repeated.
+        on_trial: receives each trial when it is finished, and again when it is repeated.
 
     Attributes:
         is_complete: False if time ran out or the search was cancelled.
@@ -112,7 +112,7 @@ class SplitSearch:
         self.is_complete = False
 
     def run(self) -> None:
-        """Search until everything was tried, time is up or the search is cancelled."""
+        """Search until everything has been tried, time is up or the search is cancelled."""
         families = self._space.families()
         self._n_reserved = n_final(len(families))
         with suppress(Cancelled):
@@ -134,12 +134,12 @@ class SplitSearch:
         tried.sort(key=lambda family: self._cost_of(family, family.start))
         refined = [family for family in tried if family.n_ranks > 1][:MAX_REFINED]
         for number, family in enumerate(refined):
-            worth = NEAR if number else HOPELESS  # the prediction of the best one may be off
+            worth = NEAR if number else HOPELESS  # the prediction for the best one may be off
             if self._cost_of(family, family.start) <= worth * self._least():
                 self._refine(family)
 
     def _survey(self, family: Family) -> bool:
-        """Try a family at its start unless hopeless; return whether it ran there."""
+        """Try a family at its start unless it is hopeless; return whether it ran there."""
         is_new = not any(
             (len(trial.devices) > 1) == (family.n_ranks > 1) and trial.sample
             for trial in self.trials
@@ -150,7 +150,7 @@ class SplitSearch:
         return self._cost_of(family, family.start) < inf
 
     def _surprise(self) -> float:
-        """Return the smallest ratio of measured to predicted time of all trials; 1 without any."""
+        """Return the smallest ratio of measured to predicted time in any trial; 1 if none ran."""
         found = [
             trial.seconds(self._goal) / self._goal.seconds(p.prefill_ts, p.decode_ts)
             for trial in self.trials
@@ -203,7 +203,7 @@ class SplitSearch:
         return None if sample is None else balanced(split, sample.busy_s)
 
     def _repeat_best(self) -> None:
-        # in turn and back; only that decides among them
+        # in turn, back and forth; only these measurements decide among them
         finalists = self._finalists()
         if len(finalists) < 2:
             return
@@ -214,7 +214,7 @@ class SplitSearch:
                 self._repeat(at)
 
     def _finalists(self) -> list[int]:
-        """Return the indices of the best few trials; one device and several, if both ran."""
+        """Return the indices of the best few trials, on one and on several devices if both ran."""
         ran = [at for at, trial in enumerate(self.trials) if trial.sample is not None]
         ran.sort(key=lambda at: self.trials[at].seconds(self._goal))
         best, others = ran[:N_FINAL], ran[N_FINAL:]
@@ -261,7 +261,7 @@ class SplitSearch:
         assert trial.sample is not None, "only what ran is repeated"
         try:
             again = self._measure(self._candidates[at])
-        except Infeasible:  # it ran before, and that counts
+        except Infeasible:  # it ran before, and only that counts
             return
         self._budget.count(begun)
         sample = trial.sample.joined(again) if trial.is_final else again
@@ -275,7 +275,7 @@ def n_final(n_family: int) -> int:
 
 
 def expected_trials(families: Sequence[Family]) -> int:
-    """Estimate the number of trials of a search."""
+    """Estimate the number of trials in a search."""
     best = min((family.predicted_s for family in families), default=inf)
     tried = [family for family in families if family.predicted_s <= HOPELESS * best]
     refined = [f for f in tried if f.n_ranks > 1 and f.predicted_s <= NEAR * best]

@@ -1,4 +1,4 @@
-"""Predicted speed: facts of devices and links, measured or looked up, and the speed model.
+"""Predicted speed: facts about devices and links, measured or looked up, and the speed model.
 
-Imports no torch, nothing that holds weights, and no search.
+Imports no torch, nothing that holds weights, and no search code.
 """

@@ -1,11 +1,11 @@
-"""Known GPUs and CPUs, by their makers' specification sheets.
+"""Known GPUs and CPUs, from their manufacturers' specifications.
 
-Sources: NVIDIA's data sheets of each card and its white papers on GA102, AD102, GB202, GV100, GA100
-and GH100 (tensor cores, dense, FP16 with FP32 accumulation: on GeForce cards half the rate of FP16
-accumulation); AMD's pages on the Radeon RX 7900 XTX and RX 9070 XT and on Ryzen and EPYC; Intel's
-on the Core i9-14900K. Memory is as reported by drivers. The part of the bandwidth that a GEMV
-reaches was calibrated with published decode speeds: 0.85 up to 1 TB/s, 0.82 at 1.8, 0.7 at 4.8,
-where each multiprocessor must keep more bytes in flight.
+Sources: NVIDIA's data sheet for each card and its white papers on GA102, AD102, GB202, GV100, GA100
+and GH100 (tensor cores, dense, FP16 with FP32 accumulation, which on GeForce cards runs at half the
+rate of FP16 accumulation); AMD's pages on the Radeon RX 7900 XTX and RX 9070 XT and on Ryzen and
+EPYC; Intel's on the Core i9-14900K. Memory sizes are as reported by drivers. The fraction of the
+bandwidth that a GEMV reaches was calibrated with published decode speeds: 0.85 up to 1 TB/s, 0.82
+at 1.8 TB/s, and 0.7 at 4.8 TB/s, where each multiprocessor must keep more bytes in flight.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from engine.planning.speed.facts import CACHE, DeviceFacts, WeightRate
 GIB = 1 << 30
 
 PCIE_LANE_BYTES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
-"""Bytes/s of a PCIe lane by generation, after the line code (PCI-SIG)."""
+"""Bytes/s per PCIe lane by generation, net of the line code (PCI-SIG)."""
 
 PCIE_EFFICIENCY = 0.84
-"""Part of a slot's bandwidth left after packet headers: 26 GB/s of 31.5 on PCIe 4.0 x16."""
+"""Fraction of a slot's bandwidth left after packet headers: 26 of 31.5 GB/s on PCIe 4.0 x16."""
 
 GEMM, GEFORCE_GEMM = 0.56, 0.78
-"""Part of the peak that a prompt's GEMMs reach. GeForce cards come closer to theirs, as their
-tensor cores run at half rate when accumulating in F32."""
+"""Fraction of the peak that a prompt's GEMMs reach. GeForce cards come closer to their peak because
+their tensor cores run at half rate when accumulating in F32."""
 
 ATTENTION_PART = 0.2
-"""Speed of a prompt's attention relative to GEMMs: operands are split in two halves, and registers
-leave room for one program per multiprocessor."""
+"""Speed of a prompt's attention relative to GEMMs; it is low because operands are split in two, and
+registers leave room for only one program per multiprocessor."""
 
 OP_S, ROUTED_OP_S = 3.8e-6, 9e-6
-"""Overhead per matrix in seconds, dense and in blocks with routed experts. In a dense block of 7
-matrices, 11 graph nodes take 1.3 µs each, and the small kernels among them 12 µs; in one of 8 with
-experts it is 14 nodes and 33 µs. Estimated from the compiled kernels."""
+"""Overhead per matrix in seconds, in dense blocks and in those with routed experts. In a dense
+block with 7 matrices, 11 graph nodes take 1.3 µs each, and the small kernels among them 12 µs; in a
+block with experts and 8 matrices, it is 14 nodes and 33 µs. Estimated from the compiled kernels."""
 
 GPU_HOST_S = 50e-6
-"""Seconds of the host between two tokens of a GPU."""
+"""Seconds that the host takes between two tokens on a GPU."""
 
 UNPACK_BYTES = 4.6
-"""Bytes of traffic per weight and batch where matrices become FP16 first: 0.6 read, 2 written, 2
-read again."""
+"""Bytes of traffic per weight and batch if matrices are converted to FP16 first: 0.6 read, 2
+written, 2 read again."""
 
 DEQUANTISED_PART = 0.55 / (0.55 + 2 * 4)
-"""Part of the bandwidth left where each weight is written and read again as F32 for each token."""
+"""Fraction of the bandwidth left if each weight is written and read again as F32 for each token."""
 
 RESERVED_BYTES = GIB // 2
-"""Bytes used on an idle GPU: CUDA's context and modules."""
+"""Bytes used on an idle GPU, for CUDA's context and modules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,14 @@ class DeviceSpec:
 
     Attributes:
         gb_per_s: memory bandwidth, in 10⁹ bytes/s.
-        tflop_per_s: peak of dense FP16 or BF16 products, in 10¹² operations/s.
-        f32_tflop_per_s: peak of dense F32 products, in 10¹² operations/s.
-        streaming: part of the bandwidth that a GEMV reaches.
-        pcie: generation and lanes.
-        nvlink_gb_per_s: NVLink bandwidth in one direction to all peers together, in 10⁹ bytes/s.
+        tflop_per_s: peak for dense FP16 or BF16 products, in 10¹² operations/s.
+        f32_tflop_per_s: peak for dense F32 products, in 10¹² operations/s.
+        streaming: fraction of the bandwidth that a GEMV reaches.
+        pcie: PCIe generation and number of lanes.
+        nvlink_gb_per_s: total NVLink bandwidth to all peers in one direction, in 10⁹ bytes/s.
         has_peer_access: whether drivers allow peer access over PCIe.
-        capability: CUDA compute capability, such as "8.6"; "" for none.
-        gemm: part of the peak that large products reach.
+        capability: CUDA compute capability, such as "8.6"; "" if none.
+        gemm: fraction of the peak that large products reach.
     """
 
     name: str
@@ -108,17 +108,17 @@ class DeviceSpec:
 
 
 UNKNOWN_CPU_BYTES, UNKNOWN_CORE_FLOP = 50e9, 1.5e11
-"""Bytes/s of memory in two channels and operations/s of one core: a rough value until measured."""
+"""Bytes/s of memory in two channels, and operations/s per core; rough values until measured."""
 
 CORES_PER_BANDWIDTH = 6
-"""Cores that saturate the memory bandwidth of a desktop CPU; larger CPUs need more."""
+"""Number of cores that saturate a desktop CPU's memory bandwidth; larger CPUs need more."""
 
 CPU_OP_S, CPU_HOST_S = 12e-6, 5e-4
-"""Overhead per matrix of the CPU's kernels, and of the host between tokens, in seconds; see
+"""Overhead per matrix in the CPU's kernels, and on the host between tokens, in seconds; see
 tests/bench/log."""
 
 CPU_CACHE_PART = 0.6
-"""Bandwidth of reading F16 keys and values relative to weights; see tests/bench/log."""
+"""Bandwidth when reading F16 keys and values, relative to weights; see tests/bench/log."""
 
 
 def pcie_bytes_per_s(generation: int, width: int) -> float:
@@ -168,4 +168,4 @@ CPU_SPECS = (
     DeviceSpec("Core i9-14900K", 64, 90, 1.8, 1.8, n_cores=24),
     DeviceSpec("EPYC 9654", 384, 461, 10.6, 10.6, n_cores=96),
 )
-"""CPUs in a typical machine, with their fastest official memory in all channels."""
+"""CPUs in a typical machine, with the fastest officially supported memory in all channels."""

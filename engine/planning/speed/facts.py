@@ -1,4 +1,4 @@
-"""Facts of devices and of links between them, from which speeds are predicted."""
+"""Facts about devices and the links between them, from which speeds are predicted."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ CACHE = "KV"
 
 @dataclass(frozen=True, slots=True)
 class WeightRate:
-    """Speed at which a device multiplies with weights of one kind.
+    """Speed at which a device multiplies by weights of one kind.
 
     Attributes:
-        bytes_per_s: bytes of weights per second, as they are held, for one token.
-        thread_bytes_per_s: bytes of weights per second of one CPU thread, for one token.
+        bytes_per_s: weight bytes per second for one token, as stored in memory.
+        thread_bytes_per_s: the same for a single CPU thread.
     """
 
     bytes_per_s: float
@@ -34,15 +34,15 @@ class DeviceFacts:
     Attributes:
         device: its id; ranks with the same id share it.
         bytes_per_s: bandwidth for weights without an entry in `rates`, and for the KV cache.
-        flop_per_s: operations per second of matrix products over many tokens.
-        op_s: overhead per matrix and token: launch, synchronisation, small kernels in between.
+        flop_per_s: operations per second in matrix products over many tokens.
+        op_s: overhead per matrix and token: launches, synchronisation, small kernels in between.
         routed_op_s: the same in a block with routed experts.
         host_s: seconds between two tokens: sampling, Python.
-        n_threads: CPU threads; 0 for a GPU.
-        thread_bytes_per_s: `bytes_per_s` of one thread; 0 for a GPU.
-        unpack_bytes: memory traffic in bytes per quantised weight and prompt batch where matrices
-            are dequantised before the multiplication.
-        cache_part: part of `bytes_per_s` reached when reading keys and values.
+        n_threads: number of CPU threads; 0 for a GPU.
+        thread_bytes_per_s: `bytes_per_s` for a single thread; 0 for a GPU.
+        unpack_bytes: memory traffic in bytes per quantised weight and prompt batch, if matrices are
+            dequantised before they are multiplied.
+        cache_part: fraction of `bytes_per_s` reached when reading keys and values.
         rates: speeds by kind of weights.
     """
 
@@ -59,7 +59,7 @@ class DeviceFacts:
     rates: Mapping[str, WeightRate] = field(default_factory=dict)
 
     def rate(self, kind: str) -> WeightRate:
-        """Return the speed with weights of one kind, or with the KV cache."""
+        """Return the speed for weights of one kind, or for the KV cache."""
         known = self.rates.get(kind)
         if known is not None:
             return known
@@ -73,8 +73,8 @@ class LinkFacts:
     """Speed of the link between two devices: Hockney's model (Parallel Computing 20, 1994).
 
     Attributes:
-        latency_s: seconds of an all-reduce or move of very few bytes.
-        bytes_per_s: bandwidth in one direction while the other one is in use as well.
+        latency_s: seconds that an all-reduce or move of very few bytes takes.
+        bytes_per_s: bandwidth in one direction while the other direction is in use as well.
         covered_bytes: bytes sent within the latency.
     """
 
@@ -83,7 +83,7 @@ class LinkFacts:
     covered_bytes: float = 0.0
 
     def payload_s(self, n_bytes: float) -> float:
-        """Return the seconds of `n_bytes` on top of the latency."""
+        """Return the seconds that `n_bytes` take on top of the latency."""
         return max(0.0, n_bytes - self.covered_bytes) / self.bytes_per_s
 
 
@@ -94,9 +94,9 @@ class WireSpeed:
     Attributes:
         a, b: numbers of the machines.
         latency_s: median one-way time of a short message.
-        mean_s: mean of the same; lost packets make a few messages much slower.
-        bytes_per_s: bytes per second of a large tensor.
-        exchange_s: mean time of two short messages sent in both directions simultaneously.
+        mean_s: mean one-way time; lost packets make a few messages much slower.
+        bytes_per_s: bytes per second when sending a large tensor.
+        exchange_s: mean time to exchange two short messages sent simultaneously.
     """
 
     a: int
@@ -108,38 +108,38 @@ class WireSpeed:
 
     @property
     def facts(self) -> LinkFacts:
-        """Facts for predictions."""
+        """Link facts for predictions."""
         return LinkFacts(self.mean_s, self.bytes_per_s, MESSAGE_BYTES)
 
     @property
     def stall_s(self) -> float:
-        """Mean delay by lost packets, in seconds."""
+        """Mean delay due to lost packets, in seconds."""
         return max(0.0, self.mean_s - self.latency_s)
 
 
 MESSAGE_BYTES = 4096
-"""Size of the message for measuring latency: a command, or a small activation."""
+"""Size of the messages used to measure latency: that of a command or a small activation."""
 
 Cause = Literal["memory", "compute", "fixed", "wait", "link", "idle"]
 
 WORTH_SAYING = 0.15
-"""Smallest part of the time for which waiting for one device is given as the reason."""
+"""Smallest fraction of the time at which waiting for one device is given as the reason."""
 
 T = TypeVar("T", "RankTime", "Path")
 
 
 @dataclass(frozen=True, slots=True)
 class RankTime:
-    """Predicted time of one rank by cause, in seconds; the rest of the total is the host's.
+    """Predicted time of one rank by cause, in seconds; the host takes the rest of the total.
 
     Attributes:
         memory_s: reading weights, keys and values.
-        compute_s: multiplying, where that takes longer than reading.
-        fixed_s: overhead per matrix, whatever its size.
-        wait_s: waiting for slower ranks of the group.
+        compute_s: multiplying, if that takes longer than reading.
+        fixed_s: overhead per matrix, regardless of its size.
+        wait_s: waiting for slower ranks in the group.
         link_s: exchanges with other ranks.
         idle_s: time in which other groups compute.
-        waited_s: time in which others wait for this rank alone; part of the times above.
+        waited_s: time in which others wait only for this rank; included in the times above.
     """
 
     rank: int
@@ -166,7 +166,7 @@ class RankTime:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Predicted time along the slowest rank of each step, by cause, in seconds: the total."""
+    """Predicted time of the slowest rank in each step, by cause, in seconds; sums to the total."""
 
     memory_s: float = 0.0
     compute_s: float = 0.0
@@ -177,7 +177,7 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Predicted time of some tokens on a split."""
+    """Predicted time for a number of tokens on a split."""
 
     n_tokens: int
     seconds: float
@@ -186,7 +186,7 @@ class Prediction:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second; 0 for no time."""
+        """Tokens per second; 0 if the time is 0."""
         return self.n_tokens / self.seconds if self.seconds > 0 else 0.0
 
     def part(self, seconds: float) -> float:
@@ -211,7 +211,7 @@ class Prediction:
 
     @property
     def short_reason(self) -> Sentence:
-        """The same as the end of another sentence, after a comma."""
+        """The bottleneck as the end of another sentence, after a comma."""
         slow = max(self.ranks, key=lambda rank: rank.waited_s)
         waited = self.part(slow.waited_s)
         if waited >= WORTH_SAYING:
@@ -261,12 +261,12 @@ SHORT_REASONS = {
 
 
 def device_name(device: str, *, begins: bool = False) -> str:
-    """Return a device's name for sentences, such as "GPU 1" or "the CPU".
+    """Return a device's name for use in sentences, such as "GPU 1" or "the CPU".
 
     Machines are counted from 1: "GPU 0 of machine 2".
 
     Args:
-        begins: whether it begins a sentence: "The CPU".
+        begins: whether the name starts a sentence: "The CPU".
     """
     kind, _, number = local_id(device).partition(":")
     name = f"GPU {number}" if kind == "cuda" else Sentence("The CPU" if begins else "the CPU")
@@ -276,7 +276,7 @@ def device_name(device: str, *, begins: bool = False) -> str:
 
 
 def rank_name(device: str, rank: int, ranks: Sequence[int], *, begins: bool = False) -> str:
-    """Return a rank's name for sentences, as in the split panel; `ranks` are all on its device."""
+    """Return a rank's name as in the split panel; `ranks` are all the ranks on its device."""
     if len(ranks) == 1:
         return device_name(device, begins=begins)
     if is_cpu(device) and not machine_of(device):
@@ -286,7 +286,7 @@ def rank_name(device: str, rank: int, ranks: Sequence[int], *, begins: bool = Fa
 
 
 def percent(part: float) -> str:
-    """Return a fraction as percent: "45 %"."""
+    """Return a fraction as a percentage, such as "45 %"."""
     return f"{100 * part:.0f} %"
 
 

@@ -1,4 +1,4 @@
-"""Forecast: the speed of an evaluated split, from facts of devices and links and earlier runs."""
+"""Forecast: the speed of an evaluated split, from facts on devices and links, and earlier runs."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 FILE_NAME = "calibration.json"
 MAX_SUBJECTS, MAX_RATIOS, MAX_LETTERS = 256, 9, 2000
-"""Limits of the file: subjects, ratios per subject, characters per text."""
+"""Limits for the file: subjects, ratios per subject, characters per text."""
 
 MIN_RATIO, MAX_RATIO = 1e-3, 1e3
 """Bounds of a ratio; anything outside is a mistake, not a measurement."""
 
 MAX_OF_ONE = 2.0
-"""Largest correction by a single run, as a factor: another program may have slowed it down."""
+"""Largest correction factor from a single run, which another program may have slowed down."""
 
 DECODE, PREFILL = "decode", "prefill"
 
@@ -54,9 +54,9 @@ class Subject:
     """The kind of run that a ratio belongs to.
 
     Attributes:
-        devices: kinds of its devices in ascending order, see `device_kind`.
+        devices: kinds of its devices in ascending order; see `device_kind`.
         test: `DECODE` or `PREFILL`.
-        about: anything else that affects the error, such as the model's quantisation.
+        about: anything else that affects the prediction error, such as the model's quantisation.
     """
 
     devices: tuple[str, ...]
@@ -70,21 +70,21 @@ def device_kind(device: DeviceInfo) -> str:
 
 
 def device_set(devices: Sequence[DeviceInfo]) -> str:
-    """Return a key of all ranks' devices; a new driver or version of Tandem changes it."""
+    """Return a key for all ranks' devices; a new driver or version of Tandem changes it."""
     names = (f"{d.name} {d.driver or d.n_cores}" for d in devices)
     return " + ".join([*names, package_version()])
 
 
 class Calibration:
-    """Ratios of measured to predicted time of this user's earlier runs, to correct predictions.
+    """Ratios of measured to predicted time in this user's earlier runs, for correcting predictions.
 
-    All splits over the same kinds of devices share one factor, whichever of them was measured:
-    otherwise a split measured while another program was busy would lose to one that never ran. The
+    All splits over the same kinds of devices share one factor, whichever split was measured;
+    otherwise, a split measured while another program was busy would lose to one that never ran. The
     factor is the median of the last few ratios and the factor before them, so that a single run
     never decides.
 
     Thread-safe. Several programs may share the file: each re-reads it before adding a ratio; if two
-    write simultaneously, one of the ratios is lost.
+    write simultaneously, one ratio is lost.
 
     Args:
         path: path of the file; None keeps the ratios in memory.
@@ -102,7 +102,7 @@ class Calibration:
         return cls(folder / FILE_NAME if folder else None)
 
     def note(self, subject: Subject, predicted_s: float, measured_s: float) -> None:
-        """Add the ratio of a run; implausible ones are ignored."""
+        """Add a run's ratio; implausible ratios are ignored."""
         ratio = measured_s / predicted_s if predicted_s > 0 else 0.0
         if not _is_ratio(ratio) or not _is_subject(subject):
             return
@@ -116,10 +116,10 @@ class Calibration:
             write_json(self._path, _document(self._ratios))
 
     def factor(self, subject: Subject) -> float:
-        """Return the ratio of measured to predicted time; 1 without any measurement.
+        """Return the ratio of measured to predicted time; 1 if nothing was measured.
 
-        Runs that share a kind of device come first, then other models on exactly these kinds, then
-        this subject; each group moves the factor.
+        Runs that share a kind of device are applied first, then other models on exactly these
+        kinds, then this subject; each group moves the factor.
         """
         some: list[float] = []
         same_devices: list[float] = []
@@ -140,7 +140,7 @@ class Calibration:
 
 
 def _moved(before: float, ratios: Sequence[float]) -> float:
-    # logarithms; the factor so far counts as one of the ratios
+    # in logarithms; the factor so far counts as one of the ratios
     middle = median([before, *map(math.log, ratios)])
     most = math.log(MAX_OF_ONE) if len(ratios) == 1 else math.inf
     return min(max(middle, before - most), before + most)
@@ -176,7 +176,7 @@ def _document(ratios: dict[Subject, tuple[float, ...]]) -> dict[str, Any]:
 def _is_ratio(value: object) -> bool:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
-    return MIN_RATIO <= value <= MAX_RATIO  # false for NaN, too
+    return MIN_RATIO <= value <= MAX_RATIO  # false for NaN as well
 
 
 def _is_subject(subject: Subject) -> bool:
@@ -188,27 +188,27 @@ PROMPT_TOKENS = 512
 """Default length of the predicted prompt."""
 
 CACHED_BYTES, CACHED = 128 << 20, " in cache"
-"""Bytes of weights that may fit into a CPU's caches, and the mark of such runs: they read much
-faster, so larger models learn nothing from them."""
+"""Weight bytes that may fit into a CPU's caches, and the mark for runs with no more than that: they
+read much faster, so larger models learn nothing from them."""
 
 MAX_MODELS = 16
-"""Largest number of cached speed models."""
+"""Maximum number of cached speed models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Predicted times: of a prompt in an empty cache, and of one token after it."""
+    """Predicted times for a prompt in an empty cache, and for one token after it."""
 
     prefill: Prediction
     decode: Prediction
 
 
 class Forecaster:
-    """Forecaster of one machine's speeds, which learns from runs on it. Not thread-safe.
+    """Forecaster of one machine's speeds that learns from runs on it. Not thread-safe.
 
     Args:
-        links: links in the default peer mode.
-        calibration: ratios of earlier runs; None for simulated devices.
+        links: the links in the default peer mode.
+        calibration: ratios from earlier runs; None for simulated devices.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class Forecaster:
 
     @classmethod
     def of_machine(cls) -> Forecaster:
-        """Return the forecaster of this machine, with all earlier measurements and ratios."""
+        """Return the forecaster for this machine, with all earlier measurements and ratios."""
         simulate_gpus(False)
         devices, file = list_devices(), MachineFile.of_user()
         use_measured_overheads(devices, file)
@@ -236,13 +236,13 @@ class Forecaster:
 
     @classmethod
     def of_rig(cls, rig: Rig) -> Forecaster:
-        """Return the forecaster of a simulated machine; planning then assumes that machine."""
+        """Return the forecaster for a simulated machine; planning then assumes that machine."""
         use_overheads({})
         simulate_gpus(True)
         return cls(rig.devices, rig.facts, rig.links)
 
     def on_machine(self, number: int) -> Forecaster:
-        """Return the forecaster of one machine, with its local device ids."""
+        """Return the forecaster for one of the machines, with its local device ids."""
         mine = [
             replace(device, id=local_id(device.id))
             for device in self.devices.values()
@@ -272,7 +272,7 @@ class Forecaster:
         ]
 
     def sum_s(self, devices: Sequence[str], n_bytes: float) -> float:
-        """Return the seconds of an all-reduce of `n_bytes` over ranks on these devices."""
+        """Return the seconds that an all-reduce of `n_bytes` takes over ranks on these devices."""
         return self._links.all_reduce_s(devices, n_bytes)
 
     def forecast(
@@ -283,7 +283,7 @@ class Forecaster:
 
         Args:
             quant: the model's quantisation, by which calibration distinguishes models.
-            n_prompt: tokens of the prompt; None for `PROMPT_TOKENS`, or fewer in a short context.
+            n_prompt: prompt tokens; None means `PROMPT_TOKENS`, or fewer if the context is short.
         """
         speed = self._speed(evaluation, params)
         if speed is None:
@@ -314,7 +314,7 @@ class Forecaster:
         self, evaluation: Evaluation, params: LoadParams, quant: str, seconds: float,
         position: int = 0,
     ) -> None:  # fmt: skip
-        """Learn from the mean time of one token after `position` others."""
+        """Learn from the mean time per token after `position` other tokens."""
         speed = self._speed(evaluation, params)
         if speed is None or self._calibration is None:
             return
@@ -339,7 +339,7 @@ class Forecaster:
         return found
 
     def _subject(self, evaluation: Evaluation, quant: str) -> Callable[[str], Subject]:
-        # all splits of a model have the same subject
+        # all splits of a model over the same devices have the same subject
         kinds = {self._kinds[device.device] for device in evaluation.plan.devices}
         if evaluation.plan.file_bytes < CACHED_BYTES:
             kinds = {kind + CACHED for kind in kinds}
@@ -348,7 +348,7 @@ class Forecaster:
 
 
 def _kinds(devices: Sequence[DeviceInfo], facts: Mapping[str, DeviceFacts]) -> dict[str, str]:
-    # the checksum of the facts: a ratio means nothing for predictions from other facts
+    # with a checksum of the facts: a ratio means nothing for predictions from other facts
     by_kind: dict[str, list[dict[str, object]]] = {}
     for device in devices:
         if device.id in facts:
@@ -361,7 +361,7 @@ def _kinds(devices: Sequence[DeviceInfo], facts: Mapping[str, DeviceFacts]) -> d
 
 
 def with_cache_on_host(facts: DeviceFacts, links: Links) -> DeviceFacts:
-    """Return a device's facts with its KV cache in host memory: a GPU reads it over PCIe."""
+    """Return a device's facts if its KV cache is in host memory, which a GPU reads over PCIe."""
     if is_cpu(facts.device):
         return facts
     host = far_id(machine_of(facts.device), CPU)

@@ -1,6 +1,6 @@
-"""Records of tested routes between two GPUs: their results, the route to use, and its problems.
+"""Records of tested routes between two GPUs: results, the route to use, and its problems.
 
-No torch: records on disk are shown without it.
+No torch, because records on disk are shown without it.
 """
 
 from __future__ import annotations
@@ -15,46 +15,46 @@ from engine.planning.speed.facts import LinkFacts
 from engine.util.codec import WrongValue, read_document
 
 Verdict = Literal["passed", "lost", "wrong", "hung", "crashed", "refused"]
-"""Result of a trial: all values arrived; some did not; some arrived damaged; it did not end; it
-ended the test program; it could not be started."""
+"""Result of a trial: all values arrived; some did not; some arrived damaged; it did not finish; it
+crashed the test program; it could not be started."""
 
 Means = Literal["stores", "copies", "nccl"]
-"""Means of transfer: stores by kernels, copies, or NCCL, which chooses its own route."""
+"""Means of transfer: stores from kernels, copies, or NCCL, which chooses its own route."""
 
 MEANS: tuple[Means, ...] = ("stores", "copies")
-"""Means that a model needs; NCCL is a matter of speed."""
+"""Means that a model needs; NCCL only makes it faster."""
 
 NCCL: tuple[Means, Place] = ("nccl", "peer")
-"""Key of NCCL's trial in `LinkRecord.trials`."""
+"""Key for NCCL's trial in `LinkRecord.trials`."""
 
 TOKEN_SUM_BYTES = 16 << 10
-"""Bytes of a token's all-reduce: 4096 numbers."""
+"""Bytes in an all-reduce for one token: 4096 numbers."""
 
 COVERED_BYTES = 32 << 10
-"""Most bytes that are sent within the latency of a small all-reduce."""
+"""Maximum number of bytes sent within the latency of a small all-reduce."""
 
 SLOW_STORES = 0.1
-"""Part of the speed of copies below which kernel writes count as slow."""
+"""Fraction of the copy speed below which kernel writes count as slow."""
 
 TELLING_BYTES = 128 << 10
-"""Least bytes of kernel writes that show their bandwidth."""
+"""Minimum size, in bytes, of kernel writes that show their bandwidth."""
 
 FEW_LANES = 4
-"""Most PCIe lanes of a slot that is meant for other cards, or goes through the chipset."""
+"""Maximum number of PCIe lanes in slots meant for other cards, or connected to the chipset."""
 
 TRIES_AGAIN = "'tandem devices --measure' tests again"
 
 
 @dataclass(frozen=True, slots=True)
 class TrialRecord:
-    """Result of testing one route in one direction.
+    """Test result for one route in one direction.
 
     Attributes:
         verdict: the result.
-        why: observed fault, as part of a sentence; "" if it passed.
-        seconds: time by payload in bytes: of an exchange in which both GPUs write as much
-            (stores), or of a copy while another one goes the other way (copies).
-        lanes: PCIe generation and width of the source's slot right after copies; zeros if unknown.
+        why: observed fault, as part of a sentence; "" if the test passed.
+        seconds: times in seconds by payload in bytes, for an exchange in which both GPUs write that
+            much (stores), or for a copy while another runs in the other direction (copies).
+        lanes: PCIe generation and width of the source's slot just after copies; zeros if unknown.
     """
 
     verdict: Verdict
@@ -70,18 +70,18 @@ class TrialRecord:
 
 @dataclass(frozen=True, slots=True)
 class LinkRecord:
-    """Results of all routes in one direction.
+    """Results for all routes in one direction.
 
     Attributes:
-        date: day on which they were tested, such as 2026-03-01.
-        trials: results by means and place; those not tested are missing.
+        date: day on which the routes were tested, such as 2026-03-01.
+        trials: results by means and place; routes that were not tested are missing.
     """
 
     date: str
     trials: Mapping[tuple[Means, Place], TrialRecord] = field(default_factory=dict)
 
     def passed(self, means: Means, place: Place) -> bool:
-        """Return whether one route was tested and all values arrived."""
+        """Return whether a route was tested and all values arrived."""
         trial = self.trials.get((means, place))
         return trial is not None and trial.passed
 
@@ -89,9 +89,9 @@ class LinkRecord:
 def chosen_way(record: LinkRecord | None, p2p: PeerMode) -> Way:
     """Return the routes to use, given the results.
 
-    "auto" takes the faster of two routes that passed: on some machines GPUs read each other's
-    memory fast and write it slowly. Copies by host memory need no test: drivers make them from two
-    copies that always work.
+    "auto" takes the faster of two routes that passed, because on some machines, GPUs read each
+    other's memory fast but write it slowly. Copies through host memory need no test, because
+    drivers split them into two copies that always work.
     """
     if record is None:
         return Way(None, "host")
@@ -102,7 +102,7 @@ def chosen_way(record: LinkRecord | None, p2p: PeerMode) -> Way:
 def nccl_pays(there: LinkRecord, back: LinkRecord, p2p: PeerMode) -> bool:
     """Return whether two GPUs may exchange large values by NCCL, and do so faster than by copies.
 
-    NCCL decides by itself whether one GPU writes the other's memory, so that must have passed.
+    NCCL itself decides whether a GPU writes to the other's memory, so that must have passed.
     """
     if p2p == "off":
         return False
@@ -119,7 +119,7 @@ def nccl_pays(there: LinkRecord, back: LinkRecord, p2p: PeerMode) -> bool:
 
 
 def _chosen(record: LinkRecord, means: Means, p2p: PeerMode) -> Place | None:
-    """Return the place by which one means shall go; None where none passed."""
+    """Return the place that a means of transfer should use; None if none passed."""
     by_peer, by_host = (record.passed(means, place) for place in ("peer", "host"))
     if not by_peer or p2p == "off":
         return "host" if by_host else None
@@ -130,7 +130,7 @@ def _chosen(record: LinkRecord, means: Means, p2p: PeerMode) -> Place | None:
 
 
 def _typical_s(trial: TrialRecord, means: Means) -> float:
-    """Return the time of a usual payload, small by stores, large by copies; 0 if not measured."""
+    """Return the time for a typical payload (small for stores, large for copies); 0 if unknown."""
     if means == "copies":
         return trial.seconds[max(trial.seconds)] if trial.seconds else 0.0
     known = [n for n in trial.seconds if n >= TOKEN_SUM_BYTES]
@@ -138,7 +138,7 @@ def _typical_s(trial: TrialRecord, means: Means) -> float:
 
 
 def speed_of(record: LinkRecord, way: Way) -> LinkFacts | None:
-    """Return latency and bandwidth of the routes in use; None where they were not measured."""
+    """Return the latency and bandwidth of the routes in use; None if they were not measured."""
     copies = record.trials.get(("copies", way.copies))
     stores = record.trials.get(("stores", way.stores)) if way.stores else None
     if copies is None or not copies.seconds:
@@ -152,7 +152,7 @@ def speed_of(record: LinkRecord, way: Way) -> LinkFacts | None:
 
 
 def link_problems(source: str, target: str, record: LinkRecord, p2p: PeerMode) -> tuple[str, ...]:
-    """Return sentences on faults and slowness from `source` to `target`."""
+    """Return sentences on faults and slowness in the direction from `source` to `target`."""
     said = []
     for (means, place), trial in record.trials.items():
         is_missed = (means, place) != NCCL or trial.verdict != "refused"  # many do without it
@@ -166,7 +166,7 @@ def link_problems(source: str, target: str, record: LinkRecord, p2p: PeerMode) -
 def _failure(
     source: str, target: str, means: Means, place: Place, trial: TrialRecord, date: str
 ) -> str:
-    """Return the sentence about a route that did not pass."""
+    """Return a sentence about a route that did not pass."""
     what = {
         ("stores", "peer"): f"Kernel writes from {source} to {target}",
         ("stores", "host"): f"Kernel writes from {source} to {target} by host memory",
@@ -193,12 +193,12 @@ def _failure(
 
 
 def _slowness(source: str, target: str, record: LinkRecord, way: Way) -> str:
-    """Return the sentence about kernel writes much slower than copies; "" where they are not."""
+    """Return a sentence on kernel writes that are far slower than copies; "" if they are not."""
     stores = record.trials.get(("stores", way.stores)) if way.stores else None
     copies = record.trials.get(("copies", way.copies))
     if stores is None or copies is None or not copies.seconds:
         return ""
-    if max(stores.seconds, default=0) < TELLING_BYTES:  # below, latency counts
+    if max(stores.seconds, default=0) < TELLING_BYTES:  # below that, latency dominates
         return ""
     rates = [max(t.seconds) / t.seconds[max(t.seconds)] for t in (stores, copies)]
     if rates[0] >= SLOW_STORES * rates[1]:
@@ -210,7 +210,7 @@ def _slowness(source: str, target: str, record: LinkRecord, way: Way) -> str:
 
 
 def _narrowness(source: str, record: LinkRecord) -> str:
-    """Return the sentence about a slot that is slow under load; "" where it is not."""
+    """Return a sentence on a slot that is slow under load; "" if it is not."""
     known = [trial.lanes for trial in record.trials.values() if all(trial.lanes)]
     if not known:
         return ""
@@ -224,7 +224,7 @@ def _narrowness(source: str, record: LinkRecord) -> str:
 
 
 def record_document(record: LinkRecord) -> dict[str, object]:
-    """Return a record as a JSON-ready dictionary, as it is kept and printed."""
+    """Return a record as a JSON-ready dictionary, as it is saved and printed."""
     trials = {
         f"{means}/{place}": trial_document(trial) for (means, place), trial in record.trials.items()
     }
@@ -232,7 +232,7 @@ def record_document(record: LinkRecord) -> dict[str, object]:
 
 
 def trial_document(trial: TrialRecord) -> dict[str, object]:
-    """Return the result of one route as a JSON-ready dictionary."""
+    """Return the result for one route as a JSON-ready dictionary."""
     seconds = {str(n): s for n, s in trial.seconds.items()}
     return {
         "verdict": trial.verdict, "why": trial.why, "seconds": seconds, "lanes": [*trial.lanes]
@@ -246,7 +246,7 @@ class _SavedRecord:
 
 
 def record_from(document: object) -> LinkRecord | None:
-    """Return a record from its JSON; None where that makes no sense."""
+    """Return the record in a JSON document; None if the document is invalid."""
     try:
         saved = read_document(_SavedRecord, document)
         trials = {_KEYS[key]: trial for key, trial in saved.trials.items()}
@@ -256,7 +256,7 @@ def record_from(document: object) -> LinkRecord | None:
 
 
 def trial_from(entry: object) -> TrialRecord | None:
-    """Return the result of one route from its JSON; None where that makes no sense."""
+    """Return the result for one route from its JSON; None if that is invalid."""
     try:
         trial = read_document(TrialRecord, entry)
     except WrongValue:

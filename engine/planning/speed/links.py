@@ -1,18 +1,19 @@
-"""The links between all devices, and the time of all-reduces and moves over them.
+"""The links between all devices, and the time that all-reduces and moves take over them.
 
-All-reduces are closed forms over the links of each pair in Hockney's model: a latency, and bytes
-over bandwidth (Parallel Computing 20, 1994). How often a value crosses a link follows from the
-algorithm (Thakur, Rabenseifner and Gropp, Int. J. High Perf. Computing Appl. 19, 2005), of which
-two are used:
+The time of an all-reduce is a closed formula over the links between its ranks, each described by
+Hockney's model: latency plus bytes over bandwidth (Parallel Computing 20, 1994). How often a value
+crosses a link depends on the algorithm (Thakur, Rabenseifner and Gropp, Int. J. High Perf.
+Computing Appl. 19, 2005). There are two:
 
-- *one-shot all-reduce*: a kernel of each rank writes its whole value to every peer and adds up the
-  values that arrive: n - 1 values out of each rank and as many in, one latency. Best for few bytes.
-- *copies*: copy engines exchange the values (two ranks), or each rank adds up its slice of all
-  values and sends the sum to all (three and more): 2 (n - 1) / n values out and in, but more
-  latencies.
+- *one-shot all-reduce*: a kernel on each rank writes its whole value to every peer and adds up the
+  values that arrive. n - 1 values leave each rank and as many arrive, with a single latency. Best
+  for few bytes.
+- *copies*: copy engines exchange the values (two ranks), or each rank sums its slice of all values
+  and sends the sum to all (three or more). 2 (n - 1) / n values leave and arrive, but there are
+  more latencies.
 
 Resources that pairs share count once: a GPU's slot, its NVLinks, and host memory, which each byte
-crosses twice without peer access.
+crosses twice if there is no peer access.
 """
 
 from __future__ import annotations
@@ -30,28 +31,28 @@ from engine.planning.speed.device_specs import pcie_bytes_per_s
 from engine.planning.speed.facts import LinkFacts, WireSpeed
 
 How = Literal["lane", "copies", "threads", "machines"]
-"""Algorithm of an all-reduce as JSON names it; "lane" is the one-shot all-reduce."""
+"""Algorithm of an all-reduce, as named in JSON; "lane" is the one-shot all-reduce."""
 
 Wire = Literal["F32", "BF16"]
 """Element type on the wire."""
 
 MAX_F32_BYTES = 4 * MAX_IN_F32
-"""Largest value, in bytes of F32, that GPUs exchange in F32; larger ones go in BF16."""
+"""Largest value, in F32 bytes, that GPUs exchange in F32; larger ones are sent in BF16."""
 
 MAX_ONE_SHOT_BYTES = 4 * MAX_ONE_SHOT
-"""Largest value, in bytes of F32, for a one-shot all-reduce."""
+"""Largest value, in F32 bytes, for a one-shot all-reduce."""
 
 PACKET_FACTOR = 2.0
-"""Bytes that a one-shot all-reduce sends per byte of the value: every four carry a flag of four
-that marks their arrival. Measured all-reduces have it in their latency."""
+"""Bytes that a one-shot all-reduce sends per byte of the value: every four bytes come with a
+four-byte flag that signals their arrival. In measured all-reduces, the latency includes this."""
 
 PEER_S = 0.4e-6
-"""Seconds for each rank after the second: published all-reduces of a few bytes over 2, 4 and 8
-ranks with NVLink take 3.7, 4.8 and 5.9 µs (sglang#2904)."""
+"""Seconds per rank beyond the second: published all-reduces of a few bytes over 2, 4 and 8 ranks
+with NVLink take 3.7, 4.8 and 5.9 µs (sglang#2904)."""
 
 COPY_S = 25e-6
-"""Seconds of a stage of copies on top of the latency: launches and events. An estimate: 39 and 81
-µs were measured for NCCL's all-reduces of two ranks, without and with copies (sglang#39605)."""
+"""Seconds that a stage of copies takes on top of the latency, for launches and events. An estimate:
+NCCL's all-reduces over two ranks took 39 µs without copies and 81 µs with them (sglang#39605)."""
 
 
 class AllReduceTime(NamedTuple):
@@ -64,13 +65,13 @@ class AllReduceTime(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LinkGroup:
-    """The links between some ranks.
+    """The links between a group of ranks.
 
     Attributes:
-        has_cpu: whether one of them is on the CPU; then threads exchange F32 in host memory.
-        peers: for each rank its links to the others, grouped by route.
+        has_cpu: whether any of the ranks is on the CPU; threads then exchange F32 in host memory.
+        peers: for each rank, its links to the others, grouped by route.
         n_by_host: number of pairs that exchange through host memory.
-        host_bytes_per_s: bandwidth of host memory, read and written; 0 if unknown.
+        host_bytes_per_s: bandwidth of host memory, reads plus writes; 0 if unknown.
     """
 
     n: int
@@ -81,12 +82,12 @@ class LinkGroup:
 
     @property
     def latency_s(self) -> float:
-        """Latency of one all-reduce in seconds: the slowest pair plus polling each peer."""
+        """Latency of an all-reduce in seconds: that of the slowest pair, plus polling each peer."""
         slowest = max(link.latency_s for rank in self.peers for route in rank for link in route)
         return slowest + PEER_S * (self.n - 2)
 
     def exchange_s(self, n_bytes: float) -> float:
-        """Return the seconds, without latency, until each rank has `n_bytes` of every peer."""
+        """Return the seconds, latency excluded, until each rank has `n_bytes` from every peer."""
         own = max(
             sum(link.payload_s(n_bytes) for link in route) for rank in self.peers for route in rank
         )
@@ -95,16 +96,16 @@ class LinkGroup:
         return max(own, 4 * self.n_by_host * n_bytes / self.host_bytes_per_s)
 
     def one_shot_s(self, n_bytes: float) -> float:
-        """Return the seconds of a one-shot all-reduce of `n_bytes`."""
+        """Return the seconds that a one-shot all-reduce of `n_bytes` takes."""
         return self.latency_s + self.exchange_s(n_bytes)
 
     def sliced_s(self, n_bytes: float, stage_s: float) -> float:
-        """Return the seconds of an all-reduce of `n_bytes` by slices.
+        """Return the seconds that an all-reduce of `n_bytes` in slices takes.
 
         Each rank sums one slice and sends it to all; two ranks exchange whole values.
 
         Args:
-            stage_s: seconds of each of the two exchanges on top of its latency.
+            stage_s: seconds that each of the two exchanges takes on top of its latency.
         """
         if self.n == 2:
             return stage_s + self.one_shot_s(n_bytes)
@@ -125,20 +126,20 @@ def all_reduce_times(group: LinkGroup, n_bytes: float) -> list[AllReduceTime]:
 
 
 def by_route(links: Sequence[tuple[str, LinkFacts]]) -> tuple[tuple[LinkFacts, ...], ...]:
-    """Group one rank's links by route: links of one route share its slot, or its NVLinks."""
+    """Group one rank's links by route: links on one route share the rank's slot or NVLinks."""
     routes = dict.fromkeys(route for route, _ in links)
     return tuple(tuple(link for of, link in links if of == route) for route in routes)
 
 
 MAX_AT_ONCE_BYTES = 4 << 14
-"""Largest value, in bytes of F32, that machines exchange without a header round (see
+"""Largest value, in F32 bytes, that machines exchange without a header round (see
 `engine.distributed.process_comm.MAX_AT_ONCE`)."""
 
 MIN_SLICED_BYTES = 4 << 16
-"""Smallest value of which three or more machines sum a slice each (`MIN_SLICED` there)."""
+"""Smallest value that three or more machines sum in slices, one each (`MIN_SLICED` there)."""
 
 EXCHANGE = 2
-"""Latencies of a simultaneous exchange."""
+"""Latencies per simultaneous exchange."""
 
 GIGABIT = LinkFacts(0.3e-3, 117e6, 4096)
 """Default link between machines: Ethernet of 1 Gbit/s through a switch."""
@@ -148,9 +149,9 @@ class Wires:
     """The links between machines.
 
     Args:
-        pairs: links by the numbers of two machines, in any order.
-        other: link of all other pairs.
-        measured: measured links, which replace those in `pairs`.
+        pairs: links keyed by two machine numbers, in either order.
+        other: link for all other pairs.
+        measured: measured links, which override those in `pairs`.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class Wires:
         self._measured = {_ordered(one.a, one.b): one for one in measured}
         self._pairs |= {pair: one.facts for pair, one in self._measured.items()}
         self._other = other
-        # in a token ring, losses are noticed later: measured, see tests/bench/log
+        # in a token ring, losses are noticed later, as measured (tests/bench/log)
         self._is_ring = len({number for pair in self._measured for number in pair}) > 2
 
     def is_measured(self, a: int, b: int) -> bool:
@@ -169,7 +170,7 @@ class Wires:
         return _ordered(a, b) in self._measured
 
     def exchange_s(self, a: int, b: int) -> float:
-        """Return the seconds of a simultaneous exchange of short messages by two machines."""
+        """Return the seconds that two machines take to exchange short messages simultaneously."""
         found = self._measured.get(_ordered(a, b))
         return EXCHANGE * self.between(a, b).latency_s if found is None else found.exchange_s
 
@@ -178,21 +179,21 @@ class Wires:
         return self._pairs.get(_ordered(a, b), self._other)
 
     def order_s(self, machine: int, begun_s: float, *, waits: bool) -> float:
-        """Return the seconds for which a pass waits until a machine has its command.
+        """Return how long a pass waits until a machine has received its command, in seconds.
 
-        Commands are sent immediately, so other machines may already compute; a lost packet takes
-        longer than that.
+        Commands are sent immediately, so they may arrive while other machines compute; waiting
+        for a lost packet takes longer than that.
 
         Args:
-            begun_s: seconds since the pass began.
-            waits: whether the machine must first announce that it waits for a tensor.
+            begun_s: seconds since the pass started.
+            waits: whether the machine must first announce that it is waiting for a tensor.
         """
         link = self.between(0, machine)
         left = (EXCHANGE if waits else 1) * link.latency_s - begun_s
         return max(left, (2 if self._is_ring else 1) * self._stall_s(0, machine))
 
     def message_s(self, source: int, targets: Iterable[int], n_bytes: float) -> float:
-        """Return the seconds of a message to machines that wait for it."""
+        """Return the seconds that a message takes to reach the machines waiting for it."""
         far = [target for target in targets if target != source]
         links = [self.between(source, target) for target in far]
         latency = max((link.latency_s for link in links), default=0.0)
@@ -205,11 +206,11 @@ class Wires:
         return 0.0 if found is None else found.stall_s
 
     def sum_s(self, devices: Sequence[str], n_bytes: float) -> float:
-        """Return the seconds of an all-reduce between machines, without the part inside each.
+        """Return the seconds that an all-reduce takes between machines, but not within them.
 
         Args:
-            devices: devices of the ranks, on two machines or more.
-            n_bytes: bytes of each rank's value in F32.
+            devices: devices of the ranks, on at least two machines.
+            n_bytes: size of each rank's value in F32, in bytes.
         """
         n_ranks = Counter(machine_of(device) for device in devices)
         pairs = list(combinations(n_ranks, 2))
@@ -231,15 +232,15 @@ V = TypeVar("V")
 
 
 class Links:
-    """The links between the devices of one machine, or of several.
+    """The links between the devices of one or several machines.
 
     Args:
-        pairs: links by two ids in any order; a pair of equal ids is for ranks that share a device.
-        other: link of all other pairs.
-        ways: routes of pairs, such as "nvlink" or "host": one device's pairs by the same route
+        pairs: links keyed by two ids in either order; equal ids mean ranks on the same device.
+        other: link for all other pairs.
+        ways: route of each pair, such as "nvlink" or "host"; one device's pairs on the same route
             share its bandwidth.
-        host_bytes_per_s: bandwidth of host memory, read and written, which pairs by "host" share;
-            0 if unknown.
+        host_bytes_per_s: bandwidth of host memory, reads plus writes, which pairs on the route
+            "host" share; 0 if unknown.
     """
 
     def __init__(
@@ -262,13 +263,13 @@ class Links:
         for number, links in enumerate(machines):
             found._pairs |= _renamed(links._pairs, number)
             found._routes |= _renamed(links._routes, number)
-        # the slowest host memory, as there is one value for all machines
+        # that of the slowest host memory, as there is only one value for all machines
         rates = [links._host_bytes_per_s for links in machines]
         found._host_bytes_per_s = min(rates, default=0.0)
         return found
 
     def on_machine(self, number: int) -> Links:
-        """Return the links of one machine, with its local device ids."""
+        """Return the links of one machine, keyed by its local device ids."""
 
         def own(values: Mapping[tuple[str, str], V]) -> dict[tuple[str, str], V]:
             return {
@@ -295,7 +296,7 @@ class Links:
         return self._routes.get(_sorted((a, b)), "")
 
     def group(self, devices: Sequence[str]) -> LinkGroup:
-        """Return the links between the ranks on `devices`, at least two."""
+        """Return the links between the ranks on `devices`, of which there are at least two."""
         ids = tuple(devices)
         found = self._groups.get(ids)
         if found is None:
@@ -313,7 +314,7 @@ class Links:
         )
 
     def sums(self, devices: Sequence[str], n_bytes: float) -> list[AllReduceTime]:
-        """Return the algorithms for an all-reduce over `devices`, first the one used."""
+        """Return the algorithms for an all-reduce over `devices`; the first is the one used."""
         if len(devices) < 2:
             return []
         key = tuple(devices), n_bytes
@@ -333,9 +334,9 @@ class Links:
         return [AllReduceTime(seconds, "machines", "F32")]
 
     def move_s(self, source: str, targets: Sequence[str], n_bytes: float) -> float:
-        """Return the seconds of a move of `n_bytes` from one rank's device to others.
+        """Return the seconds it takes to move `n_bytes` from one rank's device to others.
 
-        Each other machine receives it once and distributes it.
+        Each other machine receives the bytes once and distributes them.
         """
         machines = _by_machine(targets)
         here = machines.pop(machine_of(source), [])
@@ -349,7 +350,7 @@ class Links:
         return seconds
 
     def all_reduce_s(self, devices: Sequence[str], n_bytes: float) -> float:
-        """Return the seconds of an all-reduce by the algorithm in use; see `sums`."""
+        """Return the seconds that an all-reduce takes with the algorithm in use; see `sums`."""
         found = self.sums(devices, n_bytes)
         return found[0].seconds if found else 0.0
 
@@ -372,38 +373,38 @@ def _sorted(pair: tuple[str, str]) -> tuple[str, str]:
 
 
 MAX_KNOWN = 1 << 12
-"""Largest number of cached all-reduces: consecutive splits of a drag share them."""
+"""Maximum number of cached all-reduces; consecutive splits during a drag share them."""
 
 SHARED_MEMORY = LinkFacts(11e-6, 3e9, 32 << 10)
-"""Link of ranks that are threads on one CPU: 2 × 2048 numbers in 11 µs; see tests/bench/log."""
+"""Link between ranks that are threads on one CPU: 2 × 2048 numbers in 11 µs (tests/bench/log)."""
 
 HOST_STAGED = LinkFacts(13e-6, 13e9)
-"""Link of GPUs through host memory: an estimate until it is measured."""
+"""Link between GPUs through host memory; an estimate until it is measured."""
 
 ON_ONE_GPU = LinkFacts(4e-6, 200e9)
-"""Link of ranks that share a GPU, where kernels exchange in its memory: an estimate."""
+"""Link between ranks on one GPU, whose kernels exchange data in its memory; an estimate."""
 
 
 NVLINK_BYTES = {1: 20e9, 2: 25e9, 3: 25e9, 4: 25e9, 5: 50e9}
 """Bytes/s of one NVLink in one direction, by version (NVIDIA's data sheets)."""
 
 NVLINK_EFFICIENCY = 0.8
-"""Part of NVLink's bandwidth that exchanges reach."""
+"""Fraction of NVLink's bandwidth that exchanges reach."""
 
 HOST_PART = 0.5
-"""Part of a slot's bandwidth left where each byte goes up and down again: 12.5 of 26 GB/s."""
+"""Fraction of a slot's bandwidth left if each byte goes up and down again: 12.5 of 26 GB/s."""
 
 USUAL_SLOT = Pcie(4, 16, 4, 16)
-"""Slot assumed where the driver reports none."""
+"""Slot assumed if the driver reports none."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkClass:
-    """Expected speed of one class of links.
+    """Expected speed of a class of links.
 
     Attributes:
-        latency_s: seconds of an all-reduce of few numbers.
-        part: part of the slot's bandwidth; 0 if independent of it.
+        latency_s: seconds that an all-reduce of a few numbers takes.
+        part: fraction of the slot's bandwidth; 0 if independent of it.
         bytes_per_s: bandwidth that does not depend on the slot.
         covered_bytes: bytes sent within the latency.
     """
@@ -414,7 +415,7 @@ class LinkClass:
     covered_bytes: float = 0.0
 
     def facts(self, slot_bytes_per_s: float) -> LinkFacts:
-        """Return the facts of a link between devices with this bandwidth of the slower slot."""
+        """Return the facts of a link, given the bandwidth of the slower of its two slots."""
         rate = self.bytes_per_s or self.part * slot_bytes_per_s
         return LinkFacts(self.latency_s, rate, self.covered_bytes)
 
@@ -425,18 +426,18 @@ CLASSES: Mapping[str, LinkClass] = {
     "host": LinkClass(13e-6, HOST_PART),
     "shm": LinkClass(40e-6, bytes_per_s=1.9e9, covered_bytes=64 << 10),
 }
-"""Link classes by name, the fastest first; NVLink's bandwidth depends on the number of links. "shm"
-is as slow as NCCL through shared memory: 37 and 38.5 µs for 32 and 64 KiB and eight GPUs
-(nccl#922)."""
+"""Link classes by name, fastest first; NVLink's bandwidth depends on the number of links. "shm"
+is as slow as NCCL through shared memory, which takes 37 µs for 32 KiB and 38.5 µs for 64 KiB on
+eight GPUs (nccl#922)."""
 
 
 def nvlink_facts(bytes_per_s: float) -> LinkFacts:
-    """Return the facts of NVLinks with this total bandwidth in one direction."""
+    """Return the facts of NVLinks with this total bandwidth per direction."""
     return LinkFacts(CLASSES["nvlink"].latency_s, NVLINK_EFFICIENCY * bytes_per_s)
 
 
 def link_facts(link: Link, pcie: Mapping[str, Pcie]) -> LinkFacts:
-    """Return the expected facts of a link that the driver reports, given the slots by device."""
+    """Return the expected facts of a link reported by the driver, given each device's slot."""
     if link.kind == "nvlink":
         return nvlink_facts(link.n_nvlink * NVLINK_BYTES.get(link.nvlink_version, 25e9))
     slots = [slot_bytes_per_s(pcie.get(device, USUAL_SLOT)) for device in (link.a, link.b)]
@@ -444,7 +445,7 @@ def link_facts(link: Link, pcie: Mapping[str, Pcie]) -> LinkFacts:
 
 
 def slot_bytes_per_s(slot: Pcie) -> float:
-    """Return a slot's maximum bandwidth in bytes/s: an idle GPU's slot may run slower."""
+    """Return a slot's maximum bandwidth in bytes/s; while its GPU is idle, it may run slower."""
     generation = slot.max_generation or slot.generation or USUAL_SLOT.generation
     return pcie_bytes_per_s(generation, slot.width or slot.max_width or USUAL_SLOT.width)
 
@@ -452,7 +453,7 @@ def slot_bytes_per_s(slot: Pcie) -> float:
 def expected_links(
     topology: Topology, measured: Mapping[tuple[str, str], LinkFacts] | None = None
 ) -> Links:
-    """Return all links of a machine: measured ones, and expected facts for the rest."""
+    """Return all links of a machine, measured if available, otherwise as expected."""
     pairs = {(link.a, link.b): link_facts(link, topology.pcie) for link in topology.links}
     host = {
         (device, CPU): LinkFacts(CLASSES["host"].latency_s, slot_bytes_per_s(slot))

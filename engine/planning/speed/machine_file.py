@@ -1,8 +1,8 @@
-"""File of measured devices and links and tested routes of this machine.
+"""File with this machine's measured devices and links, and tested routes.
 
-The key of an entry has the device's name, driver or number of cores, and the version of Tandem; for
-a link also the slots, for a route also the CUDA version. Missing or damaged entries are measured
-again, which takes seconds.
+The key of an entry contains the device's name, its driver or number of cores, and Tandem's version;
+for a link also the slots, for a route also the CUDA version. If an entry is missing or damaged, it
+is measured again, which takes seconds.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from engine.util.sanitize import package_version
 
 FILE_NAME = "machine.json"
 MAX_ENTRIES = 64
-"""Most devices, and most links, in the file."""
+"""Maximum number of devices, and of links, in the file."""
 
 MAX_PROOFS = 8 * MAX_ENTRIES
-"""Most records of routes in the file; eight GPUs have 56."""
+"""Maximum number of route records in the file; eight GPUs have 56."""
 
 T = TypeVar("T", DeviceFacts, LinkFacts)
 
 
 class MachineFile:
-    """Measured facts of devices and links, and records of routes.
+    """Measured facts about devices and links, and records of routes.
 
     Args:
-        path: path of the file; None keeps them in memory only.
+        path: path of the file; None keeps everything in memory.
 
     Thread-safe. If two programs write at the same time, one wins.
     """
@@ -67,7 +67,7 @@ class MachineFile:
 
     @classmethod
     def of_user(cls) -> MachineFile:
-        """Return the file in the user's cache folder."""
+        """Return the file from the user's cache folder."""
         folder = cache_folder()
         return cls(folder / FILE_NAME if folder else None)
 
@@ -78,7 +78,7 @@ class MachineFile:
         return None if found is None else replace(found, device=info.id)
 
     def keep_device(self, info: DeviceInfo, facts: DeviceFacts) -> DeviceFacts:
-        """Save a device's facts and return them, with the known rates of other kinds of weights."""
+        """Save a device's facts and return them, adding known rates for other kinds of weights."""
         with self._lock:
             known = self._devices.pop(_device_key(info), None)
             rates = {**(known.rates if known else {}), **facts.rates}
@@ -88,18 +88,18 @@ class MachineFile:
         return facts
 
     def forget_device(self, info: DeviceInfo) -> None:
-        """Delete a device's facts, so that the device is measured again."""
+        """Delete a device's facts, so that it is measured again."""
         with self._lock:
             if self._devices.pop(_device_key(info), None) is not None:
                 self._save()
 
     def overhead(self, info: DeviceInfo) -> int | None:
-        """Return the measured CUDA overhead of a GPU in bytes; None if unknown."""
+        """Return a GPU's measured CUDA overhead in bytes; None if unknown."""
         with self._lock:
             return self._overheads.get(_device_key(info))
 
     def keep_overhead(self, info: DeviceInfo, n_bytes: int) -> None:
-        """Save the CUDA overhead of a GPU, rounded up to MiB."""
+        """Save a GPU's CUDA overhead, rounded up to MiB."""
         n_bytes = -(-n_bytes >> 20) << 20
         with self._lock:
             if self._overheads.get(_device_key(info)) != n_bytes:
@@ -119,7 +119,7 @@ class MachineFile:
             self._save()
 
     def links(self, devices: Sequence[DeviceInfo]) -> dict[tuple[str, str], LinkFacts]:
-        """Return the measured links between any of these devices, by their ids."""
+        """Return the measured links between these devices, by pair of ids."""
         pairs = [(a, b) for at, a in enumerate(devices) for b in devices[at:]]
         found = {(a.id, b.id): self.link(a, b) for a, b in pairs}
         return {pair: facts for pair, facts in found.items() if facts is not None}
@@ -137,13 +137,13 @@ class MachineFile:
             self._save()
 
     def forget_proof(self, source: DeviceInfo, target: DeviceInfo) -> None:
-        """Delete the record of the routes from one GPU to another: they are tested again."""
+        """Delete the record of the routes from one GPU to another, so they are tested again."""
         with self._lock:
             if self._proofs.pop(_route_key(source, target), None) is not None:
                 self._save()
 
     def proofs(self, devices: Sequence[DeviceInfo]) -> dict[tuple[str, str], LinkRecord]:
-        """Return the records of the routes between any of these devices, by their ids."""
+        """Return the records of the routes between these devices, by pair of ids."""
         pairs = permutations([d for d in devices if d.kind != "cpu"], 2)
         found = {(a.id, b.id): self.proof(a, b) for a, b in pairs}
         return {pair: record for pair, record in found.items() if record is not None}
@@ -167,13 +167,13 @@ def _device_key(info: DeviceInfo) -> str:
 
 
 def _link_key(a: DeviceInfo, b: DeviceInfo) -> str:
-    """Return the key of a link; it has the slots, since GPUs may have the same name."""
+    """Return the key for a link, including the slots because GPUs may have the same name."""
     ends = sorted(f"{info.name} {info.pci_bus}".strip() for info in (a, b))
     return " | ".join((*ends, a.driver or b.driver or str(a.n_cores), package_version()))
 
 
 def _route_key(source: DeviceInfo, target: DeviceInfo) -> str:
-    """Return the key of a route, with the versions that may decide whether it works."""
+    """Return the key for a route, including the versions that may decide whether it works."""
     ends = " > ".join(f"{info.name} {info.pci_bus}".strip() for info in (source, target))
     versions = f"driver {source.driver}", f"CUDA {_cuda()}", package_version()
     return " | ".join((ends, *versions))
@@ -187,7 +187,7 @@ def _cuda() -> str:
 def _read(
     path: Path | None,
 ) -> tuple[dict[str, DeviceFacts], dict[str, LinkFacts], dict[str, LinkRecord]]:
-    """Return all entries that make sense: devices, links and records of routes."""
+    """Return all valid entries: devices, links and records of routes."""
     document = read_json(path)
     if not isinstance(document, dict):
         return {}, {}, {}
@@ -203,7 +203,7 @@ def _read(
 
 
 def _plausible(found: dict[str, T]) -> dict[str, T]:
-    """Drop entries with impossible speeds."""
+    """Return the entries with plausible speeds."""
     return {key: facts for key, facts in found.items() if _is_plausible(facts)}
 
 
@@ -221,7 +221,7 @@ def _is_plausible(facts: DeviceFacts | LinkFacts | WeightRate) -> bool:
 
 
 def _read_overheads(path: Path | None) -> dict[str, int]:
-    """Return all measured overheads that make sense."""
+    """Return all valid measured overheads."""
     document = read_json(path)
     found = document.get("overheads") if isinstance(document, dict) else None
     entries = found.items() if isinstance(found, Mapping) else ()
@@ -229,22 +229,22 @@ def _read_overheads(path: Path | None) -> dict[str, int]:
 
 
 def use_measured_overheads(devices: Sequence[DeviceInfo], file: MachineFile) -> None:
-    """Use the measured CUDA overheads of these devices in plans."""
+    """Make plans use the measured CUDA overheads of these devices."""
     found = {info.id: file.overhead(info) for info in devices if info.kind != "cpu"}
     use_overheads({device: n_bytes for device, n_bytes in found.items() if n_bytes is not None})
 
 
 def known_facts(info: DeviceInfo, file: MachineFile | None = None) -> DeviceFacts:
-    """Return the measured facts of a device, else those expected of it."""
+    """Return the measured facts of a device, or else the expected ones."""
     measured = file.device(info) if file else None
     return measured or expected_facts(info)
 
 
 def expected_facts(info: DeviceInfo) -> DeviceFacts:
-    """Return the expected facts of a device that was not measured here.
+    """Return the expected facts of a device that has not been measured on this machine.
 
-    They follow its maker's specification. A GPU that is not in the table counts as the slowest one
-    with at least its memory.
+    They follow the manufacturer's specification. A GPU that is not in the table is treated like the
+    slowest one with at least as much memory.
     """
     card = spec_from_driver(info.name)
     if card is not None and bool(card.n_cores) == (info.kind == "cpu"):
@@ -262,9 +262,9 @@ def known_links(
     devices: Sequence[DeviceInfo], topology: Topology, file: MachineFile | None = None,
     p2p: PeerMode = "auto",
 ) -> Links:  # fmt: skip
-    """Return the measured links between devices, else those expected of their class.
+    """Return the measured links between devices, or else those expected for their class.
 
-    Between GPUs the routes in use count; an all-reduce is as fast as the slower direction.
+    Between GPUs, the routes in use count; an all-reduce is as fast as the slower direction.
     """
     if p2p == "off":
         topology = replace(topology, links=tuple(by_host(link) for link in topology.links))
@@ -274,14 +274,14 @@ def known_links(
 
 
 def by_host(link: Link) -> Link:
-    """Return the link as it is where GPUs do not use each other's memory."""
+    """Return the link as it is if GPUs do not access each other's memory."""
     return replace(link, kind="host", n_nvlink=0)
 
 
 def used_speeds(
     devices: Sequence[DeviceInfo], file: MachineFile, p2p: PeerMode = "auto"
 ) -> dict[tuple[str, str], LinkFacts]:
-    """Return the speeds of the routes in use, for all pairs of GPUs with timed routes."""
+    """Return the speed of the route in use for each pair of GPUs whose routes were timed."""
     found: dict[tuple[str, str], LinkFacts] = {}
     for (a, b), record in file.proofs(devices).items():
         speed = speed_of(record, chosen_way(record, p2p))

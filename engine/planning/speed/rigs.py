@@ -25,10 +25,11 @@ NVLINK_VERSION = 3
 """NVLink version that a simulated driver reports."""
 
 NVLINK_GB, BRIDGE_LINK_GB = 25.0, 14.0625
-"""10⁹ bytes/s of one NVLink of data-centre GPUs, and of one of the four in a GA102 bridge."""
+"""10⁹ bytes/s per NVLink on data-centre GPUs, and per link in a GA102 bridge, which has four."""
 
 BRIDGED_GB_PER_S = 100
-"""10⁹ bytes/s below which a GPU's NVLinks are a bridge between two; others lead to a switch."""
+"""Bandwidth, in 10⁹ bytes/s, below which a GPU's NVLinks form a bridge between two GPUs; otherwise
+they lead to a switch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Rig:
     """A simulated machine.
 
     Attributes:
-        devices: devices as `list_devices` would return them, the CPU last. They count as usable, so
+        devices: devices as `list_devices` would return them, CPU last. They count as usable, so
             that the window can plan for them; loading must be refused with `SIMULATED`.
         topology: slots and links as the driver would report them.
     """
@@ -53,20 +54,20 @@ class Rig:
         return {device.id: device.free_bytes for device in self.devices}
 
     def list_devices(self) -> list[DeviceInfo]:
-        """Return the devices, in place of `engine.list_devices`."""
+        """Return the devices; replaces `engine.list_devices`."""
         return list(self.devices)
 
 
 def parse_rig(text: str) -> Rig:
     """Return the simulated machine for a text such as "2x3090,1x3060" or "4x4090@p2p,x8".
 
-    One entry may be a CPU. After an @ follows the route between GPUs: nvlink, p2p, host or shm; the
-    default is the fastest one that drivers of these GPUs allow. NVLink bridges join the first and
-    second GPU of a kind, the third and fourth, and so on. PCIe lanes may follow, for all slots or
-    one by one: x8, or x16/x4.
+    One entry may be a CPU. The route between GPUs follows an @: nvlink, p2p, host or shm; the
+    default is the fastest that the GPUs' drivers allow. NVLink bridges join the first and second
+    GPU of a kind, the third and fourth, and so on. PCIe lanes may follow, for all slots or one by
+    one: x8, or x16/x4.
 
     Raises:
-        EngineError: an entry is unknown, there is none, or there are too many.
+        EngineError: an entry is unknown, or there are no entries or too many.
     """
     cards_text, _, links_text = text.partition("@")
     gpus: list[DeviceSpec] = []
@@ -134,10 +135,10 @@ def _entry(text: str) -> tuple[int, DeviceSpec]:
 
 
 def spec_from_text(name: str) -> DeviceSpec:
-    """Return the specification for a user's text: "3090", "rtx 4060 ti" or "7900xtx".
+    """Return the specification for a user's text, such as "3090", "rtx 4060 ti" or "7900xtx".
 
     Raises:
-        EngineError: there is none; the hint names similar ones.
+        EngineError: there is no such device; the hint names similar ones.
     """
     known = _names()
     card = known.get(_plain(name))
@@ -155,7 +156,7 @@ def spec_from_text(name: str) -> DeviceSpec:
 
 
 def spec_from_driver(name: str) -> DeviceSpec | None:
-    """Return the specification for a driver's name, as "NVIDIA GeForce RTX 3090"; None if unknown.
+    """Return the specification for a name from a driver ("NVIDIA GeForce RTX 3090"), or None.
 
     A Ti, SUPER or laptop GPU is a different model.
     """
@@ -175,7 +176,7 @@ MEMORY_SIZE = re.compile(r"\d+gb")
 
 
 def _model(card: DeviceSpec) -> list[str]:
-    # without the memory size, which drivers leave out
+    # without the memory size, which drivers omit
     return [word for word in _words(card.name) if not MEMORY_SIZE.fullmatch(word)]
 
 
@@ -221,7 +222,7 @@ def _build(text: str, gpus: Sequence[DeviceSpec], host: DeviceSpec, route: str) 
 
 
 DMA_PART = 0.75
-"""Fraction of the host memory's bandwidth that GPUs' reads and writes reach: an estimate."""
+"""Fraction of the host memory's bandwidth that reads and writes by GPUs reach; an estimate."""
 
 
 def _gpu_info(device: str, card: DeviceSpec) -> DeviceInfo:
@@ -258,7 +259,7 @@ def _routes(cards: Mapping[str, DeviceSpec], route: str) -> dict[tuple[str, str]
 
 
 def _usual_route(a: DeviceSpec, b: DeviceSpec) -> str:
-    # without a bridge, which has to be bought
+    # without a bridge, which is sold separately
     if not (a.has_peer_access and b.has_peer_access):
         return "host"
     return "nvlink" if min(a.nvlink_gb_per_s, b.nvlink_gb_per_s) > BRIDGED_GB_PER_S else "p2p"

@@ -1,9 +1,9 @@
-"""The speed model: predicted time of a token or a prompt on a split, and its causes, without torch.
+"""The speed model: predicted time for a token or prompt on a split, and its causes; without torch.
 
-A rank's time is that of the roofline (Williams, Waterman and Patterson, CACM 52, 2009): for each
-kind of weights the longer of reading and multiplying them, plus an overhead per matrix. The ranks
-of a group wait for the slowest before each all-reduce; groups compute one after the other. Ranks on
-one device share its memory and cores.
+A rank's time follows the roofline model (Williams, Waterman and Patterson, CACM 52, 2009): for each
+kind of weights, the time to read or to multiply them, whichever is longer, plus an overhead per
+matrix. The ranks in a group wait for the slowest before each all-reduce; groups compute one after
+the other. Ranks on the same device share its memory and cores.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from engine.planning.speed.facts import CACHE, DeviceFacts, Path, Prediction, Ra
 from engine.planning.speed.links import Links
 
 CANDIDATE_BYTES = 2048
-"""Upper bound of the top-k candidates that GPUs exchange to sample a token."""
+"""Maximum size, in bytes, of the top-k candidates that GPUs exchange to sample a token."""
 
 READY = frozenset({"F32", "F16", "BF16", DEQUANTISED})
-"""Kinds of weights that a batch need not dequantise, or that are read as slowly as that takes."""
+"""Kinds of weights that need no dequantising per batch, or whose reading time includes it."""
 
 
 class _Times(NamedTuple):
-    """Times of a rank in one block until the next all-reduce, in seconds.
+    """Times that a rank takes in one block until the next all-reduce, in seconds.
 
     Attributes:
-        own: time with the rank's own threads, alone on its device.
-        whole: time with all of the device, without overheads.
+        own: time with the rank's own threads, if it has the device to itself.
+        whole: time with the whole device, excluding overheads.
         memory, compute: parts of `own` spent reading and multiplying; the rest is overhead.
     """
 
@@ -47,7 +47,7 @@ class _Times(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """Tokens of one forward pass: `n` of them, after `first` others."""
+    """Tokens in one forward pass: `n` of them, after `first` others."""
 
     n: int
     first: int
@@ -57,7 +57,7 @@ class _Span(NamedTuple):
         return _Span(1, self.first + self.n - 1)
 
     def n_seen(self, window: int) -> float:
-        """Return the number of attended positions, summed over the tokens."""
+        """Return the number of attended positions, summed over all tokens."""
         return _sum_up_to(self.first + self.n, window) - _sum_up_to(self.first, window)
 
     def n_read(self, window: int) -> int:
@@ -67,7 +67,7 @@ class _Span(NamedTuple):
 
 
 def _sum_up_to(n: int, window: int) -> float:
-    # min(1, window) + min(2, window) + … + min(n, window); a window of 0 is no limit
+    # min(1, window) + min(2, window) + … + min(n, window); a window of 0 means no limit
     inside = min(n, window) if window else n
     return inside * (inside + 1) / 2 + (n - inside) * window
 
@@ -75,17 +75,17 @@ def _sum_up_to(n: int, window: int) -> float:
 NOTHING = _Times(0.0, 0.0, 0.0, 0.0)
 
 MAX_KNOWN = 1 << 14
-"""Largest number of cached times: consecutive splits of a drag share most of them."""
+"""Maximum number of cached times; consecutive splits during a drag share most of them."""
 
 _Known = dict[tuple[int, int, _Span], tuple[RankWorkload, _Times]]
-"""Times by identity of the workload, rank and span; holding the workload keeps its id unique."""
+"""Times by workload id, rank and span; storing the workload keeps its id unique."""
 
 
 class SpeedModel:
-    """Speed model of one set of ranks; a prediction takes well below a millisecond.
+    """Speed model for one set of ranks; a prediction takes well under a millisecond.
 
     Args:
-        n_threads: CPU threads of all ranks together; None for all that were measured.
+        n_threads: total CPU threads over all ranks; None for all that were measured.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class SpeedModel:
         ]
 
     def decode(self, load: ModelWorkload, position: int = 0) -> Prediction:
-        """Predict one token after `position` others."""
+        """Predict the time for one token after `position` others."""
         totals = self._pass(load, _Span(1, position))
         totals.add(self._ends(load, samples=True), 1)
         return totals.prediction(1)
@@ -111,10 +111,10 @@ class SpeedModel:
     def prefill(
         self, load: ModelWorkload, n_tokens: int, n_batch: int, position: int = 0
     ) -> Prediction:
-        """Predict a prompt in batches after `position` other tokens, with its last logits.
+        """Predict the time for a prompt in batches after `position` others, with its last logits.
 
-        All full batches together take as long as the same number of middle ones, because the
-        number of attended positions grows linearly.
+        All full batches together take as long as the same number of copies of the middle batch,
+        because the number of attended positions grows linearly.
         """
         n_full, rest = divmod(n_tokens, n_batch)
         totals = _Totals(self._ids)
@@ -143,7 +143,7 @@ class SpeedModel:
     def _ends(self, load: ModelWorkload, *, samples: bool = False) -> _Totals:
         groups = [tuple(load.embedding), *(block.group for block in load.blocks)]
         head, ends = tuple(load.head), self._run(_Span(1, 0))
-        ends.ordered.update(machine_of(device) for device in self._ids)  # by the pass before
+        ends.ordered.update(machine_of(device) for device in self._ids)  # by the previous pass
         ends.move(groups[-1], head, F32_BYTES * load.n_embd)
         ends.compute(BlockWorkload(1, head, load.head, 0), 0.0)
         for ranks in self._by_machine(head):
@@ -167,7 +167,7 @@ class SpeedModel:
 
 
 class _Run:
-    """Sum of the times of one forward pass over the tokens in `span`."""
+    """Sum of the times in one forward pass over the tokens in `span`."""
 
     def __init__(
         self, devices: Sequence[DeviceFacts], ids: Sequence[str], threads: Sequence[int],
@@ -180,10 +180,10 @@ class _Run:
         self._links = links
         self.span = span
         self._known = known
-        self.ordered = {0}  # machines that have received the command of this pass
+        self.ordered = {0}  # machines that have received the command for this pass
 
     def compute(self, block: BlockWorkload, n_bytes: float) -> None:
-        """Add equal blocks: all ranks wait for the slowest, then all-reduce `n_bytes`."""
+        """Add equal blocks, in which all ranks wait for the slowest, then all-reduce `n_bytes`."""
         self._order(block.group, waits=False)
         times = [self._times(rank, block.ranks.get(rank)) for rank in block.group]
         ids = [self._ids[rank] for rank in block.group]
@@ -191,7 +191,7 @@ class _Run:
         self.totals.add_block(block, times, shared_seconds(ids, times), link)
 
     def move(self, before: Sequence[int], after: Sequence[int], n_bytes: float) -> None:
-        """Add a move of `n_bytes` to another group unless the first one contains it."""
+        """Add a move of `n_bytes` to another group, unless the first group contains it."""
         if not before or set(after) <= set(before):
             return
         self._order(after, waits=True)
@@ -201,7 +201,7 @@ class _Run:
         self.totals.add_link({source, *after}, seconds)
 
     def _order(self, ranks: Sequence[int], *, waits: bool) -> None:
-        """Add the remaining time until other machines have received the command of this pass."""
+        """Add the remaining time until other machines have received the command for this pass."""
         for machine in {machine_of(self._ids[rank]) for rank in ranks} - self.ordered:
             self.ordered.add(machine)
             begun_s = sum(self.totals.path)
@@ -220,7 +220,7 @@ class _Run:
         self.totals.add_link(set(head), self._links.all_reduce_s(ids, CANDIDATE_BYTES))
 
     def gather(self, head: Sequence[int], n_bytes: float) -> None:
-        """Add the move of all logits to the head's first rank, and then to the host."""
+        """Add moving all logits to the head's first rank, and then to the host."""
         first, *others = head
         links = [self._links.between(self._ids[rank], self._ids[first]) for rank in others]
         part = n_bytes / len(head)
@@ -243,7 +243,7 @@ class _Run:
 
 
 def rank_times(device: DeviceFacts, n_threads: int, load: RankWorkload, span: _Span) -> _Times:
-    """Return the times of some tokens in one block on one device."""
+    """Return the times that the tokens in `span` take in one block on one device."""
     is_routed = load.batch_bytes > load.read_bytes > 0
     n_times = min(load.batch_bytes / load.read_bytes, span.n) if is_routed else 1.0
     roof = _Roofline(device, n_threads)
@@ -258,7 +258,7 @@ def rank_times(device: DeviceFacts, n_threads: int, load: RankWorkload, span: _S
 
 
 class _Roofline:
-    """Sum of one rank's times by kind of weights: the longer of reading and multiplying each."""
+    """Sum of one rank's times per kind of weights: reading or multiplying, whichever is longer."""
 
     def __init__(self, device: DeviceFacts, n_threads: int) -> None:
         self.memory = self.compute = self.whole = 0.0
@@ -269,7 +269,7 @@ class _Roofline:
     def add(self, kind: str, n_bytes: float, flop: float) -> None:
         rate = self._device.rate(kind)
         own = rate.bytes_per_s
-        if self._n_threads:  # threads add up to the bandwidth; a GPU has none
+        if self._n_threads:  # threads add up to the bandwidth; a GPU has no threads
             own = min(own, self._n_threads * rate.thread_bytes_per_s)
         read, multiply = n_bytes / own, flop / (self._part * rate.flop_per_s)
         if read >= multiply:
@@ -285,7 +285,7 @@ class _Roofline:
 
 
 def _kinds(load: RankWorkload) -> Sequence[Weights]:
-    # weights without a kind count as F32
+    # weights not listed in `load.kinds` count as F32
     n_bytes = load.read_bytes - sum(kind.read_bytes for kind in load.kinds)
     flop = load.flop - sum(kind.flop for kind in load.kinds)
     if n_bytes <= 0 and flop <= 0:
@@ -294,7 +294,7 @@ def _kinds(load: RankWorkload) -> Sequence[Weights]:
 
 
 def shared_seconds(ids: Sequence[str], times: Sequence[_Times]) -> list[float]:
-    """Return when each rank is done, in seconds; ranks on one device share it evenly."""
+    """Return when each rank finishes, in seconds; ranks on one device share it evenly."""
     seconds = [time.own for time in times]
     for device in {device for device in ids if ids.count(device) > 1}:
         left = {at: 1.0 for at, time in enumerate(times) if ids[at] == device and time.own > 0}
@@ -311,7 +311,7 @@ def shared_seconds(ids: Sequence[str], times: Sequence[_Times]) -> list[float]:
 
 
 class _Totals:
-    """Times so far in seconds, by rank and along the path of the slowest."""
+    """Times so far in seconds, by rank and along the path of the slowest rank."""
 
     def __init__(self, ids: Sequence[str]) -> None:
         self._ids = ids
