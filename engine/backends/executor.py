@@ -1,7 +1,7 @@
-"""Executor of a model's ranks: one thread per rank, with its device as the current one.
+"""Executor for a model's ranks: one thread per rank, with the rank's device as the current one.
 
-Ranks that exchange values in Python need a thread each. Work that is only launched on devices, such
-as the replay of a captured token, is launched by the calling thread, rank by rank.
+Ranks that exchange values in Python each need a thread. Work that is merely launched on devices,
+such as the replay of a captured token, is launched by the calling thread, rank by rank.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from engine.parallel.rank_threads import RankThreads
 T = TypeVar("T")
 
 STALL_S = 5.0
-"""Seconds for a token after which a device counts as hung."""
+"""Seconds that a device may take for a token before it counts as hung."""
 
 BATCH_STALL_S = 300.0
-"""Seconds for a batch of a prompt after which a device counts as hung."""
+"""Seconds that a device may take for a prompt batch before it counts as hung."""
 
 POLL_S = 50e-6
 """Polling interval in seconds."""
 
 
 class RankOutOfMemory(DeviceError):
-    """Out of memory on a rank's device, or on the host for its computation.
+    """Out of memory on a rank's device, or on the host that computes for it.
 
     Attributes:
-        rank: number of the rank.
+        rank: index of the rank.
     """
 
     def __init__(self, rank: int, device: torch.device) -> None:
@@ -50,26 +50,26 @@ class RankOutOfMemory(DeviceError):
 
 
 class WorkMark(NamedTuple):
-    """A point in the work of all devices: an event for each rank with a GPU."""
+    """A point in the work of all devices: one event per rank with a GPU."""
 
     events: Mapping[int, torch.cuda.Event]
 
     @property
     def late(self) -> list[int]:
-        """Ranks with devices that have not passed it; queries all, see `RankExecutor.wait`."""
+        """Ranks whose devices have not passed the mark. Queries all; see `RankExecutor.wait`."""
         return [rank for rank, event in self.events.items() if not event.query()]  # type: ignore[no-untyped-call]
 
 
 class RankExecutor:
-    """Executor of a model's ranks: calls a function for each rank.
+    """Executor that calls a function for each of a model's ranks.
 
-    Ranks that share a GPU have a CUDA stream each: a kernel that waits for another rank must not
-    block that rank's kernels. A rank that is alone on a GPU uses the current stream.
+    Ranks that share a GPU each have a CUDA stream, because a kernel that waits for another rank
+    must not block that rank's kernels. A rank with a GPU to itself uses the current stream.
 
     Args:
         devices: device of each rank, in rank order.
         group: communication group of the ranks.
-        n_threads: number of torch's CPU threads per rank.
+        n_threads: number of CPU threads that torch uses per rank.
 
     Attributes:
         devices: device of each rank, in rank order.
@@ -101,7 +101,7 @@ class RankExecutor:
 
     @property
     def lost(self) -> Collection[int]:
-        """Ranks with a lost thread (see `RankThreads.lost`) or a hung device."""
+        """Ranks that have a lost thread (see `RankThreads.lost`) or a hung device."""
         return {*self._threads.lost, *self._stalled}
 
     def run(
@@ -112,15 +112,15 @@ class RankExecutor:
         A single rank runs on the calling thread.
 
         Args:
-            is_watched: whether a rank without progress for seconds counts as lost, see
-                `engine.parallel.watchdog`; for functions in which ranks never idle for long.
-            is_awaited: whether results are used on other streams than those of the ranks.
+            is_watched: whether a rank that makes no progress for seconds counts as lost (see
+                `engine.parallel.watchdog`); for functions in which ranks never idle for long.
+            is_awaited: whether results are used on streams other than the ranks' own.
 
         Raises:
             RankOutOfMemory: a rank's device is out of memory.
             DeviceStopped: a GPU is lost to this process.
             CommError: a rank is lost.
-            BaseException: the first failure of any rank, after all ranks have ended.
+            BaseException: the first failure on any rank, raised once all ranks have finished.
         """
 
         def ranked(rank: int) -> T:
@@ -145,7 +145,7 @@ class RankExecutor:
             self.group.settle()
 
     def _alone(self, ranked: Callable[[int], T]) -> T:
-        """Call a function for a single rank on this thread, which avoids a thread switch."""
+        """Call a function for the only rank, on this thread to avoid a thread switch."""
         try:
             return ranked(0)
         except BaseException:
@@ -156,8 +156,8 @@ class RankExecutor:
         """Call `fn` rank by rank on the calling thread.
 
         For functions that neither exchange values with other ranks nor wait for kernels that are
-        not yet launched on another device. Garbage collection is off: freeing memory may
-        synchronise a device whose kernels wait for a device without any work yet.
+        not yet launched on another device. Garbage collection is off because freeing memory may
+        synchronise a device whose kernels wait for one that has no work yet.
         """
         found = []
         with torch.inference_mode(), hold_garbage():
@@ -172,7 +172,7 @@ class RankExecutor:
     def is_idle(self, rank: int) -> bool:
         """Return whether a rank's device has finished all work.
 
-        On Windows the query also submits kernels that the driver has batched.
+        On Windows, the query also submits kernels that the driver has batched.
         """
         device = self.devices[rank]
         if device.type != "cuda":
@@ -184,11 +184,11 @@ class RankExecutor:
     def wait(self) -> None:
         """Wait until all devices have finished the current token.
 
-        Queries all devices each time: one may wait for kernels that Windows has batched for another
-        (see `is_idle`).
+        Queries all devices each time, because one may wait for kernels that Windows has batched for
+        another (see `is_idle`).
 
         Raises:
-            CommError: a device hangs, see `check`.
+            CommError: a device hangs; see `check`.
         """
         begun = time.perf_counter()
         while busy := [rank for rank in self.ranks if not self.is_idle(rank)]:
@@ -196,7 +196,7 @@ class RankExecutor:
             time.sleep(POLL_S)
 
     def mark(self) -> WorkMark:
-        """Return a mark after all work launched on the devices so far."""
+        """Return a mark that follows all work launched on the devices so far."""
         events: dict[int, torch.cuda.Event] = {}
         for rank, device in enumerate(self.devices):
             if device.type == "cuda":
@@ -209,7 +209,7 @@ class RankExecutor:
         """Wait until all devices have passed a mark.
 
         Raises:
-            CommError: a device takes longer than `BATCH_STALL_S`, see `check`.
+            CommError: a device takes longer than `BATCH_STALL_S`; see `check`.
         """
         begun = time.perf_counter()
         while late := mark.late:
@@ -217,17 +217,17 @@ class RankExecutor:
             time.sleep(POLL_S)
 
     def make_room(self) -> None:
-        """Free the memory that torch has cached on GPUs, after waiting for the devices."""
+        """Wait for the devices, then free the memory that torch has cached on GPUs."""
         self.wait()
         if self.has_gpus:
             release_cached_memory([device for device in self.devices if device.type == "cuda"])
 
     def check(self, rank: int, begun: float, limit_s: float | None = None) -> None:
-        """Check the time limit of a rank's device; a single rank has no limit.
+        """Check a rank's device against its time limit; a single rank has no limit.
 
         Args:
             begun: start time, in seconds of `time.perf_counter`.
-            limit_s: limit; None for `STALL_S`.
+            limit_s: limit in seconds; None for `STALL_S`.
 
         Raises:
             CommError: the limit is exceeded; the rank counts as lost from now on.
@@ -245,12 +245,12 @@ class RankExecutor:
             raise CommError(rank, what, str(self.devices[rank]))
 
     def reset(self) -> None:
-        """Discard unfinished exchanges of the group after a failure."""
+        """Discard the group's unfinished exchanges after a failure."""
         self.group.abort()
         self.group.settle()
 
     def close(self) -> None:
-        """End the threads; safe to call twice."""
+        """Stop the threads; safe to call twice."""
         self._threads.close()
 
     def _on(self, rank: int) -> contextlib.AbstractContextManager[object]:
@@ -261,9 +261,9 @@ class RankExecutor:
 
 
 def _streams(devices: Sequence[torch.device]) -> list[torch.cuda.Stream | None]:
-    """Return the CUDA stream of each rank; None for the current stream.
+    """Return each rank's CUDA stream; None for the current stream.
 
-    Streams that are created in a row are least likely to share a hardware queue.
+    Streams that are created consecutively are least likely to share a hardware queue.
     """
     n_ranks = Counter(str(device) for device in devices)
     return [
@@ -276,8 +276,8 @@ def _streams(devices: Sequence[torch.device]) -> list[torch.cuda.Stream | None]:
 def _in_stream(device: torch.device, stream: torch.cuda.Stream) -> Iterator[None]:
     """Make a device and one of its streams current.
 
-    The device first: on exit from `torch.cuda.stream`, torch activates the previous device, and on
-    another GPU that would take hundreds of MB.
+    The device comes first: on exit from `torch.cuda.stream`, torch activates the previous device,
+    which would take hundreds of MB if that were another GPU.
     """
     with torch.cuda.device(device), torch.cuda.stream(stream):
         yield

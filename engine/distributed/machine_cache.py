@@ -1,4 +1,4 @@
-"""The KV cache of a model on several machines, kept on machine 0 during a re-split."""
+"""KV cache of a model on several machines, kept on machine 0 during a re-split."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class _CachedTensor(NamedTuple):
-    """Keys or values of a layer in the file: the slots in use of all heads.
+    """One layer's keys or values in the file: the slots in use, for all heads.
 
     Attributes:
         layer: index of the layer in `Rank.states`.
         name: name of the tensor within the layer.
-        cut: heads of each rank.
+        cut: each rank's heads.
         begin: offset of the tensor in the file.
-        unit_bytes: bytes of a head.
+        unit_bytes: bytes per head.
         rows: the rows of the first head, on any rank.
     """
 
@@ -44,13 +44,13 @@ class _CachedTensor(NamedTuple):
 
 
 class KeptCache:
-    """Keys and values of a model in a temporary file on machine 0, as a context manager.
+    """A model's keys and values in a temporary file on machine 0, as a context manager.
 
     Each machine's part of the recurrent states is gathered in machine 0's memory.
 
     Args:
-        runner: runner of the model, which computes no answers now.
-        kv_type: type of its keys and values.
+        runner: runner of the model, which must not be computing an answer.
+        kv_type: type of the model's keys and values.
         used: slots to keep.
 
     Raises:
@@ -83,7 +83,7 @@ class KeptCache:
         self._file.close()
 
     def restore(self, runner: MachineRunner) -> None:
-        """Copy everything to the same model with another split."""
+        """Copy everything back, to the same model with another split."""
         for tensor in self._tensors(runner):
             for rank in range(self._n_ranks):
                 for run in runs(as_one(tensor.cut), tensor.cut, rank, [0]):

@@ -1,8 +1,8 @@
 """Collectives between ranks that are threads of this process or run on other machines.
 
-Ranks of one machine communicate through its memory. In a group, one rank per machine, the *port*,
-exchanges values with the other machines. If a token is recorded or captured, each exchange is a
-step between its parts that every replay repeats.
+Ranks on one machine communicate through its memory. In each group, one rank per machine (the
+*port*) exchanges values with the other machines. If a token is recorded or captured, each exchange
+is a step between the parts of the recording, and every replay repeats it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 class RankLayout:
-    """Numbers of the machines' ranks; each machine has consecutive ones.
+    """Assignment of rank indices to machines; each machine has consecutive ones.
 
     Args:
-        sizes: number of ranks of each machine.
-        number: number of this machine.
+        sizes: number of ranks on each machine.
+        number: index of this machine.
 
     Attributes:
-        local: numbers of the ranks of this machine.
-        n_ranks: number of ranks of all machines.
+        local: indices of this machine's ranks.
+        n_ranks: number of ranks on all machines together.
     """
 
     def __init__(self, sizes: Sequence[int], number: int) -> None:
@@ -40,18 +40,18 @@ class RankLayout:
         self._known: dict[Group, tuple[Group, Group]] = {}
 
     def machine_of(self, rank: int) -> int:
-        """Return the machine of a rank."""
+        """Return a rank's machine."""
         return self._machine_of[rank]
 
     def local_rank(self, rank: int) -> int:
-        """Return the number of a rank on its machine."""
+        """Return a rank's index on its machine."""
         return rank - self.local.start
 
     def ports(self, group: Group, source: int | None = None) -> Ports:
         """Return each machine's port for a group.
 
         Args:
-            source: rank that has the value; None if all have one.
+            source: rank that has the value; None if all ranks have one.
         """
         found: dict[int, int] = {}
         for rank in group if source is None else (source, *group):
@@ -59,12 +59,12 @@ class RankLayout:
         return tuple(sorted(found.items()))
 
     def most(self, group: Group) -> int:
-        """Return the largest number of a group's members on one machine."""
+        """Return the largest number of a group's members on any one machine."""
         machines = [self._machine_of[rank] for rank in group]
         return max(map(machines.count, machines))
 
     def parts(self, group: Group) -> tuple[Group, Group]:
-        """Return the local ranks of a group's members here, and the machines of all members."""
+        """Return a group's ranks on this machine, as local indices, and all members' machines."""
         found = self._known.get(group)
         if found is None:
             here = tuple(self.local_rank(rank) for rank in group if rank in self.local)
@@ -74,7 +74,7 @@ class RankLayout:
 
 
 class FarCommunicator(Protocol):
-    """Exchange of tensors between the ports of several machines, for one group of ranks.
+    """Exchange of tensors between several machines' ports, for one group of ranks.
 
     Attributes:
         waited_s: seconds spent sending and receiving so far.
@@ -88,7 +88,7 @@ class FarCommunicator(Protocol):
     def all_reduce(
         self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
     ) -> Tensor:
-        """Return the sum of the machines' values, each of which may be None; see `Communicator`."""
+        """Return the sum of the machines' values, any of which may be None; see `Communicator`."""
         ...
 
     def sum_of_several(
@@ -97,32 +97,32 @@ class FarCommunicator(Protocol):
         """Return the sum of all machines' values, in order.
 
         Args:
-            values: this machine's partial sums; at least one machine has some.
+            values: this machine's partial sums, if any; at least one machine has some.
             group: the machines.
             shape: shape of each value.
-            most: largest number of values of a machine.
+            most: largest number of values on any machine.
         """
         ...
 
     def broadcast(
         self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
     ) -> Tensor:
-        """Return the tensor of machine `source` on all machines of the group."""
+        """Return machine `source`'s tensor on all machines in the group."""
         ...
 
 
 Way = Callable[..., FarCommunicator]
-"""Makes a communicator between machines for calls of one kind, from the ports, whether shapes are
+"""Creates a communicator between machines for one kind of call, given the ports, whether shapes are
 known, and values that identify the kind."""
 
 
 class MachineCommunicator:
-    """Communicator of a rank of a model on several machines; see `Communicator`.
+    """Communicator for one rank of a model on several machines; see `Communicator`.
 
     Args:
-        inner: communicator with the ranks of this machine, which has local numbers.
-        way: returns communicators with the other machines.
-        layout: numbers of the machines' ranks.
+        inner: communicator with this machine's ranks, which uses local rank indices.
+        way: creates communicators with the other machines.
+        layout: assignment of rank indices to machines.
         abroad: set of the local ranks that wait for another machine, updated here.
     """
 
@@ -140,7 +140,7 @@ class MachineCommunicator:
     def _far(
         self, shape: Sequence[int] | None, group: Group, source: int | None = None
     ) -> FarCommunicator:
-        """Return the communicator with the other machines for a group, and a broadcast's source."""
+        """Return the communicator with other machines for a group and, in a broadcast, a source."""
         kind = ("sum", group) if source is None else ("broadcast", source, group)
         key = shape is not None, *kind
         if key not in self._fars:
@@ -175,7 +175,7 @@ class MachineCommunicator:
     def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:
         """Join the slices of this machine's ranks on the first of them; see `Communicator.gather`.
 
-        Results of machines are joined outside of passes, see `MachineRunner`.
+        The machines' results are joined outside passes; see `MachineRunner`.
         """
         return self._inner.gather(x, self._layout.parts(group)[0], alike)
 
@@ -205,7 +205,7 @@ class MachineCommunicator:
         return x
 
     def _repeated(self, compute: Callable[[], Tensor]) -> Tensor:
-        """Return `compute()`; each replay of a captured or recorded token computes it again."""
+        """Return `compute()`; every replay of a captured or recorded token computes it again."""
         found = host_step_value(lambda: self._recorded(compute))
         assert found is not None, "all members of a group get a value"
         return found

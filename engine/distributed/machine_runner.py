@@ -1,8 +1,8 @@
-"""Runner of forward passes on this machine's ranks of a model on several machines.
+"""Runner of forward passes on this machine's ranks, for a model on several machines.
 
-Machine 0 sends orders, and the others follow. All compute their part of the same passes; machines
-with a slice of the output head send machine 0 their logits, or the candidates for sampling. State
-files pass through machine 0, a strip at a time.
+Machine 0 sends orders, and the others follow them. Each computes its part of the same passes;
+machines with a slice of the output head send machine 0 their logits, or the candidates for
+sampling. State files pass through machine 0, a strip at a time.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ if TYPE_CHECKING:
     from engine.runtime.rank import Captures
 
 INTERRUPTED = Sentence("The machines were interrupted in the middle of a step.")
-"""Error after an interruption without an error."""
+"""Error to report if an interruption did not leave one."""
 
 PART_ROWS = 128
-"""Number of rows of a prompt that machines with CPUs compute as one stage of a pipeline."""
+"""Number of prompt rows that machines with CPUs compute as one pipeline stage."""
 
 PLAIN = ("copy_page", "clear_slot", "zero_rows", "forget_hidden_states")
-"""Orders that each machine follows independently, by the methods of `ModelRunner`."""
+"""Orders that each machine follows independently, using the methods of `ModelRunner`."""
 
 Values = Sequence[Any]
-"""Values of a `Piece` or a `SliceQuery`, as they arrive from another machine."""
+"""A `Piece` or `SliceQuery` as the JSON values that arrive from another machine."""
 
 
 class MachineRunner(ModelRunner):
-    """Runner of the ranks of one machine.
+    """Runner for one machine's ranks.
 
-    On machine 0 the methods of `ModelRunner` are called; each sends its order to the other
-    machines, where `do` is called.
+    On machine 0, callers use the methods of `ModelRunner`, each of which sends its order to the
+    other machines; there, `do` is called.
     """
 
     _joined: ModelPlace | None = None
@@ -69,13 +69,13 @@ class MachineRunner(ModelRunner):
         """Work with other machines from now on; called before the first pass.
 
         Args:
-            place: connections of the model to the machines.
-            captures, meetings: of the ranks of all machines.
+            place: the model's connections to the machines.
+            captures, meetings: those of all machines' ranks.
             max_verify_rows: see `ModelRunner`.
         """
         self._joined, self._max_verify_rows = place, max_verify_rows
         computing = place.layout.parts(self.ranks[0].model.split.holders)[1]
-        # a machine without a part of the model captures nothing, and would not reply
+        # a machine that has no part of the model captures nothing and would not reply
         everyone = len(computing) == len(place.machines.names)
         self.meeting.join(meetings, place.first_problem if everyone else str)
         for rank in self.ranks:
@@ -98,7 +98,7 @@ class MachineRunner(ModelRunner):
         return super().max_verify_rows if self._joined is None else self._max_verify_rows
 
     def leave(self) -> None:
-        """Let the other machines free the model, unless they are lost; safe to call twice."""
+        """Let the other machines free the model unless they are lost; safe to call twice."""
         place = self.forget_machines()
         if place is not None and place.machines.number == 0 and self._ended is None:
             with suppress(EngineError):
@@ -110,19 +110,19 @@ class MachineRunner(ModelRunner):
         return place
 
     def do(self, order: str, *values: Any) -> Any:
-        """Do this machine's part of an order; on machine 0 return the combined result.
+        """Do this machine's part of an order; on machine 0, return the combined result.
 
         Raises:
-            EngineError: this machine cannot do it, or another one is gone.
+            EngineError: this machine cannot do its part, or another machine is gone.
         """
         if order in PLAIN:
             return getattr(super(), order)(*values)
         return getattr(self, f"_do_{order}")(*values)
 
     def _together(self, order: str, *values: Any, given: Any = None) -> Any:
-        """Have all machines follow an order, with `given` only on this one.
+        """Have all machines follow an order; only this machine gets `given`.
 
-        An error in the middle leaves machines out of step, so it ends the model.
+        An error midway leaves the machines out of step, so it ends the model.
         """
         self._check_together()
         try:
@@ -143,7 +143,7 @@ class MachineRunner(ModelRunner):
             raise EngineError(self._ended.message, self._ended.hint)
 
     def _found(self, found: Sequence[Tensor | None]) -> Tensor:
-        """Return this machine's slice of the result, which may have no columns."""
+        """Return this machine's slice of the result; the slice may have no columns."""
         mine = [x for x in found if x is not None]
         return mine[0] if mine else torch.empty(self._n_rows, 0)
 
@@ -171,9 +171,9 @@ class MachineRunner(ModelRunner):
         return self._one_step(*last, queries)
 
     def _parts(self, ids: Sequence[int], batch: Batch) -> Iterator[tuple[Sequence[int], Batch]]:
-        """Yield a prompt's batch in parts, so that machines compute in a pipeline.
+        """Yield a prompt's batch in parts, so that machines work as a pipeline.
 
-        On GPUs it stays whole: their kernels dequantise matrices for each part.
+        On GPUs the batch stays whole, as their kernels would dequantise matrices for each part.
         """
         start, (piece, *others) = 0, batch.pieces
         if self._is_pipeline and not others and not batch.pictures:
@@ -211,7 +211,7 @@ class MachineRunner(ModelRunner):
             return self._collected(found, queries) if self._n_rows else None
 
     def _images(self, images: Sequence[Values], given: Sequence[Tensor]) -> tuple[PictureRows, ...]:
-        """Send the features of images from machine 0 to all others; return their rows."""
+        """Send images' features from machine 0 to all others; return the images' rows."""
         machines = self._place.machines
         found = given or [torch.empty(n, width) for _, n, width, *_ in images]
         for x in found:
@@ -223,7 +223,7 @@ class MachineRunner(ModelRunner):
         )
 
     def _collected(self, mine: np.ndarray, queries: Sequence[Values]) -> np.ndarray | None:
-        """Send logits (rows, n), or candidates for `queries`, to machine 0, which returns all."""
+        """Send logits (rows, n) or candidates for `queries` to machine 0, which returns all."""
         split = self.ranks[0].model.split
         self._last = mine
         held, shape = None, None
@@ -240,14 +240,14 @@ class MachineRunner(ModelRunner):
         return self._place.collect(held, self._place.heads(split), shape)
 
     def _do_again(self) -> np.ndarray | None:
-        """Send the logits of the last pass, after its candidates did not suffice."""
+        """Send the last pass's logits because its candidates did not suffice."""
         assert self._last is not None, "a pass was computed"
         return self._collected(self._last, ())
 
     def sample(
         self, ids: Sequence[int], batch: Batch, requests: Sequence[SamplingRequest | None]
     ) -> Sequence[int | Logits]:
-        """Run the rows of a batch, and sample where the candidates of all slices suffice."""
+        """Run a batch's rows, and sample those for which all slices' candidates suffice."""
         queries = self._queries(requests)
         if not queries:
             return list(self.forward(ids, batch))
@@ -307,13 +307,13 @@ class MachineRunner(ModelRunner):
         self._together("forget_hidden_states", batch_index)
 
     def sample_on_device(self, token: int = 0, piece: Piece = FIRST_TOKEN) -> None:
-        """Do nothing: no device has the candidates of all machines."""
+        """Do nothing, as no device has all machines' candidates."""
 
     # the cache
 
     @property
     def n_ranks(self) -> int:
-        """Number of ranks of all machines."""
+        """Number of ranks on all machines together."""
         return self._place.layout.n_ranks
 
     def copy_page(self, group: int, source: int, target: int) -> None:
@@ -325,10 +325,10 @@ class MachineRunner(ModelRunner):
     # recurrent states
 
     def save_slot(self, slot: int) -> tuple[SlotState, int]:
-        """Keep a copy of a slot's recurrent states, each machine its own part.
+        """Keep a copy of a slot's recurrent states; each machine keeps its own part.
 
         Returns:
-            A reference to the copy, and the bytes of all parts.
+            A reference to the copy, and the size of all parts in bytes.
         """
         key, self._n_saved = self._n_saved, self._n_saved + 1
         dropped = [self._dropped.pop() for _ in range(len(self._dropped))]
@@ -360,7 +360,7 @@ class MachineRunner(ModelRunner):
                 held.copy_(saved[name])
 
     def _do_load_whole(self, slot: int, given: SlotState = ()) -> None:
-        """Send whole states, such as those of a file, from machine 0 to the others."""
+        """Send whole states, such as those from a file, from machine 0 to the others."""
         machines, shown = self._place.machines, given or self._rooms()
         for x in (x for tensors in shown for x in tensors.values()):
             for machine in range(1, len(machines.names)):
@@ -374,7 +374,7 @@ class MachineRunner(ModelRunner):
         return found
 
     def _do_whole_state(self, key: int) -> SlotState:
-        """Send all machines' parts to machine 0, and return the whole state there."""
+        """Send all machines' parts of a state to machine 0, and return the whole state there."""
         place, found, kept = self._place, self._rooms(), self._place.kept[key]
         states = self._recurrent_states()
         for number, (_, state) in enumerate(states):
@@ -389,7 +389,7 @@ class MachineRunner(ModelRunner):
         return found
 
     def gather_states(self) -> None:
-        """Bring all states that the machines keep to machine 0's memory, for another split."""
+        """Bring all states that machines keep into machine 0's memory, for a new split."""
         for saved in list(self._saved.values()):
             saved.extend(self.whole_state(saved))
         self._saved.clear()
@@ -441,9 +441,9 @@ class MachineRunner(ModelRunner):
 
 
 class PartsElsewhere(list["Mapping[str, Tensor]"]):
-    """Reference to recurrent states; each machine keeps its own part, under `key`.
+    """Reference to recurrent states; each machine keeps its own part under `key`.
 
-    It is empty until it is filled with the states themselves.
+    The list is empty until it is filled with the states themselves.
     """
 
     def __init__(self, key: int) -> None:
@@ -452,7 +452,7 @@ class PartsElsewhere(list["Mapping[str, Tensor]"]):
 
 
 def batch_of(pieces: Sequence[Values], first_logit: int, wants_hidden: bool = False) -> Batch:
-    """Return a batch from its JSON values."""
+    """Create a batch from its JSON values."""
     made = [
         Piece(n_past, n, tuple(map(tuple, tables)), *places)
         for n_past, n, tables, *places in pieces

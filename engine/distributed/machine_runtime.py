@@ -40,22 +40,22 @@ if TYPE_CHECKING:
     from engine.util.progress import IsCancelled, ProgressSink
 
 BLOCK = "mtp"
-"""Key of the path of a separate file with an MTP block, among the settings of a load."""
+"""Key in a load's settings for the path of a separate file with an MTP block."""
 
 
 class MachineRuntime(ThreadRuntime):
     """A `ThreadRuntime` whose ranks on other machines belong to other processes.
 
-    All machines make one at the same time; all except the first then call `follow`.
+    All machines create one at the same time; all except the first then call `follow`.
 
     Args:
         machines: connections to the other machines.
-        number: number of the model, equal on all machines.
-        donor: runtime of the same file with another split, which this one replaces. It stays
+        number: id of the model, the same on all machines.
+        donor: runtime for the same file with another split, which this one replaces. It stays
             usable if a machine has too little memory, and is closed otherwise.
 
     Raises:
-        EngineError: this machine or another one cannot load the model; all of them raise it.
+        EngineError: a machine cannot load the model; all machines raise this error.
     """
 
     runner: MachineRunner
@@ -76,7 +76,7 @@ class MachineRuntime(ThreadRuntime):
             raise
 
     def _introduced(self, file: GGUFFile, params: LoadParams) -> Sequence[str]:
-        """Return the kinds of all ranks' devices, after checking that all have the same file."""
+        """Check that all machines have the same file; return the kinds of all ranks' devices."""
         machines, found, problem = self._place.machines, None, None
         try:
             if len(params.all_devices) != sum(params.machines):
@@ -101,7 +101,7 @@ class MachineRuntime(ThreadRuntime):
                 )
         return [kind for _, kinds in all_found for kind in kinds]
 
-    # overrides that cover this machine's ranks only
+    # overrides for this machine's ranks only
 
     def _local_ranks(self, declaration: Declaration) -> Sequence[int]:
         self._ports = used_ports(declaration.split, self._place.layout)
@@ -146,7 +146,7 @@ class MachineRuntime(ThreadRuntime):
         return any(self._agreed(super()._lacks_memory(free)))
 
     def _agreed(self, value: Any = None) -> list[Any]:
-        self._is_agreed = True  # a machine that fails has reported it to all others
+        self._is_agreed = True  # a machine that fails has told all others
         found = self._place.machines.agreed(None, value)
         self._is_agreed = False
         return found
@@ -155,7 +155,7 @@ class MachineRuntime(ThreadRuntime):
         self, donor: ThreadRuntime, used: UsedSlots, builder: RankBuilder,
         on_progress: ProgressSink, is_cancelled: IsCancelled,
     ) -> None:  # fmt: skip
-        """Load in place of the donor once all machines have the memory, see `KeptCache`."""
+        """Load in place of the donor once all machines have enough memory; see `KeptCache`."""
         assert isinstance(donor, MachineRuntime), "machines have split it before"
         self._agreed()
         self._keep_fallbacks(donor)
@@ -163,7 +163,7 @@ class MachineRuntime(ThreadRuntime):
         self._load(builder, on_progress, never)
 
     def _begin(self) -> None:
-        """Agree with the other machines; the first one then warms up."""
+        """Agree with the other machines; machine 0 then warms up."""
         runner = self.runner
         facts = [
             *captures_of(self.ranks), *runner.meeting.here, runner.max_verify_rows,
@@ -180,28 +180,28 @@ class MachineRuntime(ThreadRuntime):
                 runner.warm_up()
 
     def follow(self, order: str, values: Sequence[object]) -> None:
-        """Follow an order of machine 0.
+        """Follow an order from machine 0.
 
         Raises:
-            EngineError: this machine cannot do it, or another one is gone.
+            EngineError: this machine cannot follow it, or another machine is gone.
         """
         self.runner.do(order, *values)
 
     def close(self) -> None:
-        """Free everything here and on the other machines; safe to call twice."""
+        """Free everything on this and the other machines; safe to call twice."""
         runner = getattr(self, "runner", None)
         if runner is not None:
             runner.leave()
             super().close()
 
     def close_here(self) -> None:
-        """Free everything here; other machines do so themselves."""
+        """Free everything on this machine; other machines do so themselves."""
         self.runner.forget_machines()
         super().close()
 
     @property
     def number(self) -> int:
-        """Number of the model, equal on all machines."""
+        """Id of the model, the same on all machines."""
         return self._place.number
 
 
@@ -249,7 +249,7 @@ def _document(file: GGUFFile, params: LoadParams) -> dict[str, Any]:
 
 
 def shared_params(params: LoadParams) -> LoadParams:
-    """Return settings that are the same on all machines, whatever memory each has free."""
+    """Return settings that are the same on all machines, however much memory each has free."""
     return params if params.n_batch else replace(params, n_batch=PROMPT_BATCH)
 
 
@@ -269,14 +269,14 @@ log = logging.getLogger(__name__)
 
 
 def follow(machines: Machines, path: str, cpu_threads: int | None) -> None:
-    """Follow the orders of machine 0 until its `END`.
+    """Follow machine 0's orders until `END`.
 
     Args:
         path: path of this machine's copy of the model's file; "" for the path on machine 0.
-        cpu_threads: number of threads of this machine's CPU ranks; None is one per core.
+        cpu_threads: number of threads for this machine's CPU ranks; None means one per core.
 
     Raises:
-        EngineError: this machine failed in the middle of a step, or another one is gone.
+        EngineError: this machine failed mid-step, or another machine is gone.
     """
     models: dict[int, MachineRuntime] = {}
     while True:
@@ -300,7 +300,7 @@ def _load(
     machines: Machines, models: dict[int, MachineRuntime], number: int,
     document: Mapping[str, Any], path: str, cpu_threads: int | None, donor: MachineRuntime | None,
 ) -> None:  # fmt: skip
-    """Load a model, as all machines do; add it to `models` unless any of them fails."""
+    """Load a model, as all machines do; add it to `models` unless a machine fails."""
     try:
         settings = {k: v for k, v in document.items() if k not in ("path", BLOCK)}
         given, block = params_from(settings, document["path"]), document[BLOCK]
@@ -329,7 +329,7 @@ def _opened(machines: Machines, path: str, block: str) -> Iterator[GGUFFile]:
 
 
 def _own_copy(path: str, model: str) -> str:
-    """Return the path of this machine's copy of a file on machine 0, next to the model or not."""
+    """Find this machine's copy of machine 0's file: next to the model, or under the same path."""
     name = PurePath(path.replace("\\", "/")).name
     for found in (Path(model).parent / name, Path(path)):
         if found.is_file():

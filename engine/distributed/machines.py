@@ -1,4 +1,4 @@
-"""The machines that compute one model together, as seen by the process on one of them."""
+"""The machines that run one model together, as seen by the process on one of them."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from engine.model.sharding.split import ModelSplit
 
 LOAD, UNLOAD, END = "load", "unload", "end"
-"""Orders about models, and the order to leave."""
+"""Orders to load and unload a model, and the order to leave."""
 
 
 class Machines:
-    """The machines that compute one model together.
+    """The machines that run one model together.
 
     Args:
         wire: connections to the other machines.
-        on_failure: called with an error in the middle of a step, after which no machine can go on.
-        backend: backend that sends directly from device memory, if any.
+        on_failure: called with an error that occurs mid-step, after which no machine can go on.
+        backend: backend that sends directly from device memory, if there is one.
 
     Attributes:
-        number: number of this machine; machine 0 sends the orders.
-        orders: orders of machine 0.
-        far: communicator between machines outside of passes.
-        straight: process groups that send from device memory, if any.
+        number: index of this machine; machine 0 sends the orders.
+        orders: orders from machine 0.
+        far: communicator between machines for use outside passes.
+        straight: process groups that send from device memory, if there are any.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class Machines:
     def far_for(self, device: torch.device, *group: Any) -> ProcessCommunicator:
         """Return a communicator between machines, through host memory, for one group of ranks.
 
-        Each group has its own tag, as threads of ranks may be at different steps.
+        Each group has its own tag, as the ranks' threads may be at different steps.
 
         Args:
             device: device of this machine's rank.
-            group: identity of the group, the same on all machines.
+            group: values that identify the group, the same on all machines.
         """
         tag = zlib.crc32(repr(group).encode()) >> 2 | 1
         return ProcessCommunicator(self._wire, device, tag)
@@ -74,10 +74,10 @@ class Machines:
         return [peer.name for peer in self._wire.peers]
 
     def hand(self, x: Tensor, source: int, goal: int) -> None:
-        """Copy a tensor from one machine to the memory of another one; others do nothing.
+        """Copy a tensor from one machine to another's memory; other machines do nothing.
 
         Args:
-            x: contiguous tensor in host memory, of the same size and type on both.
+            x: contiguous tensor in host memory, with the same size and type on both machines.
         """
         if source == goal:
             return
@@ -87,11 +87,11 @@ class Machines:
             self._wire.swap([], [(source, x)])
 
     def announce(self, params: Mapping[str, Any], donor: int = 0) -> int:
-        """Have the other machines load a model as well; return its number.
+        """Have the other machines load a model too; return the model's id.
 
         Args:
             params: settings of the load, as JSON.
-            donor: number of the model that it replaces; 0 for none.
+            donor: id of the model that it replaces; 0 for none.
 
         Raises:
             CommError: a machine is gone.
@@ -101,10 +101,10 @@ class Machines:
         return self._n_models
 
     def agreed(self, problem: EngineError | None, value: Any = None) -> list[Any]:
-        """Return all machines' values, once none of them has a problem.
+        """Return all machines' values, provided that no machine has a problem.
 
         Raises:
-            EngineError: the problem of this machine, or else of the first one that has any.
+            EngineError: this machine's problem, or else that of the first machine that has one.
         """
         mine = None if problem is None else [problem.message, problem.hint]
         found = self.orders.all_gather([mine, value])
@@ -119,9 +119,9 @@ class Machines:
         return [value for _, value in found]
 
     def close(self) -> None:
-        """End the backend's transfers; other processes may be gone.
+        """Stop the backend's transfers; other processes may be gone.
 
-        If a thread hangs in the backend, the process is ended here, as it could not exit cleanly.
+        If a thread hangs in the backend, this ends the process, which could not exit cleanly.
         """
         if self.straight is not None:
             self.straight.abort()
@@ -129,21 +129,21 @@ class Machines:
                 os._exit(0)
 
     def fail(self, error: EngineError) -> None:
-        """Report to the agent that this process cannot go on."""
+        """Tell the agent that this process cannot go on."""
         self._on_failure(error)
 
 
 class ModelPlace:
-    """Connection of one model to the machines.
+    """One model's connection to the machines.
 
     Args:
         machines: connections to the other machines.
-        sizes: number of ranks of each machine.
-        number: number of the model, equal on all machines.
+        sizes: number of ranks on each machine.
+        number: id of the model, the same on all machines.
 
     Attributes:
-        layout: numbers of the machines' ranks.
-        kept: this machine's parts of saved recurrent states, by number.
+        layout: assignment of rank indices to machines.
+        kept: this machine's parts of saved recurrent states, by key.
     """
 
     def __init__(self, machines: Machines, sizes: Sequence[int], number: int) -> None:
@@ -161,7 +161,7 @@ class ModelPlace:
         self.machines.orders.send(name, self.number, *values)
 
     def first_problem(self, problem: str) -> str:
-        """Return the first machine's problem, or ""; called on all machines at the same point.
+        """Return the first problem on any machine, or ""; all machines call it at the same point.
 
         Raises:
             CommError: a machine is gone.
@@ -173,18 +173,18 @@ class ModelPlace:
         return self.layout.parts(split.last_group)[1]
 
     def first_logit(self, split: ModelSplit) -> int:
-        """Return the token id of the first logit of this machine's slice of the output head."""
+        """Return the token id of the first logit in this machine's slice of the output head."""
         mine = next(rank for rank in split.last_group if rank in self.layout.local)
         return split.output.spans[mine][0]
 
     def collect(
         self, held: Tensor | None, heads: tuple[int, ...], shape: tuple[int, int] | None = None
     ) -> np.ndarray | None:
-        """Join the rows of several machines along the last dimension, on machine 0.
+        """Join several machines' rows along the last dimension, on machine 0.
 
         Args:
             held: this machine's rows; None if it has none.
-            heads: machines that have some.
+            heads: machines that have rows.
             shape: shape of each machine's int32 rows; None if they differ.
         """
         if shape is not None:

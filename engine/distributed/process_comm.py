@@ -1,7 +1,7 @@
 """Collectives between ranks that are processes, with the same bits as between threads.
 
-Each rank sends its value to the others, and all add in rank order. Of large values each rank sums
-one slice and sends the result to the others. Values are sent from host memory in their own type.
+Each rank sends its value to the others, and all add in rank order. For large values, each rank adds
+up one slice and sends the result to the others. Values are sent from host memory in their own type.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ MAX_AT_ONCE = 1 << 14
 """Largest number of elements to send without first asking which ranks have a value."""
 
 MIN_SLICED = 1 << 16
-"""Smallest number of elements that is summed in slices, with three or more ranks."""
+"""Smallest number of elements that three or more ranks add up in slices."""
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32)
-"""Types that a header can name, by their index."""
+"""Types that a header can give, by index."""
 
 MAX_DIMS = 6
-"""Largest number of dimensions of a value."""
+"""Largest number of dimensions that a value may have."""
 
 HAS, DTYPE, CHECK, N_DIM, DIMS = range(5)
 """Indices of a header's words: whether there is a value, its type, a checksum of the tensor to
-compare (-1 for none), its number of dimensions, and the first word of its shape."""
+compare (-1 for none), the value's number of dimensions, and the first word of its shape."""
 
 
 class ProcessCommunicator:
-    """Communicator of a rank that is a process; see `forward.communicator.Communicator`.
+    """Communicator for a rank that is a process; see `forward.communicator.Communicator`.
 
     Args:
         wire: connections to the other ranks.
-        device: device of this rank, to which results are copied.
-        tag: channel of its tensors, see `Wire.swap`.
+        device: this rank's device, to which results are copied.
+        tag: channel for its tensors; see `Wire.swap`.
     """
 
     def __init__(self, wire: Wire, device: torch.device, tag: int = 0) -> None:
@@ -81,10 +81,10 @@ class ProcessCommunicator:
         Args:
             x: this member's value; None if it has none.
             group: members of the group, in rank order.
-            alike: tensor with the same bits on all ranks of one kind; checksums are compared.
+            alike: tensor with the same bits on all ranks of the same kind; checksums are compared.
 
         Returns:
-            The joined tensor on the first member of the group; None on the others.
+            The joined tensor on the group's first member; None on the others.
         """
         if len(group) == 1:
             return x
@@ -111,7 +111,7 @@ class ProcessCommunicator:
     ) -> Tensor | None:
         """Join values of one known shape along the last dimension, on rank 0.
 
-        Rank 0 waits for them from the start, so that they arrive after one latency.
+        Rank 0 starts to receive them immediately, so that they arrive after one latency.
 
         Args:
             x: this rank's value; None if it is not among the sources.
@@ -130,7 +130,7 @@ class ProcessCommunicator:
     def broadcast(
         self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
     ) -> Tensor:
-        """Return the tensor of rank `source` on every member; `shape` as in `all_reduce`."""
+        """Return rank `source`'s tensor on every member; `shape` as in `all_reduce`."""
         others = [rank for rank in group if rank != source]
         if self.rank == source:
             assert x is not None, "the source must have a value"
@@ -148,13 +148,13 @@ class ProcessCommunicator:
         return room.to(self._device)
 
     def one_shot(self, group: Group, n: int) -> FusedAllReduce | None:
-        """Return None: no kernel accesses the memory of another process."""
+        """Return None, as no kernel can access another process's memory."""
         return None
 
     def _shown_at_once(
         self, held: Tensor | None, group: Group, shape: Sequence[int]
     ) -> list[Tensor]:
-        """Return the existing values in rank order; a leading word marks them."""
+        """Return the values of members that have one, in rank order; a leading word marks these."""
         n = prod(shape)
         mine = torch.zeros(1 + n)
         if held is not None:
@@ -167,7 +167,7 @@ class ProcessCommunicator:
         return [x[1:].view(*shape) for x in shown.values() if x[0]]
 
     def _large_sum(self, held: Tensor | None, group: Group) -> Tensor:
-        """Return the sum of values that are large, or whose shapes not all ranks know."""
+        """Return the sum of values that are large or whose shapes some ranks do not know."""
         head = _header(held)
         heads = {rank: head if rank == self.rank else torch.empty_like(head) for rank in group}
         self._exchange(head, heads)
@@ -212,9 +212,9 @@ class ProcessCommunicator:
         """Return the sum of all members' values, in order.
 
         Args:
-            values: this member's partial sums; at least one member has some.
+            values: this member's partial sums, if any; at least one member has some.
             shape: shape of each value.
-            most: largest number of values of a member.
+            most: largest number of values on any member.
         """
         assert len(values) <= most, "more values than ranks"
         held = [_on_host(x).view(*shape) for x in values]
@@ -242,7 +242,7 @@ class ProcessCommunicator:
         self.waited_s += time.perf_counter() - begun
 
     def _check_sums(self, sums: Mapping[int, int]) -> None:
-        """Compare checksums among the ranks of one kind; -1 is none."""
+        """Compare checksums among ranks of the same kind; -1 means none."""
         of_kind: dict[str, dict[int, int]] = defaultdict(dict)
         for rank, number in sums.items():
             if number >= 0:
@@ -264,7 +264,7 @@ def _sum(values: Iterable[Tensor]) -> Tensor:
 
 
 def _header(x: Tensor | None, alike: Tensor | None = None) -> Tensor:
-    """Return the header of a value, int64 (DIMS + MAX_DIMS,)."""
+    """Return a value's header, int64 (DIMS + MAX_DIMS,)."""
     head = torch.zeros(DIMS + MAX_DIMS, dtype=torch.int64)
     head[CHECK] = -1 if alike is None else zlib.crc32(_on_host(alike).numpy().tobytes())
     if x is not None:

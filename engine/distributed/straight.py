@@ -1,7 +1,7 @@
 """Direct transfers between machines from device memory, by a backend such as NCCL.
 
-The alternative is `engine.distributed.process_comm`: through host memory, by gloo. Backends only
-move values here, and each rank adds them itself in rank order, so both have the same bits.
+The alternative is `engine.distributed.process_comm`, which uses host memory and gloo. Backends only
+move values; each rank adds them itself, in rank order, so both alternatives yield the same bits.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from engine.distributed.wire import JOIN_S, VERDICT_S
 from engine.errors import CommError, Sentence
 
 Ports = tuple[tuple[int, int], ...]
-"""Ports of a group, see `machine_comm`: pairs of a machine and its rank, in order."""
+"""A group's ports (see `machine_comm`): pairs of a machine and its rank, in order."""
 
 STUCK_S = 300.0
-"""Seconds after which a value that has not arrived counts as lost, even with all machines alive."""
+"""Seconds after which a missing value counts as lost, even if all machines are alive."""
 
 SPINS = 2000
-"""Number of polls of a device without sleeping, about a millisecond."""
+"""Number of polls before sleeping between them; about a millisecond."""
 
 NAP_S = 50e-6
-"""Seconds between polls from then on."""
+"""Seconds to sleep between later polls."""
 
 
 class StraightBackend(NamedTuple):
-    """A backend of `torch.distributed` that sends from the memory of devices of one type."""
+    """A `torch.distributed` backend that sends from device memory, for one device type."""
 
     name: str
     device: str
 
     @property
     def problem(self) -> str:
-        """Reason why it cannot be used here, as the end of a sentence; "" if it can."""
+        """Reason why it cannot be used on this machine, as the end of a sentence; "" if it can."""
         if not dist.is_backend_available(self.name):
             return Sentence("its PyTorch has no {name}", name=self.name.upper())
         if self.name == "nccl" and sys.platform != "linux":
@@ -51,10 +51,10 @@ class StraightBackend(NamedTuple):
 
 
 NCCL = StraightBackend("nccl", "cuda")
-"""The backend for NVIDIA's GPUs."""
+"""The backend for NVIDIA GPUs."""
 
 BACKEND_VARIABLE = "TANDEM_MACHINE_BACKEND"
-"""Environment variable with another backend and the type of its devices, such as "gloo:cpu"."""
+"""Environment variable that names another backend and its device type, for example "gloo:cpu"."""
 
 
 def backend_of_environment() -> StraightBackend:
@@ -64,17 +64,17 @@ def backend_of_environment() -> StraightBackend:
 
 
 class StraightCommunicator:
-    """Communicator of a port with the ports of other machines; see `FarCommunicator`.
+    """Communicator between a port and other machines' ports; see `FarCommunicator`.
 
-    The host waits until values have arrived, as with gloo: if a process is lost, the agents end the
-    others, and work that uses a value can be enqueued right after it.
+    As with gloo, the host waits until values have arrived. If a process is lost, the agents end the
+    others. Work that uses a value can be enqueued right after it.
 
     Args:
         group: process group of the ports' processes.
         ports: the ports.
-        machine: number of this machine.
+        machine: index of this machine.
         device: device of this machine's port.
-        lost: returns the error for a value that does not arrive.
+        lost: returns the error to raise if a value does not arrive.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class StraightCommunicator:
     def all_reduce(
         self, x: Tensor | None, group: Sequence[int], shape: Sequence[int] | None = None
     ) -> Tensor:
-        """Return the sum over the machines, in their order.
+        """Return the sum over the machines, added in their order.
 
         Args:
             x: this machine's value, F32; None if it has none.
@@ -103,12 +103,12 @@ class StraightCommunicator:
     ) -> Tensor:
         """Return the sum of all machines' values, in order.
 
-        Missing values are replaced by minus zero, which changes no sum: x + -0.0 is x for all x.
+        Missing values are replaced by minus zero, which changes no sum, as x + -0.0 is x for all x.
 
         Args:
             values: this machine's values, F32.
             shape: shape of each value.
-            most: largest number of values of a machine.
+            most: largest number of values on any machine.
         """
         mine = torch.full((most, *shape), -0.0, device=self._device)
         for room, value in zip(mine, values, strict=False):
@@ -148,7 +148,7 @@ class StraightCommunicator:
 def _finished(work: Any, device: torch.device) -> bool:
     """Wait until a transfer is done; return False if it takes too long.
 
-    NCCL's `wait` makes the stream wait, and the host polls an event; with a timeout it would sleep.
+    NCCL's `wait` makes only the stream wait (or sleeps, given a timeout), so poll an event.
     """
     if device.type != "cuda":
         work.wait(timedelta(seconds=STUCK_S))
@@ -166,22 +166,22 @@ def _finished(work: Any, device: torch.device) -> bool:
 
 
 class StraightGroup(NamedTuple):
-    """Process group of ports that exchange values directly."""
+    """A process group whose ports exchange values directly."""
 
     processes: Any
     ports: Ports
 
 
 class StraightGroups:
-    """The process groups of one machine, each for one tuple of ports.
+    """One machine's process groups, each for one tuple of ports.
 
     Args:
         backend: backend that sends.
-        machine: number of this machine.
+        machine: index of this machine.
         names: names of all machines.
 
     Attributes:
-        why_not: why it is not used any longer, as a sentence about a machine; "" if it can be used.
+        why_not: why the backend was abandoned, as a sentence about a machine; "" if it was not.
         is_stuck: whether a thread of this process hangs in the backend.
     """
 
@@ -192,10 +192,10 @@ class StraightGroups:
         self._groups: dict[tuple[Ports, tuple[str, ...]], Any] = {}
 
     def make(self, ports: Ports, devices: tuple[str, ...]) -> StraightGroup:
-        """Return the process group of ports; all machines make all groups in the same order.
+        """Return the ports' process group; all machines create all groups in the same order.
 
         Args:
-            devices: devices of the ports, as a connection is bound to them.
+            devices: the ports' devices, as a connection is bound to them.
 
         Raises:
             RuntimeError: the others do not connect, or the backend fails.
@@ -207,7 +207,7 @@ class StraightGroups:
         return StraightGroup(self._groups[key], ports)
 
     def communicator(self, group: StraightGroup, device: torch.device) -> StraightCommunicator:
-        """Return the communicator of this machine's port, on its device."""
+        """Return a communicator for this machine's port, on the port's device."""
         return StraightCommunicator(group.processes, group.ports, self.machine, device, self._error)
 
     @property

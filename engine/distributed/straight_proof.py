@@ -1,6 +1,6 @@
 """Trial of direct transfers between machines: are they correct, and faster than host memory?
 
-It runs on a thread, as a backend may hang: then the groups are aborted and the thread is abandoned.
+It runs on a thread, as a backend may hang; if so, the groups are aborted and the thread abandoned.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROOF_S = 30.0
-"""Seconds within which all values must have arrived; this includes setting up connections."""
+"""Seconds within which all values must arrive, including the time to set up connections."""
 
 NOT_ARRIVED = "values have not arrived within"
-"""Beginning of the problem that a machine reports after a timeout."""
+"""Start of the text with which a machine reports a timeout."""
 
 N_TIMED = 15
-"""Number of all-reduces of a token's value in a timing."""
+"""Number of all-reduces of one token's value per timing."""
 
 SHAPES = ((1, 4096), (96, 4096))
-"""Shapes of the values: that of a token, and more than a backend sends in one piece."""
+"""Shapes of the values: one token's, and one too large for a backend to send in one piece."""
 
 
 def used_ports(split: ModelSplit, layout: RankLayout) -> list[Ports]:
-    """Return the ports between which passes of a model send values, each once.
+    """Return the distinct sets of ports between which a model's passes send values.
 
-    A pass goes from the embedding through the blocks to the output head. Occasional values go
-    through host memory.
+    A pass goes from the embedding through the blocks to the output head. Values that are sent only
+    occasionally go through host memory.
     """
     groups = [split.embedding.owners(), *(block.group for block in split.blocks), split.last_group]
     found = [layout.ports(group) for group in groups if group]
@@ -61,20 +61,20 @@ def chosen_ports(
     machines: Machines, link: str, ports: Sequence[Ports], devices: Mapping[int, torch.device],
     agreed: Callable[[Any], list[Any]], fallbacks: Fallbacks,
 ) -> Mapping[Ports, StraightGroup]:  # fmt: skip
-    """Return the process groups for all of the ports, or none if host memory is to be used.
+    """Return the process groups for all the ports, or none if host memory is to be used.
 
-    All machines call it at the same time and get the same result. Unless the link is requested, it
-    also has to be faster than host memory.
+    All machines call it at the same time and get the same result. Unless direct transfers are
+    requested, they also have to be faster than host memory.
 
     Args:
         link: see `LoadParams.machine_link`.
         ports: see `used_ports`.
-        devices: device of each rank of this machine.
+        devices: device of each rank on this machine.
         agreed: returns all machines' values.
-        fallbacks: fallbacks that make the model slower.
+        fallbacks: record of fallbacks that make the model slower.
 
     Raises:
-        EngineError: it was requested and fails; the error names a machine.
+        EngineError: direct transfers were requested but fail; the error names a machine.
     """
     if link == "gloo" or not ports:
         return {}
@@ -120,7 +120,7 @@ def chosen_ports(
 def _unfit(
     groups: StraightGroups | None, ports: Sequence[Ports], devices: Mapping[int, torch.device]
 ) -> str:
-    """Return why this machine cannot try it, as the end of a sentence; "" if it can."""
+    """Return why this machine cannot try them, as the end of a sentence; "" if it can."""
     if groups is None:
         return Sentence("it can only send through host memory")
     if groups.why_not:
@@ -132,9 +132,9 @@ def _unfit(
 
 
 def _named(names: Sequence[str], problems: Sequence[str]) -> str:
-    """Return the first problem with the name of its machine; "" if there is none.
+    """Return the first problem, with its machine's name; "" if there is none.
 
-    A timeout is caused by another machine, so other problems come first.
+    Timeouts are caused by another machine, so other problems come first.
     """
     found = [pair for pair in zip(names, problems, strict=True) if pair[1]]
     found.sort(key=lambda pair: pair[1].startswith(NOT_ARRIVED))
@@ -144,16 +144,16 @@ def _named(names: Sequence[str], problems: Sequence[str]) -> str:
 
 
 class Proof:
-    """Trial of direct transfers, which all machines begin together.
+    """Trial of direct transfers, which all machines start at the same time.
 
     Args:
-        made: makes the process groups.
+        made: creates the process groups.
         ports: all ports that are used.
-        devices: device of each rank of this machine.
+        devices: device of each rank on this machine.
         names: names of all ranks' devices.
 
     Attributes:
-        groups: the groups that were made so far.
+        groups: the groups created so far.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Proof:
         self._seconds: dict[Ports, float] = {}
 
     def problem(self, timeout_s: float = PROOF_S) -> str:
-        """Return why direct transfers fail, as the end of a sentence; "" if all bits arrive."""
+        """Return why direct transfers fail, as the end of a sentence; "" if they are exact."""
         thread = threading.Thread(target=self._run, name="tandem-straight-proof", daemon=True)
         thread.start()
         thread.join(timeout_s)
@@ -176,7 +176,7 @@ class Proof:
         return self._problem
 
     def seconds(self) -> list[float]:
-        """Return this machine's seconds of a token's value by ports, 0 where it has none."""
+        """Return the seconds for a token's value, per set of ports; 0 if this machine has none."""
         return [self._seconds.get(ports, 0.0) for ports in self._ports]
 
     def _run(self) -> None:
@@ -192,7 +192,7 @@ class Proof:
                     for why in _problems(comm, ports, device):
                         self._problem = self._problem or why
                     self._seconds[ports] = seconds_of(comm, ports, device)
-        except Exception as error:  # any exception of a backend means that it cannot be used
+        except Exception as error:  # whatever it is, the backend cannot be used
             log.warning("direct transfers between machines fail", exc_info=True)
             first = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             self._problem = self._problem or first or type(error).__name__
@@ -218,7 +218,7 @@ def _problems(comm: StraightCommunicator, ports: Ports, device: torch.device) ->
 def _far_seconds(
     machines: Machines, ports: Sequence[Ports], devices: Mapping[int, torch.device]
 ) -> list[float]:
-    """Return `Proof.seconds` of transfers through host memory."""
+    """Return the same as `Proof.seconds`, for transfers through host memory."""
     found = []
     for some in ports:
         rank = dict(some).get(machines.number)
@@ -229,7 +229,7 @@ def _far_seconds(
 
 
 def seconds_of(comm: FarCommunicator, ports: Ports, device: torch.device) -> float:
-    """Return the seconds of an all-reduce of a token's value between ports."""
+    """Return how long an all-reduce of a token's value between ports takes, in seconds."""
     machines, times = tuple(machine for machine, _ in ports), []
     value = torch.ones(SHAPES[0], device=device)
     for _ in range(N_TIMED):
@@ -240,7 +240,7 @@ def seconds_of(comm: FarCommunicator, ports: Ports, device: torch.device) -> flo
 
 
 def known_value(machine: int, shape: Sequence[int]) -> Tensor:
-    """Return a value that all machines know: numbers of all sizes, and both zeros."""
+    """Return a value that all machines know: numbers of all magnitudes, and both zeros."""
     made = torch.Generator().manual_seed(1 + machine)
     value = torch.randn(*shape, generator=made)
     value *= torch.exp2(torch.randint(-140, 100, tuple(shape), generator=made).float())
@@ -253,39 +253,39 @@ def _is_same(found: Tensor, expected: Tensor) -> bool:
 
 
 MIN_ROUNDS, MAX_ROUNDS = 30, 2000
-"""Bounds of the number of round trips."""
+"""Minimum and maximum number of round trips."""
 
 USUAL_S, MAX_TRIAL_S = 0.2, 4.0
-"""Seconds of sending messages, and the limit if some are slow: that is rare, so it takes many to
-measure how rare. Exchanges get half of it."""
+"""Seconds spent sending messages, usually and if some are slow; it takes many to measure how rare
+slow ones are. Exchanges get half of the latter."""
 
 MAX_S = 9.0
-"""Seconds for all links together, in which this process sends nothing else."""
+"""Total seconds for all links, during which this process sends nothing else."""
 
 SLOW = 4.0
-"""Multiple of the median from which a message counts as slow, such as after a lost packet."""
+"""Multiple of the median above which a message counts as slow, for example after packet loss."""
 
 FIRST_BYTES, MAX_BYTES = 64 << 10, 32 << 20
-"""Bytes of the first and of the largest tensor; each is four times as large as the previous one."""
+"""Sizes of the first and the largest tensor, in bytes; each is four times as large as the last."""
 
 LARGE_S = 0.3
-"""Seconds of sending large tensors; the fastest counts, as one lost packet may delay another one
-for longer than all of them take."""
+"""Seconds spent sending large tensors. Only the fastest counts, as a lost packet may delay one by
+more than all of them take."""
 
 END, EXCHANGE = -1, -2
-"""Special values of a message: the end, and an exchange of further messages in both directions."""
+"""Special message values: the end, and an exchange of further messages in both directions."""
 
 N_EXCHANGES = 8
-"""Number of rounds of such an exchange."""
+"""Number of rounds in such an exchange."""
 
 FIRST_TOO_SLOW = 3
-"""Number of messages that do not count: at first threads are asleep."""
+"""Number of initial messages to ignore, as threads are asleep at first."""
 
 
 def measure_wires(wire: Wire) -> tuple[WireSpeed, ...]:
-    """Return the speed of the link between each two machines; all of them call it together.
+    """Return the speed of the link between every two machines; all machines call it together.
 
-    One link is measured after the other, for some tenths of a second each.
+    Links are measured one after another, for some tenths of a second each.
 
     Raises:
         CommError: a process is gone.
@@ -303,7 +303,7 @@ def measure_wires(wire: Wire) -> tuple[WireSpeed, ...]:
 
 
 class _Caller:
-    """The side of a measurement that sends first; it takes at most `most_s` seconds."""
+    """The side of a measurement that sends first; a measurement takes at most `most_s` seconds."""
 
     def __init__(self, wire: Wire, other: int, most_s: float) -> None:
         self._wire, self._other = wire, other
@@ -311,7 +311,7 @@ class _Caller:
         self._message = torch.zeros(MESSAGE_BYTES // 8, dtype=torch.int64)
 
     def measured(self) -> tuple[float, float, float, float]:
-        """Return median and mean of the latency, bytes per second, and the mean of exchanges."""
+        """Return the median and mean latency, bytes per second, and the mean time per exchange."""
         times = self._times(lambda: self._round_s() / 2, min(MAX_TRIAL_S, self._most_s / 2))
         exchanges = self._times(self._exchange_s, min(MAX_TRIAL_S / 2, self._most_s / 4))
         middle = median(times)

@@ -1,7 +1,7 @@
-"""Connections between the processes of a model, one on each machine.
+"""Connections between a model's processes, one on each machine.
 
-They use `torch.distributed` with gloo, which sends tensors in host memory. If a process is lost,
-the agents end the others, so that none of them waits forever.
+They use `torch.distributed` with gloo, which sends tensors from host memory. If a process is lost,
+the agents end the others, so that none waits forever.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from torch import Tensor
 from engine.errors import CommError, EngineError, Sentence
 
 Parcel = tuple[int, Tensor]
-"""Machine to send to or receive from, and the tensor."""
+"""The machine at the other end, and the tensor to send or receive."""
 
 JOIN_S = 60.0
-"""Seconds within which all processes must have connected."""
+"""Seconds within which all processes must connect."""
 
 NAME_BYTES = 256
-"""Most bytes of a machine's name."""
+"""Maximum length of a machine's name, in bytes."""
 
 IDLE = timedelta(days=30)
-"""Timeout of gloo for a tensor: it may be long until the next order."""
+"""Gloo's timeout for a tensor; it may be long until the next order."""
 
 VERDICT_S = 4.0
-"""Seconds to let the agents report which process has failed: a connection may also have been closed
-by a process that has lost the others itself."""
+"""Seconds to let the agents report which process has failed. The process that closed a connection
+may merely have lost the others itself."""
 
 
 class Peer(NamedTuple):
@@ -41,7 +41,7 @@ class Peer(NamedTuple):
 
     Attributes:
         name: name of its machine.
-        kind: kind of its devices; equal kinds compute the same bits.
+        kind: kind of its devices; devices of equal kinds compute the same bits.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Peer(NamedTuple):
 
 
 class Wire:
-    """Connections to the processes of the other machines, by gloo, for tensors in host memory.
+    """Gloo connections to the other machines' processes, for tensors in host memory.
 
     Torchrun's agents start the processes and set the environment variables RANK, WORLD_SIZE,
     MASTER_ADDR and MASTER_PORT.
@@ -58,11 +58,11 @@ class Wire:
         name: name of this machine.
 
     Attributes:
-        rank: number of this machine.
-        peers: descriptions of all machines' processes, by number.
+        rank: index of this machine.
+        peers: descriptions of all machines' processes, by machine index.
 
     Raises:
-        EngineError: there is no agent, or the other processes cannot be reached.
+        EngineError: no agent started this process, or the others cannot be reached.
     """
 
     def __init__(self, name: str) -> None:
@@ -85,7 +85,7 @@ class Wire:
     def swap(self, out: Sequence[Parcel], into: Sequence[Parcel], tag: int = 0) -> None:
         """Send contiguous tensors and receive others, each to or from one machine.
 
-        Tensors with one tag arrive in the order in which they are sent.
+        Tensors with the same tag arrive in the order in which they are sent.
 
         Args:
             out: tensors to send, and the machines to send to.
@@ -93,7 +93,7 @@ class Wire:
             tag: channel; threads that may be at different steps use different ones.
 
         Raises:
-            CommError: a process is gone; names its machine.
+            CommError: a process is gone; the error names its machine.
         """
         assert self._group is not None, "it is made with the connections"
         works = [(peer, self._begun(self._group.recv, tensor, peer, tag)) for peer, tensor in into]
@@ -102,10 +102,10 @@ class Wire:
             self._wait(peer, work)
 
     def expect(self, machine: int, room: Tensor, tag: int = 0) -> Callable[[], None]:
-        """Begin to receive a tensor from a machine, so that its sender need not wait.
+        """Start to receive a tensor from a machine, so that its sender need not wait.
 
         Returns:
-            Function that waits for the tensor, with the errors of `swap`.
+            Function that waits for the tensor and raises the same errors as `swap`.
         """
         assert self._group is not None, "it is made with the connections"
         return partial(self._wait, machine, self._begun(self._group.recv, room, machine, tag))
@@ -133,7 +133,7 @@ class Wire:
 
 
 def _gathered_names(name: str) -> list[str]:
-    """Return the names of all machines; plain bytes, as unpickling network data may run code."""
+    """Exchange all machines' names as plain bytes, as unpickling network data may run code."""
     mine = name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0")
     rooms = [torch.empty(NAME_BYTES, dtype=torch.uint8) for _ in range(dist.get_world_size())]
     dist.all_gather(rooms, torch.frombuffer(bytearray(mine), dtype=torch.uint8))
@@ -141,35 +141,35 @@ def _gathered_names(name: str) -> list[str]:
 
 
 def name_of(wire: Wire, machine: int) -> str:
-    """Return the name of a machine, for errors."""
+    """Return a machine's name for use in errors."""
     return wire.peers[machine].name
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the first line of an error's message without its full stop, or the error's type."""
+    """Return the first line of an error's message, without its full stop, or the error's type."""
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 HEAD = 8
-"""Bytes of an order's length."""
+"""Size in bytes of the field that contains an order's length."""
 
 FRAME = 4096
-"""Bytes of the first message of an order; the rest follows in a second one. Most prompts' batches
-fit."""
+"""Size in bytes of an order's first message, in which most prompt batches fit; a longer order's
+remainder follows in a second one."""
 
 TAG = 2
-"""Tag of orders, which may overtake tensors of earlier ones; groups of ranks have odd tags."""
+"""Tag of orders, which may overtake tensors of earlier orders; groups of ranks have odd tags."""
 
 
 class Orders:
-    """Orders from machine 0 to the others, and values that all machines exchange."""
+    """Channel for machine 0's orders to the others, and for values that all machines exchange."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self._expected: tuple[Tensor, Callable[[], None]] | None = None
 
     def send(self, name: str, *values: Any) -> None:
-        """Send an order and its JSON values to all other machines; tuples arrive as lists.
+        """Send an order and its JSON values to all other machines, where tuples arrive as lists.
 
         Raises:
             CommError: a machine is gone.
@@ -178,15 +178,15 @@ class Orders:
         self._wire.swap([(machine, word) for machine in self._others for word in words], [], TAG)
 
     def expect(self) -> None:
-        """Receive the next order in the background while the last one is followed.
+        """Receive the next order in the background while the last one is being carried out.
 
-        Machine 0 can so send a prompt's next batch while this machine computes the last one.
+        This lets machine 0 send a prompt's next batch while this machine computes the last one.
         """
         room = torch.empty(FRAME, dtype=torch.uint8)
         self._expected = room, self._wire.expect(0, room, TAG)
 
     def receive(self) -> tuple[str, list[Any]]:
-        """Wait for the next order; return its name and its values.
+        """Wait for the next order; return its name and values.
 
         Raises:
             CommError: machine 0 is gone.
@@ -205,14 +205,14 @@ class Orders:
         return name, values
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Return all machines' JSON values; all call it at the same point.
+        """Return all machines' JSON values; all machines call it at the same point.
 
         Raises:
             CommError: a machine is gone.
         """
         mine = [torch.frombuffer(x, dtype=torch.uint8) for x in _framed(["", value]) if x]
         rooms = {machine: torch.empty(FRAME, dtype=torch.uint8) for machine in self._others}
-        # together, as gloo sends a tensor only once it is waited for
+        # in one call, as gloo sends a tensor only once it is waited for
         first = [(machine, mine[0]) for machine in self._others]
         self._wire.swap(first, list(rooms.items()))
         rests = {

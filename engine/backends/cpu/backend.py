@@ -1,4 +1,4 @@
-"""CPU backend: a thread pool per rank, weights in planes, recorded and replayed tokens."""
+"""CPU backend: one thread pool per rank, weights in planes, recorded and replayed tokens."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CpuBackend(Backend):
     """Backend with our own CPU kernels.
 
     Args:
-        x_bytes: bytes of a quantised activation, see `engine.planning.footprint.x_bytes`.
+        x_bytes: bytes per quantised activation; see `engine.planning.footprint.x_bytes`.
         fast_prompts: see `LoadParams`.
 
     Attributes:
@@ -103,7 +103,7 @@ class CpuBackend(Backend):
         """Return a recorder for one token.
 
         Args:
-            keeps: tensors that operations use, apart from those that a forward pass allocates.
+            keeps: tensors that operations use, except those that forward passes allocate.
         """
         return Recorder(self.worker.pool, keeps)
 

@@ -1,4 +1,4 @@
-"""Packs rows of a file into planes with the threads of a rank, which also read the file."""
+"""Packs a file's rows into planes, using a rank's threads, which also read the file."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
     Bytes = NDArray[np.uint8]
 
 READ_BYTES = 256 << 10
-"""Bytes per read of a thread: they and their planes fit in a core's cache."""
+"""Bytes that a thread reads at a time, which fit in a core's cache together with their planes."""
 
 MIN_JOB, MAX_JOB = 4 << 20, 256 << 20
-"""Minimum and maximum bytes between progress reports."""
+"""Minimum and maximum size of a job, in bytes; progress is reported after each job."""
 
 JOB_S = 0.02, 0.08
-"""Target seconds of a job, from and to; the next one is resized accordingly."""
+"""Target range for a job's duration, in seconds; the next job is resized accordingly."""
 
 TURNS = 4
-"""Minimum turns per thread, so that none waits long for the others at the end."""
+"""Minimum number of turns per thread, so that no thread waits long for the others at the end."""
 
 
 class FilePacker:
-    """Packer of one rank's rows during a load; adapts its job size to the speed of the file.
+    """Packer for one rank's rows during a load; adapts its job size to the drive's speed.
 
     Attributes:
         worker: the rank's threads.
         report: callback with the number of packed bytes; may raise to stop.
-        reader: reader of the file, where compiled code cannot read it.
-        memory: memory of the packed matrices.
+        reader: reader for the file, used if compiled code cannot read it.
+        memory: memory for the packed matrices.
     """
 
     def __init__(self, worker: Worker, report: Callable[[int], None], reader: FileReader) -> None:
@@ -69,11 +69,11 @@ class FilePacker:
 
         Args:
             rows: bytes of the rows (n_rows, row_bytes) in the file.
-            number: number of the GGML type.
-            extent: columns of these bytes to pack.
-            planes: planes of the matrix (n_tiles, tile_bytes).
-            goal_row: row of the matrix for the first of them.
-            counted: bytes of a row to report.
+            number: id of the GGML type.
+            extent: columns to pack.
+            planes: the matrix's planes (n_tiles, tile_bytes).
+            goal_row: index in the matrix that the first row gets.
+            counted: bytes to report per row.
 
         Raises:
             ModelFileError: the file has become shorter, or its drive fails.
@@ -88,7 +88,7 @@ class FilePacker:
             start = stop
 
     def copy(self, rows: TensorBytes, goal: Tensor) -> None:
-        """Read rows of a matrix (n_rows, row_bytes) into bytes of the same shape.
+        """Read a matrix's rows (n_rows, row_bytes) into bytes of the same shape.
 
         Raises:
             ModelFileError: the file has become shorter, or its drive fails.
@@ -120,14 +120,14 @@ class FilePacker:
     ) -> None:
         if number not in CODED and self._pack_file(rows, number, extent, planes, goal_row):
             return
-        # otherwise, or after an error, Python reads, and reports the reason
+        # otherwise, or after an error, Python reads and reports the reason
         for start, chunk in self.reader.chunks(rows):
             pack_rows(chunk, number, extent, planes, goal_row + start, self.worker)
 
     def _pack_file(
         self, rows: TensorBytes, number: int, extent: Extent, planes: Tensor, goal_row: int
     ) -> bool:
-        """Pack rows with compiled code only; return False if that is not possible."""
+        """Pack rows entirely in compiled code; return False if that is not possible."""
         read = read_address()
         if not read:
             return False
@@ -151,7 +151,7 @@ class FilePacker:
         return not self._progress[1]
 
     def _read(self, rows: TensorBytes, goal: Tensor) -> bool:
-        """Read rows with compiled code; return False if that is not possible."""
+        """Read rows in compiled code; return False if that is not possible."""
         read = read_address()
         if not read or not rows.is_contiguous:
             return False
@@ -166,7 +166,7 @@ class FilePacker:
 
 @cache
 def read_address() -> int:
-    """Return the address of the system's pread, or 0."""
+    """Return the address of the system's pread; 0 if there is none."""
     if sys.platform == "win32":
         return 0
     return ctypes.cast(ctypes.CDLL(None).pread, ctypes.c_void_p).value or 0
@@ -175,10 +175,10 @@ def read_address() -> int:
 def pack_rows(
     rows: Bytes, number: int, extent: Extent, target: Tensor, target_row: int, worker: Worker
 ) -> None:
-    """Pack whole rows of a file into the planes `target` of one matrix, from `target_row` on.
+    """Pack whole rows from a file into a matrix's planes `target`, starting at `target_row`.
 
     Args:
-        number: number of the GGML type.
+        number: id of the GGML type.
     """
     address, row_bytes = rows.ctypes.data, rows.strides[0]
     if number in CODED:
@@ -188,7 +188,7 @@ def pack_rows(
         coded = coded_rows(blocks, number)
         row_bytes = coded.shape[1]
         block_bytes = row_bytes * BLOCK // ((end - begin) * info.block_size)
-        # address of the whole row's first block: group boundaries are relative to it
+        # address of the whole row's first block, as group boundaries are relative to it
         address = coded.data_ptr() - begin * info.block_size // BLOCK * block_bytes
     worker.pool.wake()
     compiled.pack_rows(number)(

@@ -1,4 +1,4 @@
-"""Memory for weights in large pages, which are faster to fill and read, if the system has them."""
+"""Memory for weights, in large pages (which are faster to fill and read) if the system has them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 LARGE_PAGE = 2 << 20
-"""Bytes of a large page."""
+"""Size of a large page, in bytes."""
 
 WORTHWHILE_BYTES = 2 * LARGE_PAGE
-"""Smallest memory for which large pages are requested, in bytes."""
+"""Minimum size, in bytes, for which large pages are requested."""
 
 MAX_LEFT_OVER = LARGE_PAGE // 4
-"""Maximum unused bytes in a tensor's last large page; they take memory."""
+"""Maximum number of unused bytes in a tensor's last large page, as these take up memory."""
 
 MADV_HUGEPAGE = 14
-"""Advice for Linux's madvise(2); fails harmlessly on systems without large pages."""
+"""Advice value for Linux's madvise(2); fails harmlessly on systems without large pages."""
 
 CHUNK_BYTES = 256 << 20
-"""Address space that an arena reserves at a time; it takes memory only once written to."""
+"""Address space, in bytes, that an arena reserves at a time; uses memory only once written to."""
 
 ALIGNMENT = 128
 """Alignment of an arena's tensors, in bytes."""
@@ -33,7 +33,7 @@ ALIGNMENT = 128
 def weight_memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return an uninitialised tensor on the CPU, in large pages if it is large enough.
 
-    It starts at a large page; the last page is large only if most of it is used.
+    The tensor starts at a large page; its last page is large only if most of it is used.
     """
     n_bytes = prod(shape) * dtype.itemsize
     if sys.platform != "linux" or n_bytes < WORTHWHILE_BYTES:
@@ -51,11 +51,11 @@ def _advise_large(address: int, n_bytes: int) -> None:
 
 
 class WeightArena:
-    """Memory of a load's weights: adjacent tensors, so that all are in large pages.
+    """Memory for a load's weights: adjacent tensors, so that all are in large pages.
 
-    Otherwise page faults of small pages take most of a load: matrices of some MiB, and the ends of
-    larger ones, do not fill large pages. Each tensor's memory returns to the system once the tensor
-    is garbage, except for the small pages that it shares with its neighbours.
+    Otherwise, page faults for small pages would take most of a load, because matrices of some MiB,
+    and the ends of larger ones, do not fill large pages. A tensor's memory returns to the system
+    once the tensor is garbage, except for small pages that it shares with its neighbours.
     """
 
     def __init__(self) -> None:
@@ -70,22 +70,22 @@ class WeightArena:
             self.close()
             try:
                 self._chunk = _Chunk(max(CHUNK_BYTES, n_bytes))
-            except OSError:  # out of address space; torch raises the usual error
+            except OSError:  # out of address space, for which torch raises the usual error
                 return torch.empty(shape, dtype=dtype)
         return self._chunk.tensor(n_bytes).view(dtype).view(shape)
 
     def close(self) -> None:
-        """Return the unused part of the last large page to the system; tensors stay."""
+        """Return the unused part of the last large page to the system; tensors stay valid."""
         if self._chunk is not None:
             self._chunk.give_back(self._chunk.taken, LARGE_PAGE)
             self._chunk = None
 
 
 class _Chunk:
-    """A range of addresses, freed with its last tensor; `taken` bytes are in use."""
+    """An address range that is freed with its last tensor; `taken` bytes are in use."""
 
     def __init__(self, n_bytes: int) -> None:
-        # two more large pages: for the alignment, and for the end of the last tensor
+        # two extra large pages: for alignment, and for the end of the last tensor
         self._map = mmap.mmap(-1, n_bytes + 2 * LARGE_PAGE, flags=mmap.MAP_PRIVATE)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._offset = -address % LARGE_PAGE
@@ -107,7 +107,7 @@ class _Chunk:
         return torch.frombuffer(memory, dtype=torch.uint8)
 
     def give_back(self, begin: int, n_bytes: int) -> None:
-        """Return the whole pages of an interval to the system."""
+        """Return an interval's whole pages to the system."""
         page = mmap.PAGESIZE
         first = -(-(self._offset + begin) // page) * page
         end = (self._offset + begin + n_bytes) // page * page

@@ -1,4 +1,4 @@
-"""Operations on CPUs: our kernels where they exist and are faster than torch."""
+"""Operations on CPUs, using our kernels where they exist and are faster than torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     )
 
 BLOCK = 256
-"""Number of positions whose cosines and sines are computed at a time."""
+"""Number of positions whose cosines and sines are computed together."""
 
 N_BLOCKS = 64
 """Maximum number of cached blocks."""
@@ -48,12 +48,12 @@ CosSin = tuple[Tensor, Tensor]
 
 
 class RopeCache:
-    """Cached cosines and sines of one rotation; for single tokens always in the same memory.
+    """Cached cosines and sines for one rotation; for single tokens, always in the same memory.
 
-    They are computed in blocks of positions, since torch's bits depend on the number of elements.
+    They are computed in blocks of positions because torch's bits depend on the number of elements.
 
     Args:
-        compute: function from positions (T,) to cosines and sines.
+        compute: function that maps positions (T,) to cosines and sines.
     """
 
     def __init__(self, compute: Callable[[Tensor], CosSin]) -> None:
@@ -62,13 +62,13 @@ class RopeCache:
         self._of_singles: dict[int, CosSin] = {}
 
     def move(self, positions: Sequence[int]) -> None:
-        """Update the memory for this number of single tokens, if it is in use."""
+        """Update the memory for this number of single tokens if it is in use."""
         held = self._of_singles.get(len(positions))
         if held is not None:
             self._write(positions, held)
 
     def of_singles(self, positions: Sequence[int]) -> CosSin:
-        """Return the memory for this number of single tokens, see `move`."""
+        """Return the memory for this number of single tokens; see `move`."""
         n = len(positions)
         if n not in self._of_singles:
             cos, sin = self._block(0)
@@ -83,7 +83,7 @@ class RopeCache:
                 held[row].copy_(block[index])
 
     def at(self, positions: Sequence[int]) -> CosSin:
-        """Return the cosines and sines of any positions, in new memory."""
+        """Return the cosines and sines for any positions, in new memory."""
         numbers = dict.fromkeys(position // BLOCK for position in positions)
         starts = {number: n * BLOCK for n, number in enumerate(numbers)}
         rows = torch.tensor([starts[p // BLOCK] + p % BLOCK for p in positions])
@@ -101,13 +101,13 @@ class RopeCache:
 
 
 class CpuOps(Ops):
-    """Operations of one rank on the CPU, for the rank's thread only.
+    """One rank's CPU operations, to be used only by the rank's thread.
 
-    Results differ from the reference in the last bits. Unsupported tensors, e.g. of other types,
-    use the reference.
+    Results differ from the reference in the last bits. Unsupported tensors (for example, those of
+    other types) use the reference.
 
     Args:
-        pool: threads of the rank.
+        pool: the rank's threads.
     """
 
     def __init__(self, pool: ThreadPool) -> None:
@@ -158,7 +158,7 @@ class CpuOps(Ops):
         return super().gated(act, *products) if y is None else y
 
     def _joint_product(self, layers: tuple[LinearLayer, ...]) -> tuple[JointProduct | None, bool]:
-        """Return the layers' joint product, if any, and whether none has bias or scale; cached."""
+        """Return the layers' cached joint product (or None), and whether none has bias or scale."""
         if layers not in self._joint:
             are_bare = all(layer.is_bare for layer in layers)
             self._joint[layers] = _join(layers), are_bare
@@ -319,7 +319,7 @@ class CpuOps(Ops):
 
 
 def _note_places(state: States) -> None:
-    """Refuse a replay: without a kernel, a recording would contain this pass's state slots."""
+    """Refuse a replay, as a recording without a kernel would contain this pass's state slots."""
     if isinstance(state, PlacedStates):
         refuse_replay("no kernel finds such a state")
 

@@ -1,4 +1,4 @@
-"""Loading of matrices in the form of the CPU kernels."""
+"""Loading of matrices into the CPU kernels' formats."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     Load = Callable[..., Weight]
 
 FINE = ("attn_v.weight",)
-"""Names within a layer of the matrices with activations of two bytes in all models.
+"""Names, within a layer, of the matrices that use two-byte activations in all models.
 
-One byte costs the most precision here for the time that it saves: attention values take 2 to 8 % of
-the products, and cause 15 to 20 % of the divergence from the exact model."""
+For these, one byte would cost the most precision relative to the time saved: attention values take
+2 to 8 % of the products, and cause 15 to 20 % of the divergence from the exact model."""
 
 DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 
@@ -51,7 +51,7 @@ def load_for_kernels(
     """Load a rank's pieces of a matrix: as planes, as int16 or as in the file.
 
     Args:
-        packer: reader and packer of the file; reports progress.
+        packer: reads and packs the file, and reports progress.
     """
 
     def load(group: Sequence[Slices], dim: int) -> Weight:
@@ -69,7 +69,7 @@ def in_parts(
     """Load a matrix piece by piece; each interval of columns becomes a separate weight.
 
     Args:
-        load: function that loads pieces joined along a dimension.
+        load: function that loads pieces, joined along a dimension.
     """
     dim = slot.placement.dim if isinstance(slot.placement, Shard) else 0
     is_cut_in_columns = dim == len(slot.tensor.shape) - 1
@@ -104,7 +104,7 @@ def _name_in_layer(tensor: TensorInfo) -> str:
 
 
 def _become_int16(tensor: TensorInfo, pieces: Sequence[Slices], dim: int, worker: Worker) -> bool:
-    """Return whether pieces are loaded as int16: a single matrix of whole blocks."""
+    """Return whether pieces are loaded as int16; they must form one matrix of whole blocks."""
     *matrices, n_rows, n_columns = joined_shape(pieces, dim)
     is_fit = not matrices and n_rows >= TILE and n_columns % BLOCK == 0
     return is_fit and tensor.type.number in pack.INT16_KINDS and worker.uses_int16
@@ -125,13 +125,13 @@ def _int16(
 
 @dataclass(frozen=True, slots=True)
 class _Packing:
-    """How rows of a tensor are packed.
+    """How a tensor's rows are packed.
 
     Attributes:
-        number: number of the GGML type.
-        columns: bytes of a row to read.
-        cut: columns of these bytes to pack.
-        counted: bytes of a row to report.
+        number: id of the GGML type.
+        columns: range of bytes to read from each row.
+        cut: columns to pack, relative to these bytes.
+        counted: bytes to report per row.
     """
 
     packer: FilePacker
@@ -141,15 +141,15 @@ class _Packing:
     counted: int
 
     def pack(self, parts: Iterator[tuple[int, TensorBytes]], planes: Tensor, n_rows: int) -> None:
-        """Pack the matrices of `stacks`.
+        """Pack the matrices from `stacks`.
 
         Args:
-            planes: planes of one matrix or several, of which each has `n_rows` rows.
+            planes: planes for one or more matrices, each of which has `n_rows` rows.
         """
         if n_rows % TILE:
-            planes[..., -1, :] = 0  # padding rows of the last tile
+            planes[..., -1, :] = 0  # padding rows in the last tile
         by_matrix = planes.view(-1, *planes.shape[-2:])
-        n_done = [0] * len(by_matrix)  # rows of each matrix
+        n_done = [0] * len(by_matrix)  # rows done in each matrix
         for first, stack in parts:
             if stack.shape[1] == n_rows and n_rows % TILE == 0 and stack.is_even:
                 goal = by_matrix[first : first + len(stack)].flatten(0, 1)
@@ -170,7 +170,7 @@ def _plain(
     dtype, columns = DTYPES[tensor.type.name], pieces[0][-1]
     data = packer.memory.tensor(joined_shape(pieces, dim), dtype)
     by_matrix = data.view(-1, *data.shape[-2:])
-    n_done = [0] * len(by_matrix)  # rows of each matrix
+    n_done = [0] * len(by_matrix)  # rows done in each matrix
     size = tensor.type.type_size
     for index, raw in _matrices(file, tensor, pieces, dim):
         wanted = raw[:, columns.start * size : columns.stop * size]
@@ -192,7 +192,7 @@ def joined_shape(pieces: Sequence[Slices], dim: int) -> tuple[int, ...]:
 def _matrices(
     file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int
 ) -> Iterator[tuple[int, TensorBytes]]:
-    """Yield the index in the joined matrices, and the whole rows, of each matrix of each piece."""
+    """Yield each piece's matrices: the index among the joined matrices, and the whole rows."""
     for offset, matrices in stacks(file, tensor, pieces, dim):
         for index in range(len(matrices)):
             yield offset + index, matrices[index]
@@ -201,7 +201,7 @@ def _matrices(
 def stacks(
     file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int
 ) -> Iterator[tuple[int, TensorBytes]]:
-    """Yield the matrices of each piece as whole rows of the file, (n, n_rows, row_bytes).
+    """Yield each piece's matrices as whole rows of the file, (n, n_rows, row_bytes).
 
     Each is preceded by the index of its first matrix among the joined pieces.
     """
@@ -214,9 +214,9 @@ def stacks(
 
 
 def _cut_columns(tensor: TensorInfo, extent: Extent) -> tuple[slice, Extent]:
-    """Return the bytes of a row to read for an extent, and the extent relative to them.
+    """Return the range of bytes to read per row for an extent, and the extent relative to it.
 
-    They start at the super-block of the extent's first block.
+    The range starts at the super-block that contains the extent's first block.
     """
     info = tensor.type
     first = (extent.first - extent.skip) * BLOCK // info.block_size

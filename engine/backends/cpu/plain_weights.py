@@ -1,4 +1,4 @@
-"""Unquantised matrices (F16, BF16, F32) for the CPU kernels, as in the file."""
+"""Unquantised matrices (F16, BF16, F32) for the CPU kernels, stored as in the file."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from engine.model.forward.expert_rows import Groups
 from engine.model.forward.operands import ALL
 
 PIECE_BYTES = 128 << 10
-"""Bytes of weights of a piece for few tokens: enough for prefetching, few enough for balance."""
+"""Weight bytes per piece for few tokens: enough for prefetching, few enough for balance."""
 
 PIECE_OUTPUTS = 192
-"""Result elements of a piece for many tokens."""
+"""Result elements per piece for many tokens."""
 
 PASS_BYTES = 192 << 10
-"""Bytes of activations per pass over a piece's weights; they fit in a core's cache."""
+"""Bytes of activations per pass over a piece's weights, which fit in a core's cache."""
 
 TOKEN_UNIT, OUTPUT_UNIT = 12, 48
-"""Units of the tokens of a pass and the elements of a piece: whole register tiles."""
+"""Units for the tokens in a pass and the elements in a piece: whole register tiles."""
 
 FEW_TOKENS = 8
-"""Up to this many tokens, products are limited by reading the weights."""
+"""Up to this many tokens, reading the weights limits products."""
 
 BF16_BATCH = 17
-"""Smallest number of tokens for torch's BF16 product, if fast prompts are on."""
+"""Smallest number of tokens for which torch's BF16 product is used, if fast prompts are on."""
 
 KINDS: Mapping[torch.dtype, str] = {
     torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32",
 }  # fmt: skip
-"""Kernel name of each type of unquantised weights."""
+"""Kernel name for each type of unquantised weights."""
 
 
 def float_product(
     pool: ThreadPool, data: Tensor, x: Tensor, y: Tensor, *, transposed: bool = False
 ) -> None:
-    """Write the products of each head's rows with its matrix to y: `x Wᵀ`, or `x W` if transposed.
+    """Multiply each head's rows by its matrix, into y: `x Wᵀ`, or `x W` if transposed.
 
     Args:
-        data: a matrix per head, (n_head, n_rows, n_columns), of a type of `KINDS`.
+        data: one matrix per head, (n_head, n_rows, n_columns), with a type in `KINDS`.
         x: rows, (T, n_head, n_in), F32.
         y: results, (T, n_head, n_out), F32, with contiguous rows.
     """
@@ -74,13 +74,13 @@ def float_product(
 def _piece_sizes(
     pool: ThreadPool, n_tokens: int, n_all: int, n_out: int, w_bytes: int, x_bytes: int
 ) -> tuple[int, int]:
-    """Return the result elements and the tokens of a piece.
+    """Return the numbers of result elements and tokens per piece.
 
     Args:
-        n_all: number of a token's result elements of all heads.
-        n_out: number of result elements of one head.
-        w_bytes: bytes of weights of an element.
-        x_bytes: bytes of a token.
+        n_all: result elements per token, over all heads.
+        n_out: result elements per token and head.
+        w_bytes: weight bytes per result element.
+        x_bytes: bytes per token.
     """
     is_few = n_tokens <= FEW_TOKENS
     fit = PIECE_BYTES // max(1, w_bytes) if is_few else PIECE_OUTPUTS
@@ -90,7 +90,7 @@ def _piece_sizes(
 
 
 class PlainWeight:
-    """An unquantised matrix (F16, BF16 or F32) as in the file, or one per expert or head.
+    """An unquantised matrix (F16, BF16 or F32) stored as in the file, or one per expert or head.
 
     Args:
         data: values, (n_out, n_in) or (n, n_out, n_in).

@@ -1,8 +1,8 @@
 """Records one token's kernel calls and torch operations, and replays them without the layers.
 
-Each token runs the same operations on the same memory; only the contents differ. Torch operations
-are intercepted by `__torch_dispatch__`; their results are kept alive, and a replayed operation
-writes its result to the same memory again.
+Each token runs the same operations on the same memory; only the contents differ.
+`__torch_dispatch__` intercepts torch operations. Their results are kept alive, and a replayed
+operation writes its result to the same memory again.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ PAIRWISE: Mapping[Any, str] = {aten.add.Tensor: "add", aten.mul.Tensor: "multipl
 """Torch operations that our kernels replace, with the same bits, and record as kernel calls."""
 
 Step = Callable[[], Any]
-"""Recorded torch operation, to be called again."""
+"""A recorded torch operation, to be called again."""
 
 Arguments = Sequence[Any]
 Options = Mapping[str, Any]
 
 
 class Recorder(DispatchMode):
-    """Recorder of one thread's operations inside `record`.
+    """Recorder for one thread's operations inside `record`.
 
     Args:
-        keeps: memory that kernels use, apart from what is allocated during the recording.
+        keeps: memory that kernels use, except what is allocated during the recording.
     """
 
     def __init__(self, pool: ThreadPool, keeps: Sequence[Tensor]) -> None:
@@ -76,7 +76,7 @@ class Recorder(DispatchMode):
         return None if result is None else result.clone()
 
     def run_live(self, last: Callable[[], Tensor | None]) -> Tensor | None:
-        """Run the last step of the token, which replays call again."""
+        """Run the token's last step, which replays call again."""
         self._pool.log_calls(0)
         self._last = last
         with recording_to(None):
@@ -116,10 +116,10 @@ class Recorder(DispatchMode):
             self._n_added = self.log.n_used
 
     def recording(self, rank: int, keeps: Sequence[Tensor]) -> Recording | None:
-        """Return the recording; None if it cannot be replayed, see `refusal`.
+        """Return the recording; None if it cannot be replayed (see `refusal`).
 
         Args:
-            keeps: memory that the replay needs, apart from what was allocated during the recording.
+            keeps: memory that replays need, except what was allocated during the recording.
         """
         self.log.check_room()
         if self.log.refusal:
@@ -136,8 +136,8 @@ class Recording:
 
     Args:
         steps: torch operations, and replays of the kernel calls between them.
-        last: last step, which is called live; it returns the token's logits.
-        result: result of `last` when recorded.
+        last: last step, which is called live and returns the token's logits.
+        result: what `last` returned during the recording.
         kept: owners of the memory that the steps use.
     """
 

@@ -1,4 +1,4 @@
-"""Recurrent layers with the CPU kernels, for torch tensors: token by token, in a fixed order.
+"""CPU kernels for recurrent layers on torch tensors: token by token, in a fixed order.
 
 A row has the same bits in any pass. Methods return None for unsupported arguments: tensors other
 than F32, and states without slots. Tensors may be slices with strided rows.
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from engine.model.forward.operands import Activation, DeltaInputs, ScanInputs, States
 
 PIECE = 1 << 15
-"""Minimum work of a piece: elements of its states times tokens."""
+"""Minimum work per piece: state elements times tokens."""
 
 PER_THREAD = 4
-"""Minimum pieces per thread, if there is enough work."""
+"""Minimum number of pieces per thread if there is enough work."""
 
 
 @cache
@@ -59,11 +59,11 @@ def _convolutions(isa_name: str, n_tap: int) -> Mapping[str, BoundKernel]:
 
 
 class RecurrentOps:
-    """The operations of recurrent layers, computed by one pool.
+    """Operations for recurrent layers, computed by one pool.
 
     Args:
         pool: threads that compute.
-        isa: instruction set of the kernels; None for the best of this processor.
+        isa: instruction set of the kernels; None for the best that this processor supports.
     """
 
     def __init__(self, pool: ThreadPool, isa: Isa | None = None) -> None:
@@ -78,7 +78,7 @@ class RecurrentOps:
         self, x: Tensor, state: States, weight: Tensor, bias: Tensor | None,
         act: Activation | None = None, gates: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor | None:  # fmt: skip
-        """Compute `Ops.causal_conv` of 2 to 4 taps, without activation or with SiLU."""
+        """Compute `Ops.causal_conv` for 2 to 4 taps, with SiLU or no activation."""
         (n_token, n_channel), n_tap = x.shape, weight.shape[1]
         if n_tap not in conv.TAPS or act not in (None, SILU):
             return None
@@ -148,7 +148,7 @@ class RecurrentOps:
 
         Args:
             rows: values, steps, b, c and the gate.
-            places: addresses of the steps' bias, of the rates, of d and of `key_of`.
+            places: addresses of the steps' bias, the rates, d and `key_of`.
         """
         x, step, b, c, gate = rows
         bias, a, d, key_of = places
@@ -164,7 +164,7 @@ class RecurrentOps:
         return out
 
     def begin(self, batch: Batch) -> None:
-        """Write the state slots of a pass to the memory that recorded calls read."""
+        """Write a pass's state slots to the memory that recorded calls read."""
         self._batch, self._rows = batch, None
         rows = self._rows_of_singles.get(len(batch.pieces))
         if rows is not None and batch.is_of_singles:
@@ -172,7 +172,7 @@ class RecurrentOps:
             self._rows = rows
 
     def _found(self, state: States, n_row: int) -> _Held | None:
-        """Return the states of `n_row` rows; None if the kernels do not support them."""
+        """Return the states for `n_row` rows; None if the kernels do not support them."""
         if not isinstance(state, PlacedStates) or not is_plain(state.held):
             return None
         rows, held = self._rows_of(state.batch), state.held
@@ -185,7 +185,7 @@ class RecurrentOps:
         )  # fmt: skip
 
     def _rows_of(self, batch: Batch) -> StateRows:
-        """Return the rows of a batch; the memory is reused for equally many single tokens."""
+        """Return a batch's rows; batches with the same number of single tokens share the memory."""
         if batch is not self._batch:
             self.begin(batch)
         if self._rows is None:
@@ -197,11 +197,11 @@ class RecurrentOps:
         return self._rows
 
     def _per_piece(self, n_units: int, n_together: int, unit_size: int) -> int:
-        """Return the number of units of a piece.
+        """Return the number of units per piece.
 
         Args:
-            n_together: number of units with a common preparation.
-            unit_size: work of a unit, in elements.
+            n_together: number of units that share a preparation.
+            unit_size: work per unit, in elements.
         """
         n = max(1, PIECE // max(unit_size, 1))
         if n_units // n_together >= PER_THREAD * self._pool.n_threads:
@@ -213,14 +213,14 @@ class RecurrentOps:
 
 
 class _Held(NamedTuple):
-    """The states of a call.
+    """A call's states.
 
     Attributes:
         state: address of the first slot.
         stride: bytes between slots.
         chains, goals, n_chain, most: see `StateRows`.
-        n_element: number of elements of a state.
-        width: size of its last dimension.
+        n_element: number of elements per state.
+        width: size of a state's last dimension.
     """
 
     state: int
@@ -246,7 +246,7 @@ def _is_map(key_of: Tensor | None) -> bool:
 
 
 def _rows(x: Tensor) -> tuple[int, int]:
-    """Return the address of the first token and the bytes between tokens."""
+    """Return the first token's address and the bytes between tokens."""
     return x.data_ptr(), 4 * x.stride(0)
 
 

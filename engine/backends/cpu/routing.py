@@ -1,4 +1,4 @@
-"""Routing, fused expert FFNs of prompts, and sums of experts with the CPU kernels, for tensors."""
+"""CPU kernels on torch tensors: routing, fused expert FFNs for prompts, sums of experts."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ SHORT = 8
 """Calls with at most this many tokens keep the GIL."""
 
 MAX_ROWS = 64
-"""Maximum rows of an expert per piece. Their intermediate results, some 15 KB a row for 2048 and
+"""Maximum rows per expert in a piece. Their intermediate results, some 15 KB per row for 2048 and
 768 columns, fit in L2."""
 
 MIN_EXPERTS = 8
-"""Minimum experts per thread for the fused FFN; fewer are distributed unevenly."""
+"""Minimum number of experts per thread for the fused FFN; fewer would be distributed unevenly."""
 
 
 @cache
 def kernels(name: str) -> dict[str, BoundKernel]:
-    """Compile the routing kernels of an instruction set, given its name; return them by name."""
+    """Compile the routing kernels for an instruction set, given its name; return them by name."""
     isa = named(name)
     names = (*routing.GATINGS, "sum_of_experts")
     addresses = jit.addresses_by_source("routing", isa, names, routing.build)
@@ -49,7 +49,7 @@ def kernels(name: str) -> dict[str, BoundKernel]:
 
 
 class _OrderBuffers(NamedTuple):
-    """Memory for the order of the rows, see `Groups`, and the number of experts in use."""
+    """Memory for the order of the rows (see `Groups`) and for the number of experts in use."""
 
     pair_of: Tensor
     row_of: Tensor
@@ -67,10 +67,10 @@ class _OrderBuffers(NamedTuple):
 
 
 class RoutingOps:
-    """Routing operations of one pool of threads; see `Ops.assign` and `Ops.sum_of_experts`.
+    """Routing operations on one thread pool; see `Ops.assign` and `Ops.sum_of_experts`.
 
-    Scores are within rounding of the reference; of experts with equal scores, the lower numbers are
-    chosen. Methods return None for unsupported tensors.
+    Scores differ from the reference only by rounding. Among experts with equal scores, those with
+    lower indices are chosen. Methods return None for unsupported tensors.
     """
 
     def __init__(self, pool: ThreadPool, isa: Isa | None = None) -> None:
@@ -81,7 +81,7 @@ class RoutingOps:
     def assign(
         self, rule: Routing, logits: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Groups] | None:
-        """Choose each token's experts, see `Ops.assign`."""
+        """Choose each token's experts; see `Ops.assign`."""
         n_token, n_expert = logits.shape
         if n_expert > routing.MAX_EXPERTS or not n_token:
             return None
@@ -106,7 +106,7 @@ class RoutingOps:
         return weights, Groups(table, expert_of, order.pair_of, order.row_of)
 
     def _order_buffers(self, n_token: int, n_used: int) -> _OrderBuffers:
-        """Return memory for the order of the rows; calls with one token share it."""
+        """Return memory for the order of the rows, which calls with one token share."""
         if n_token > 1:
             return _OrderBuffers.of(n_token, n_used)
         if n_used not in self._for_one_token:
@@ -114,7 +114,7 @@ class RoutingOps:
         return self._for_one_token[n_used]
 
     def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor | None:
-        """Return the sum of each token's rows of y (n_row, n), times weights (T, n_used) if any."""
+        """Return the sum of each token's rows in y (n_row, n), times weights (T, n_used) if any."""
         if not is_plain(y):
             return None
         n_token, n_used = groups.row_of.shape
@@ -131,10 +131,10 @@ class RoutingOps:
 
 
 class ExpertFFN:
-    """FFNs `down(act(gate(x)) * up(x))` of a layer's experts, for prompts.
+    """A layer's expert FFNs `down(act(gate(x)) * up(x))`, for prompts.
 
     Args:
-        gate, up, down: matrices of one rank, see `of`.
+        gate, up, down: matrices on one rank; see `of`.
     """
 
     def __init__(self, gate: PlaneWeight, up: PlaneWeight, down: PlaneWeight) -> None:
@@ -148,9 +148,9 @@ class ExpertFFN:
 
     @classmethod
     def of(cls, *weights: Weight | None) -> ExpertFFN | None:
-        """Return the FFNs of gate, up and down, or None.
+        """Return the FFNs with matrices gate, up and down; None if unsupported.
 
-        They must be in planes, gate and up have the same columns, and down whole blocks of columns.
+        All must be in planes, gate and up with the same columns, down with whole blocks of columns.
         """
         planes = [weight for weight in weights if isinstance(weight, PlaneWeight)]
         if len(planes) < len(weights):
@@ -166,15 +166,15 @@ class ExpertFFN:
 
     def is_fast(self, groups: Groups) -> bool:
         """Return whether this is faster than separate products."""
-        is_long = groups.row_of.shape[0] > MAX_AT_ONCE  # recordings would not keep its memory
+        is_long = groups.row_of.shape[0] > MAX_AT_ONCE  # as recordings would not keep its memory
         return is_long and len(groups.table) >= MIN_EXPERTS * self._worker.n_threads
 
     def __call__(self, x: Tensor, groups: Groups, activation: int, limit: int) -> Tensor:
         """Return each row's result, (n_row, n_out), for tokens x (T, n_in).
 
         Args:
-            activation: address of a kernel of `engine.backends.cpu.kernels.small.activation`.
-            limit: limit of the activation, as the bits of an F32 number.
+            activation: address of a kernel in `engine.backends.cpu.kernels.small.activation`.
+            limit: the activation's limit, as F32 bits.
         """
         worker, n_threads = self._worker, self._worker.n_threads
         tokens = worker.tokens.panels(x, self._gate.extent)

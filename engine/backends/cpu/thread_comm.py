@@ -1,6 +1,6 @@
 """Collectives between ranks that are threads.
 
-All members of a group make the same calls in the same order. Each member adds up partial sums in
+A group's members all make the same calls in the same order. Each member adds up partial sums in
 rank order, so all get the same bits.
 """
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from engine.model.forward.communicator import Communicator, FusedAllReduce, Group
 
 SPIN_TURNS = 30_000
-"""Spins of a waiting rank before it sleeps: about a millisecond."""
+"""Number of spins before a waiting rank sleeps: about a millisecond."""
 
 MAX_ADDED = 1 << 17
-"""Up to this many elements, each rank adds natively with one thread; torch uses several."""
+"""Up to this many elements, each rank adds natively on one thread; for more, torch uses several."""
 
 
 class Slice(NamedTuple):
@@ -44,7 +44,7 @@ class Slice(NamedTuple):
 
     Attributes:
         value: the part, or None.
-        alike: tensor to compare, with equal bits on all ranks of the same kind, or None.
+        alike: tensor whose bits must be equal on all ranks of the same kind, or None.
     """
 
     value: Tensor | None
@@ -52,23 +52,23 @@ class Slice(NamedTuple):
 
 
 Shown = Tensor | Slice | None
-"""A rank's value for an exchange, or None."""
+"""A rank's contribution to an exchange, or None."""
 
 
 class Barrier:
-    """Exchange of values among the members of one group; waiting members sleep.
+    """Exchange of values among a group's members; waiting members sleep.
 
-    A member's seat is its index in the group. Two sets of slots alternate: while a slow member
-    still reads one set, a fast one can write only the other, because every round needs all members.
+    A member's seat is its index in the group. Two sets of slots alternate: while a slow member is
+    still reading one set, a fast one can only write the other, as every round needs all members.
 
-    There is no timeout; the watchdog (`engine.parallel.watchdog`) aborts the exchange.
+    There is no timeout: the watchdog (`engine.parallel.watchdog`) aborts the exchange.
 
     Args:
         size: number of members.
-        counter: counter of collectives; replayed exchanges are counted here.
+        counter: counter of collectives; this class counts replayed exchanges in it.
 
     Attributes:
-        slots: the two sets of values, by seat.
+        slots: the two sets of values, each indexed by seat.
     """
 
     def __init__(self, size: int, counter: CollectiveCounter) -> None:
@@ -88,7 +88,7 @@ class Barrier:
 
         Args:
             seat: seat of the calling member.
-            out: memory for the sum from `place_for`; None if no sum is wanted.
+            out: memory for the sum, from `place_for`; None if no sum is wanted.
 
         Returns:
             The values of all members by seat, and whether `out` holds their sum.
@@ -107,7 +107,7 @@ class Barrier:
         return slots, False
 
     def place_for(self, x: Tensor | None) -> Tensor | None:
-        """Return memory for the sum if `exchange` can add up values like x, else None."""
+        """Return memory for the sum if `exchange` can add up values like x; otherwise None."""
         return None
 
     def note(self, log: CallLog, seat: int, x: Tensor | None, out: Tensor) -> None:
@@ -115,11 +115,11 @@ class Barrier:
         refuse_replay("ranks exchange values in Python")
 
     def waited_s(self, seat: int) -> float:
-        """Return a member's waiting time in seconds, without replayed exchanges."""
+        """Return how long a member has waited, in seconds, excluding replayed exchanges."""
         return self._slept_s[seat]
 
     def abort(self) -> None:
-        """Wake all waiting members with an error; later exchanges fail, too."""
+        """Wake all waiting members with an error; later exchanges fail too."""
         with self._condition:
             self._break()
 
@@ -129,7 +129,7 @@ class Barrier:
             slots[:] = [None] * len(slots)
 
     def missing(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the seats of waiting members, and of the members that they wait for."""
+        """Return the seats of the waiting members, and those of the members they wait for."""
         rounds = [self._round(seat) for seat in range(len(self._rounds))]
         last = max(rounds)
         absent = [seat for seat, number in enumerate(rounds) if number < last]
@@ -170,7 +170,7 @@ class Barrier:
 
 
 class SpinningBarrier(Barrier):
-    """Exchange among ranks on the CPU: members spin before they sleep, and sum natively."""
+    """Exchange among CPU ranks: members spin before they sleep, and add in native code."""
 
     def __init__(self, size: int, counter: CollectiveCounter) -> None:
         super().__init__(size, counter)
@@ -201,10 +201,10 @@ class SpinningBarrier(Barrier):
         return self._board.round(seat)
 
     def _finish(self, seat: int, shown: tuple[int, int, int]) -> int:
-        """Wait until a member's round is complete, wake sleeping members, return the result bits.
+        """Wait until a member's round is complete, wake sleepers, and return the result bits.
 
         Args:
-            shown: address of the value, its number of elements, address of the sum; 0 for none.
+            shown: address of the value, its element count, address of the sum; 0 for none.
         """
         board = self._board
         found = board.result(seat)
@@ -248,13 +248,13 @@ class SpinningBarrier(Barrier):
 
 
 class ThreadGroup(RankGroup):
-    """Shared state of the communicators of one model.
+    """State shared by one model's communicators.
 
     Args:
-        spins: whether waiting ranks spin before they sleep; needs the CPU kernels.
+        spins: whether waiting ranks spin before they sleep; requires the CPU kernels.
 
     Attributes:
-        notes: sentences for the user about the connections between devices.
+        notes: sentences that tell the user about connections between devices.
         collectives, abroad: see `RankGroup`.
     """
 
@@ -272,7 +272,7 @@ class ThreadGroup(RankGroup):
         return self._barriers.get(group) or self._new_barrier(group)
 
     def _new_barrier(self, group: Group) -> Barrier:
-        """Create a group's barrier, unless another thread has just done so."""
+        """Create a group's barrier unless another thread has just done so."""
         with self._lock:
             barrier = self._barriers.get(group)
             if barrier is None:
@@ -287,7 +287,7 @@ class ThreadGroup(RankGroup):
         return ThreadCommunicator(self, rank, device)
 
     def waiting(self) -> Mapping[int, Sequence[int]]:
-        """Return the waiting ranks, each with the ranks that it waits for."""
+        """Map each waiting rank to the ranks that it waits for."""
         found: dict[int, Sequence[int]] = {}
         for group, barrier in list(self._barriers.items()):
             waiting, missing = barrier.missing()
@@ -295,24 +295,24 @@ class ThreadGroup(RankGroup):
         return found
 
     def waited_s(self, rank: int) -> float:
-        """Return a rank's waiting time in seconds, without replayed exchanges."""
+        """Return how long a rank has waited, in seconds, excluding replayed exchanges."""
         barriers = list(self._barriers.items())
         return sum(m.waited_s(group.index(rank)) for group, m in barriers if rank in group)
 
     def abort(self) -> None:
-        """Wake all waiting ranks with an error, after one has failed."""
+        """Wake all waiting ranks with an error after one rank has failed."""
         with self._lock:
             self._is_aborted = True
             for barrier in self._barriers.values():
                 barrier.abort()
 
     def abort_for_good(self) -> None:
-        """Abort permanently: a lost rank may return at any time, and must not wait then."""
+        """Abort permanently, as a lost rank may return at any time and must not wait then."""
         self._is_aborted_for_good = True
         self.abort()
 
     def close(self) -> None:
-        """Free all barriers, once no rank uses them; safe to call twice."""
+        """Free all barriers, which no rank may be using any longer; safe to call twice."""
         self._barriers.clear()
 
     def settle(self) -> None:
@@ -328,12 +328,12 @@ class ThreadGroup(RankGroup):
 
 
 class ThreadCommunicator:
-    """Communicator of a rank that is a thread; reads other ranks' tensors in place.
+    """Communicator for a rank that is a thread; reads other ranks' tensors in place.
 
     Args:
         shared: group of the ranks.
-        rank: number of the rank.
-        device: device of the rank, for the results.
+        rank: index of the rank.
+        device: the rank's device, where results are placed.
     """
 
     def __init__(self, shared: ThreadGroup, rank: int, device: torch.device) -> None:
@@ -357,7 +357,7 @@ class ThreadCommunicator:
         return self._noted(x, group, lambda: self._sum(x, group))
 
     def _noted(self, x: Tensor | None, group: Group, compute: Callable[[], Tensor]) -> Tensor:
-        """Return the result of `compute`; in a recording, record it as one all-reduce."""
+        """Return the result of `compute`; in a recording, record it as a single all-reduce."""
         log = current_log()
         if log is None:
             return compute()
@@ -422,7 +422,7 @@ class ThreadCommunicator:
     def _exchange(
         self, barrier: Barrier, x: Shown, group: Group, out: Tensor | None = None
     ) -> tuple[Sequence[Shown], bool]:
-        """Exchange x, once it is computed, see `Barrier.exchange`."""
+        """Exchange x once it has been computed; see `Barrier.exchange`."""
         value = x.value if isinstance(x, Slice) else x
         if value is not None and value.is_cuda:  # peers read it from other streams
             torch.cuda.current_stream(value.device).synchronize()

@@ -1,4 +1,4 @@
-"""Matrices in the planes of the CPU kernels or as int16, and matrices of several parts."""
+"""Matrices in the CPU kernels' planes or as int16, and matrices in several parts."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from engine.model.forward.expert_rows import Groups
 from engine.model.forward.operands import ALL, Weight
 
 PASS_BYTES = 4 << 20
-"""Bytes of quantised activations per pass over the weights; they fit in the last-level cache."""
+"""Bytes of quantised activations per pass over the weights, which fit in the last-level cache."""
 
 PIECE_TILES = 2 * MAX_TILES
-"""Tiles of a piece for many tokens."""
+"""Tiles per piece for many tokens."""
 
 
 class PlaneWeight:
@@ -48,15 +48,15 @@ class PlaneWeight:
 
     Args:
         planes: weights, uint8 (n_tile, tile_bytes) or (n, n_tile, tile_bytes).
-        type_number: number of the GGML type.
-        n_rows: number of rows of each matrix.
+        type_number: id of the GGML type.
+        n_rows: number of rows in each matrix.
         extent: columns of each matrix.
 
     Attributes:
-        n_tiles_per_piece: tiles of a piece for few tokens.
-        n_tiles_for_many: tiles of a piece for many tokens.
+        n_tiles_per_piece: tiles per piece for few tokens.
+        n_tiles_for_many: tiles per piece for many tokens.
         many_tokens: smallest number of tokens that counts as many.
-        n_tokens_per_pass: maximum tokens of a pass over the weights.
+        n_tokens_per_pass: maximum number of tokens per pass over the weights.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class PlaneWeight:
 
     @property
     def x_bytes(self) -> int:
-        """Bytes of a quantised activation."""
+        """Bytes per quantised activation."""
         return self.worker.x_bytes
 
     @property
@@ -90,7 +90,7 @@ class PlaneWeight:
 
     @property
     def task(self) -> int:
-        """Address of the product's piece function, for `multiply_all`."""
+        """Address of the product's piece function, for use in `multiply_all`."""
         return compiled.multiply_piece(self.type_number, self.x_bytes)
 
     @property
@@ -128,16 +128,16 @@ class PlaneWeight:
 
     @property
     def n_pieces(self) -> int:
-        """Number of pieces of a GEMV."""
+        """Number of pieces in a GEMV."""
         return -(-n_tiles(self.n_rows) // self.n_tiles_per_piece)
 
     def arguments(self, panels: int, n_tokens: int, out: int, out_stride: int) -> tuple[int, ...]:
-        """Return the arguments of the GEMM kernel (`cpu.kernels.products.gemm`).
+        """Return the arguments for the GEMM kernel (`cpu.kernels.products.gemm`).
 
         Args:
             panels: address of the quantised activations.
             out: address of the result.
-            out_stride: bytes between the results of tokens.
+            out_stride: bytes between the results of adjacent tokens.
         """
         return (
             *self._planes, panels, n_tokens, out, out_stride, self.n_rows, n_tiles(self.n_rows),
@@ -180,7 +180,7 @@ class PlaneWeight:
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
         extent, worker = self.extent, self.worker
         y = result(groups.n_row, self.n_rows)
-        is_shared = x.stride(0) == 0  # all rows are the same token
+        is_shared = x.stride(0) == 0  # all rows are views of one token
         if is_shared:
             panels, row_bytes = worker.rows.shared_panels(x, extent), 0
         else:
@@ -197,7 +197,7 @@ class PlaneWeight:
 
     @property
     def expert_product(self) -> tuple[int, ...]:
-        """Its entry `PRODUCT` of `kernels.products.experts`."""
+        """Its `PRODUCT` entry for `kernels.products.experts`."""
         address, *others = self._planes
         sizes = self.n_rows, n_tiles(self.n_rows)
         return self.task, address, self.planes.stride(0), *others, *sizes
@@ -228,7 +228,7 @@ class PlaneWeight:
 
 
 class FineWeight(PlaneWeight):
-    """A quantised matrix in planes with activations of two bytes, see `cpu.packing.FINE`."""
+    """A quantised matrix in planes with two-byte activations; see `cpu.packing.FINE`."""
 
     @property
     def x_bytes(self) -> int:
@@ -240,15 +240,15 @@ class FineWeight(PlaneWeight):
 
 
 class JointProduct:
-    """Products of several matrices with the same small batch, as one kernel call.
+    """Products of several matrices and one small batch, computed by one kernel call.
 
-    The result for one token is always in the same memory, valid until the next such call.
+    A single token's result is always in the same memory, valid until the next such call.
 
     Args:
-        weights: matrices of one rank, see `can_join`.
+        weights: matrices on one rank; see `can_join`.
 
     Attributes:
-        n_tokens: maximum tokens of a call.
+        n_tokens: maximum number of tokens per call.
     """
 
     def __init__(self, weights: Sequence[PlaneWeight]) -> None:
@@ -258,7 +258,7 @@ class JointProduct:
         self._forms = list(dict.fromkeys(weight.rows for weight in weights))
         self._rows = [weight.n_rows for weight in weights]
         self._width = sum(self._rows)
-        self._planes = [weight.planes for weight in weights]  # the arguments point to them
+        self._planes = [weight.planes for weight in weights]  # kept alive for the arguments
         self._arguments = [array("q", weight.arguments(0, 0, 0, 0)) for weight in weights]
         self._table = array("q")
         for weight, arguments in zip(weights, self._arguments, strict=True):
@@ -268,7 +268,7 @@ class JointProduct:
         self._jobs = self._table.buffer_info()[0], len(weights)
 
     def __call__(self, x: Tensor) -> Sequence[Tensor]:
-        """Return the product with each matrix, for x (T, n_in), T ≤ `n_tokens`."""
+        """Return the product of each matrix with x (T, n_in), T ≤ `n_tokens`."""
         if x.shape[0] != 1:
             return self.joined(x).split_with_sizes(self._rows, 1)
         y, parts = self._one_token_products
@@ -281,7 +281,7 @@ class JointProduct:
         return y, y.split_with_sizes(self._rows, 1)
 
     def joined(self, x: Tensor) -> Tensor:
-        """Return the products side by side, (T, rows of all matrices), in new memory."""
+        """Return the products side by side in new memory, (T, rows of all matrices)."""
         y = torch.empty(x.shape[0], self._width)
         self._compute(x, y)
         return y
@@ -294,21 +294,21 @@ class JointProduct:
         )
 
     def _activations(self, x: Tensor) -> tuple[int, ...]:
-        """Return the arguments of `multiply_all` from `quantise` to the second form's panels."""
+        """Return the arguments of `multiply_all` from `quantise` to `second_panels`."""
         first = self._forms[0].activations(x, self._extent)
         if len(self._forms) == 1:
             return *first, 0, 0
         quantise, *rows, panels = self._forms[1].activations(x, self._extent)
-        if not first[0]:  # already packed: only the other form reads x
+        if not first[0]:  # already packed, so only the other form reads x
             first = 0, *rows, first[-1]
         return *first, quantise, panels
 
     def gated(self, x: Tensor, activation: int, limit: int) -> Tensor:
-        """Return `act(first product) * second product` of two matrices with equally many rows.
+        """Return `act(first product) * second product`; both matrices have the same number of rows.
 
         Args:
-            activation: address of a kernel of `engine.backends.cpu.kernels.small.activation`.
-            limit: limit of the activation, as the bits of an F32 number.
+            activation: address of a kernel in `engine.backends.cpu.kernels.small.activation`.
+            limit: the activation's limit, as F32 bits.
         """
         worker, n_tokens = self._worker, x.shape[0]
         y = self._one_token_gated if n_tokens == 1 else torch.empty(n_tokens, self._rows[0])
@@ -326,16 +326,16 @@ class JointProduct:
 
 
 def can_join(weights: Sequence[PlaneWeight]) -> bool:
-    """Return whether matrices have the same columns and at most two activation formats."""
+    """Return whether matrices have the same columns, and at most two activation formats."""
     extents = {weight.extent for weight in weights}
     return len(extents) == 1 and len({weight.rows for weight in weights}) <= 2
 
 
 class JoinedColumns:
-    """A matrix of several intervals of the file's columns, each a separate weight.
+    """A matrix made up of several column intervals from the file, each a separate weight.
 
     Args:
-        widths: number of columns of each part.
+        widths: number of columns in each part.
     """
 
     def __init__(self, parts: Sequence[Weight], widths: Sequence[int]) -> None:
@@ -367,7 +367,7 @@ class JoinedColumns:
 
 
 class Int16Weight(PlaneWeight):
-    """An F16 or BF16 matrix as int16: whole blocks, `word_tile_bytes` for each tile in `planes`."""
+    """An F16 or BF16 matrix as int16, in whole blocks: `word_tile_bytes` per tile in `planes`."""
 
     @property
     def rows(self) -> PackedRows:
@@ -401,7 +401,7 @@ class Int16Weight(PlaneWeight):
 
     @cached_property
     def _places(self) -> tuple[Tensor, Tensor]:
-        """Offsets of each pair of columns' factor and numbers in a tile's first row, in i32."""
+        """Offsets, in i32, of each column pair's factor and numbers in a tile's first row."""
         pairs = torch.arange(self.extent.n_blocks * BLOCK // 2)
         group = pairs // (SUPER * BLOCK // 2)
         group_bytes = word_tile_bytes(SUPER)

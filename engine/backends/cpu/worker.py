@@ -1,4 +1,4 @@
-"""A rank's threads on the CPU, and their memory for activations."""
+"""A rank's CPU threads, and their memory for activations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from engine.model.forward.batch import BF16_BATCH
 from engine.model.forward.expert_rows import Groups
 
 N_TOKENS, N_COLUMNS, N_TILE = 256, 2048, 64
-"""Size of the measured product: tokens, columns, tiles of rows."""
+"""Size of the measured product: tokens, columns, row tiles."""
 
 N_TRIES = 3
 """Number of runs; the fastest counts."""
@@ -40,7 +40,7 @@ N_TRIES = 3
 
 @cache
 def bf16_from(n_threads: int) -> float:
-    """Return the number of tokens from which BF16 is faster, including conversion; or infinity."""
+    """Return the token count from which BF16, with conversion, is faster; infinity if never."""
     int8_s, bf16_s, convert_s = _times(n_threads)
     gain_s = (int8_s - bf16_s) / N_TOKENS
     return max(BF16_BATCH, ceil(convert_s / gain_s)) if gain_s > 0 else inf
@@ -48,7 +48,7 @@ def bf16_from(n_threads: int) -> float:
 
 @cache
 def is_bf16_fast(n_threads: int) -> bool:
-    """Return whether torch's BF16 product is faster than our kernels for F16 and BF16."""
+    """Return whether torch's BF16 product beats our kernels for F16 and BF16."""
     x, w = torch.ones(N_TOKENS, N_COLUMNS), torch.ones(N_TILE * TILE, N_COLUMNS)
     x_bf16, w_bf16 = x.bfloat16(), w.bfloat16()
     bf16_s = _best(lambda: linear(x_bf16, w_bf16))
@@ -76,7 +76,7 @@ def _int16_s(n_threads: int) -> float:
 
 
 def _times(n_threads: int) -> tuple[float, float, float]:
-    """Return the seconds of an INT8 product, a BF16 product, and the conversion to BF16."""
+    """Return the seconds for an INT8 product, a BF16 product, and the conversion to BF16."""
     number, extent = int(Kind.Q4_K), Extent.of(0, N_COLUMNS)
     tile_bytes = extent.tile_bytes(LAYOUTS[number])
     planes = torch.zeros(N_TILE * tile_bytes, dtype=torch.uint8)
@@ -119,18 +119,18 @@ def _best(run: Callable[[], object]) -> float:
 
 
 class Worker:
-    """Threads of one rank, and their memory for activations and scratch.
+    """One rank's threads, and their memory for activations and scratch.
 
     Args:
-        x_bytes: bytes of a quantised activation, see `cpu.kernels.products.panels`.
-        fast_prompts: whether many tokens are multiplied in BF16 where that is faster; their bits
-            then depend on the number of tokens.
+        x_bytes: bytes per quantised activation; see `cpu.kernels.products.panels`.
+        fast_prompts: whether large batches are multiplied in BF16 where that is faster; a token's
+            bits then depend on the batch size.
 
     Attributes:
         pool: the rank's threads.
         rows: activations for most quantised matrices.
-        fine: activations of two bytes, for matrices that need them if `x_bytes` is 1.
-        int16: activations for F16 and BF16 matrices as int16.
+        fine: two-byte activations, for matrices that need them even if `x_bytes` is 1.
+        int16: activations for F16 and BF16 matrices packed as int16.
         tokens: activations for the fused FFNs of `cpu.kernels.products.experts`.
     """
 
@@ -158,7 +158,7 @@ class Worker:
 
     @cached_property
     def bf16_from(self) -> float:
-        """Number of tokens from which quantised products use torch's BF16 GEMM."""
+        """Smallest number of tokens for which quantised products use torch's BF16 GEMM."""
         return bf16_from(self.n_threads) if self._may_use_bf16 else inf
 
     @cached_property
@@ -168,22 +168,22 @@ class Worker:
 
     @cached_property
     def uses_int16(self) -> bool:
-        """Whether F16 and BF16 matrices are packed as int16, see `kernels.products.int16_panels`.
+        """Whether F16 and BF16 matrices are packed as int16; see `kernels.products.int16_panels`.
 
-        Not in MoE models (two bytes): routers are too sensitive to rounded activations.
+        MoE models (`x_bytes` 2) do not, as routers are too sensitive to rounded activations.
         """
         return self.x_bytes == 1 and chosen().has_word_dots and not self.is_bf16_fast
 
     def bf16_scratch(self, n: int) -> Tensor:
-        """Return memory for n BF16 numbers, valid until the next call."""
+        """Return a buffer for n BF16 numbers, valid until the next call."""
         return self._bf16_numbers.tensor(n)
 
     def f32_scratch(self, n: int) -> int:
-        """Return the address of memory for n F32 numbers, valid until the next call."""
+        """Return the address of a buffer for n F32 numbers, valid until the next call."""
         return self._f32_numbers.tensor(n).data_ptr()
 
     def bytes_scratch(self, n: int) -> int:
-        """Return the address of n bytes, valid until the next call."""
+        """Return the address of a buffer of n bytes, valid until the next call."""
         return self._bytes.tensor(n).data_ptr()
 
     @property
@@ -193,11 +193,11 @@ class Worker:
 
     @property
     def n_threads(self) -> int:
-        """Number of threads of the rank."""
+        """Number of this rank's threads."""
         return self.pool.n_threads
 
     def bf16(self, x: Tensor, extent: Extent) -> Tensor:
-        """Return activations x (T, columns of the extent) in BF16, padded to whole blocks."""
+        """Return activations x (T, columns of the extent) as BF16, padded to whole blocks."""
         if x is not self._last_bf16 or self._bf16.shape[1] != extent.n_blocks * BLOCK:
             self._bf16 = whole_blocks(x, extent).bfloat16()
             self._last_bf16 = x
@@ -220,20 +220,20 @@ class Worker:
             scratch.release()
 
     def close(self) -> None:
-        """End the threads; safe to call twice."""
+        """Stop the threads; safe to call twice."""
         self.release()
         self.pool.close()
 
 
 class PackedRows:
-    """Memory for packed activations, which caches the last ones.
+    """Memory for packed activations, which keeps the last ones for reuse.
 
     Several matrices often multiply the same activations (query, key and value; gate and up). The
-    cache key is the tensor object, which no layer changes once it has been multiplied.
+    cache key is the tensor object: no layer modifies a tensor once it has been multiplied.
 
     Args:
         find_address: returns the address of the packing kernel.
-        block_bytes: bytes of 32 packed activations.
+        block_bytes: bytes per 32 packed activations.
 
     Attributes:
         memory: the packed activations.
@@ -261,7 +261,7 @@ class PackedRows:
     def activations(self, x: Tensor, extent: Extent) -> tuple[int, ...]:
         """Return the arguments of `multiply_all` for x (T, columns of the extent), F32.
 
-        The caller must run that kernel, which packs x.
+        The caller must run that kernel, as it packs x.
 
         Returns:
             The arguments from `quantise` to `panels`.
@@ -319,10 +319,10 @@ class PackedRows:
 
 
 class PanelRows(PackedRows):
-    """Memory for quantised activations (`cpu.kernels.products.panels`), also of experts.
+    """Memory for quantised activations (`cpu.kernels.products.panels`), including those of experts.
 
     Args:
-        x_bytes: bytes of an activation.
+        x_bytes: bytes per activation.
     """
 
     def __init__(self, pool: ThreadPool, x_bytes: int) -> None:
@@ -331,7 +331,7 @@ class PanelRows(PackedRows):
         self._x_bytes = x_bytes
 
     def shared_panels(self, x: Tensor, extent: Extent) -> int:
-        """Quantise one token; all rows of x (n_row, columns) are views of it.
+        """Quantise a single token; all rows of x (n_row, columns) are views of it.
 
         Returns:
             Address of the token's panels, valid until the next call.
@@ -343,10 +343,10 @@ class PanelRows(PackedRows):
         return address
 
     def group_panels(self, x: Tensor, extent: Extent, groups: Groups) -> int:
-        """Quantise the experts' rows x, in separate panels for each expert.
+        """Quantise the experts' rows x into separate panels for each expert.
 
         Args:
-            x: rows, (n_row, columns), or tokens, (n_token, columns), see `Weight.grouped`.
+            x: rows (n_row, columns) or tokens (n_token, columns); see `Weight.grouped`.
 
         Returns:
             Address of the panels, valid until the next call.

@@ -1,4 +1,4 @@
-"""Backend of a rank in plain torch, the base of the backends with kernels."""
+"""A rank's backend in plain torch, the base class of the backends with kernels."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class Compilation:
-    """Compilation of kernels while weights are loaded; the base has no kernels."""
+    """Compilation of kernels while weights are loaded; the base class has no kernels."""
 
     def wait(self, is_cancelled: IsCancelled) -> None:
-        """Wait until all kernels are compiled.
+        """Wait until all kernels have been compiled.
 
         Raises:
             EngineError: a kernel does not compile, or the wait was cancelled.
@@ -41,9 +41,9 @@ class Compilation:
 
 
 class WeightLoader:
-    """Loader of weights from a file to a rank's device, in the backend's format.
+    """Loader that reads weights from a file to a rank's device, in the backend's format.
 
-    The base copies bytes of the file; it has no matrices for kernels.
+    The base class copies the file's bytes; it has no matrices for kernels.
 
     Args:
         report: callback with the number of bytes read; may raise to stop.
@@ -55,24 +55,24 @@ class WeightLoader:
         self.reader = reader
 
     def copy_bytes(self, raw: TensorBytes) -> Tensor:
-        """Copy bytes (…, row_bytes) of the file to the device unchanged."""
+        """Copy bytes (…, row_bytes) from the file to the device unchanged."""
         return copied(raw, self.report, self.reader)
 
     def matrix(self, slot: Slot, pieces: Sequence[Slices]) -> Weight:
-        """Load the rank's parts of a matrix in the format of the kernels."""
+        """Load the rank's parts of a matrix in the kernels' format."""
         raise AssertionError(f"there are no kernels for {slot.tensor.name}")
 
 
 class Backend:
-    """Kernels, working memory and weight format of one rank; the base is plain torch.
+    """One rank's kernels, working memory and weight format; the base class is plain torch.
 
     `CpuBackend` and `GpuBackend` override it; `engine.runtime.loader` decides which a rank gets.
 
     Attributes:
-        records: whether tokens are recorded on the rank's thread, see `cpu.recorder`.
-        captures: whether tokens are captured on the device, by all ranks together, see `capture`.
+        records: whether tokens are recorded on the rank's thread; see `cpu.recorder`.
+        captures: whether all ranks together capture tokens on their devices; see `capture`.
         has_arenas: whether matrices with the same `engine.planning.footprint.arena_key` may share
-            a block of memory, which is freed with the last of them.
+            a block of memory, which is freed with the last of those matrices.
     """
 
     records = captures = has_arenas = False
@@ -84,17 +84,17 @@ class Backend:
 
     @property
     def compiles(self) -> bool:
-        """Whether kernels are compiled at their first launch."""
+        """Whether kernels are compiled when they are first launched."""
         return False
 
     @property
     def memory(self) -> Sequence[Tensor]:
-        """Tensors that kernels currently use, apart from those that a forward pass allocates."""
+        """Tensors that kernels currently use, except those that forward passes allocate."""
         return ()
 
     @property
     def kernel_s(self) -> float | None:
-        """Seconds spent in kernels so far, or None."""
+        """Seconds spent in kernels so far; None if unknown."""
         return None
 
     @property
@@ -103,14 +103,14 @@ class Backend:
         return 0.0
 
     def make_ops(self) -> Ops:
-        """Return new operations, without cached activations."""
+        """Create operations that have no cached activations."""
         return REFERENCE
 
     @contextmanager
     def loader(
         self, file: GGUFFile, slots: Sequence[Slot], rank: int, report: Callable[[int], None]
     ) -> Iterator[WeightLoader]:
-        """Return the loader of a rank's parts of `slots`; on exit all loads are complete.
+        """Return a loader for a rank's parts of `slots`; on exit, all loads are complete.
 
         Args:
             report: callback with the number of bytes read; may raise to stop.
@@ -126,21 +126,21 @@ class Backend:
 
         Args:
             declare: returns a separate declaration of the model, with new modules.
-            rank: number of the rank.
+            rank: index of the rank.
             params: parameters of the load.
-            row_counts: numbers of rows of the passes.
-            note: callback with the progress as a sentence, and "" at the end.
+            row_counts: row counts of the passes.
+            note: callback with the progress as a sentence, and with "" at the end.
         """
         return Compilation()
 
     def check(self, file: GGUFFile, slots: Sequence[Slot], cache: Cache) -> None:
-        """Compare the kernels of the passes of `compile_ahead` with torch, once.
+        """Compare the kernels of `compile_ahead` with torch, once.
 
         Replaces and reports kernels with wrong results.
 
         Args:
-            file: file of the model.
-            slots: tensors of the model, and the attributes that hold the rank's parts of them.
+            file: the model's file.
+            slots: the model's tensors, and the attributes that contain the rank's parts of them.
             cache: the rank's empty KV cache.
 
         Raises:
@@ -148,15 +148,15 @@ class Backend:
         """
 
     def adopt(self, value: Weight | Tensor) -> Weight | Tensor:
-        """Return another rank's weight on the same device as a weight of this backend."""
+        """Convert another rank's weight on the same device to a weight of this backend."""
         return value
 
     def captured_collectives(self, comm: Communicator) -> Communicator:
-        """Return a communicator with the collectives of `comm`, for use inside captures."""
+        """Return a communicator with the same collectives as `comm`, for use inside captures."""
         return comm
 
     def capture(self, compute: Callable[[], Tensor | None]) -> Captured[Tensor | None]:
-        """Capture the computation of a token.
+        """Capture a token's computation.
 
         Raises:
             NotRepeatable: the computation cannot be captured.
@@ -167,7 +167,7 @@ class Backend:
         """Run the measurements that would otherwise delay the first prompt."""
 
     def rest(self) -> None:
-        """Stop threads from spinning: another model needs the cores."""
+        """Stop threads from spinning, as another model needs the cores."""
 
     def forget(self) -> None:
         """Drop cached activations."""
@@ -176,4 +176,4 @@ class Backend:
         """Free working memory."""
 
     def close(self) -> None:
-        """End the backend's threads; safe to call twice."""
+        """Stop the backend's threads; safe to call twice."""

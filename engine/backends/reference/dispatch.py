@@ -1,4 +1,4 @@
-"""Replay of torch operations in recordings and captures: which can be replayed, and how."""
+"""Replay of torch operations in recordings and captures: which ones can be replayed, and how."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ UNFIT = {
     torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape,
     torch.Tag.nondeterministic_seeded,
 }  # fmt: skip
-"""Tags of operations that cannot be replayed: they depend on the data, or are random."""
+"""Tags of operations that cannot be replayed because they depend on the data or are random."""
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode of one thread, without torch's compiler."""
+    """Dispatch mode for one thread, without torch's compiler."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: skipping torch's compiler would import it and Triton, for seconds."""
+        """Return False: skipping torch's compiler would import it and Triton, and take seconds."""
         return False
 
 
 class ReplayedOp:
-    """Recorded torch operation; a call repeats it and writes to the same memory."""
+    """Recorded torch operation; calling it repeats the operation and writes to the same memory."""
 
     def __init__(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
@@ -43,14 +43,14 @@ class ReplayedOp:
 
 
 def tensors_of(x: Any) -> list[Tensor]:
-    """Return all tensors in the result or arguments of an operation."""
+    """Return all tensors in an operation's result or arguments."""
     if isinstance(x, Tensor):
         return [x]
     return [t for part in x for t in tensors_of(part)] if isinstance(x, list | tuple) else []
 
 
 def is_allocation(func: Any) -> bool:
-    """Return whether an operation only allocates memory, like `empty`."""
+    """Return whether an operation, like `empty`, only allocates memory."""
     name: str = func._schema.name
     return name.removeprefix("aten::").removeprefix("new_").startswith("empty")
 
@@ -58,7 +58,7 @@ def is_allocation(func: Any) -> bool:
 def is_view(result: Any, args: Sequence[Any]) -> bool:
     """Return whether an operation's results share memory with its arguments.
 
-    Compares addresses, since some operations return views only if possible.
+    Compares addresses because some operations return views only if possible.
     """
     memory = {x.untyped_storage().data_ptr() for x in tensors_of(list(args))}
     results = tensors_of(result)
@@ -68,7 +68,7 @@ def is_view(result: Any, args: Sequence[Any]) -> bool:
 def is_fit(func: Any, args: Sequence[Any], result: Any) -> bool:
     """Return whether an operation can be replayed with other data.
 
-    Its shapes must not depend on the data, and it must return none of it to Python.
+    Its shapes must not depend on the data, and it must not return any data to Python.
     """
     if not tensors_of(result):
         return False

@@ -1,7 +1,7 @@
 """Reference implementations of `Weight`: dequantised matrices, and matrices packed as in the file.
 
-Both have the same values: a packed matrix is dequantised, exactly, on each use. That is slow, and
-used only if dequantised matrices would not fit.
+Both have the same values: a packed matrix is dequantised exactly on each use. Because that is slow,
+it is used only if dequantised matrices would not fit.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from engine.model.forward.expert_rows import Groups
 from engine.model.forward.operands import ALL
 
 CHUNK_ELEMENTS = 1 << 22
-"""Elements of a packed matrix that are dequantised at a time, into reused memory."""
+"""Number of a packed matrix's elements to dequantise at a time, into reused memory."""
 
 _scratch = threading.local()
 
 
 class DenseWeight:
-    """Dequantised matrix, or one per expert or head.
+    """A dequantised matrix, or one per expert or head.
 
     Args:
         data: F32 values, (n_out, n_in) or (n, n_out, n_in).
@@ -61,12 +61,12 @@ class DenseWeight:
 
 
 class PackedWeight:
-    """Matrix in the file's blocks, or one per expert or head; dequantised on each use.
+    """A matrix in the file's blocks, or one per expert or head; dequantised on each use.
 
     Args:
         raw: whole blocks, uint8 (n_out, row_bytes) or (n, n_out, row_bytes).
-        type_number: number of the GGML type.
-        columns: the rank's elements of a dequantised row, as a slice or as indices; a boundary may
+        type_number: id of the GGML type.
+        columns: the rank's elements in a dequantised row, as a slice or as indices; boundaries may
             be inside a block.
     """
 
@@ -118,7 +118,7 @@ class PackedWeight:
 def _scratch_rows(n_rows: int, n_columns: int, device: torch.device) -> Tensor:
     """Return this thread's F32 scratch memory as (n_rows, n_columns).
 
-    It is reused, since page faults of new memory cost more than dequantising.
+    It is reused because page faults in new memory would cost more than dequantising.
     """
     buffer = getattr(_scratch, "buffer", None)
     needed = n_rows * n_columns
@@ -130,12 +130,12 @@ def _scratch_rows(n_rows: int, n_columns: int, device: torch.device) -> Tensor:
 
 
 def release_scratch() -> None:
-    """Free the scratch memory of this thread."""
+    """Free this thread's scratch memory."""
     _scratch.buffer = None
 
 
 def gathered_rows(ids: Tensor, n_rows: int, rows_of: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the rows `ids`, with zeros for ids outside 0 to n_rows - 1.
+    """Return the rows `ids`; those for ids outside 0 to n_rows - 1 are zeros.
 
     Args:
         rows_of: function that returns the rows of valid ids.
@@ -148,19 +148,19 @@ def gathered_rows(ids: Tensor, n_rows: int, rows_of: Callable[[Tensor], Tensor])
 Bytes = NDArray[np.uint8]
 
 CHUNK_BYTES = 4 << 20
-"""Bytes of a chunk; loads can be cancelled, and progress reported, between chunks."""
+"""Size of a chunk in bytes; loads can be cancelled and progress reported between chunks."""
 
 SHARE_BYTES = 1 << 20
-"""Minimum bytes of a chunk per reading thread; fewer are not worth a thread switch."""
+"""Minimum bytes per reading thread in a chunk; fewer are not worth a thread switch."""
 
 N_READERS = 4
-"""Number of reading threads; one cannot keep up with fast drives and many cores."""
+"""Number of reading threads; a single one cannot keep up with fast drives and many cores."""
 
 
 class FileReader:
-    """Reader of chunks of a file; threads read the next chunk while one is in use.
+    """Reader that splits a file into chunks; threads read the next chunk while one is in use.
 
-    A context manager: its exit waits for the threads, which start on demand.
+    A context manager whose exit waits for the threads, which start on demand.
     """
 
     def __init__(self) -> None:
@@ -175,11 +175,11 @@ class FileReader:
         self._threads.shutdown(cancel_futures=True)
 
     def chunks(self, matrix: TensorBytes) -> Iterator[tuple[int, Bytes]]:
-        """Read some rows of a matrix at a time.
+        """Read a matrix, some rows at a time.
 
         Yields:
-            The number of the first row, and the rows (n, row_bytes), which are overwritten by the
-            chunk after the next.
+            The index of the first row, and the rows (n, row_bytes), which the chunk after the next
+            overwrites.
         """
         starts, step = _steps(matrix)
         reads: list[Callable[[], Bytes]] = []
@@ -197,13 +197,13 @@ class FileReader:
         return self._buffers[index][: rows.nbytes].reshape(rows.shape)
 
     def read_into(self, rows: TensorBytes, goal: Bytes) -> None:
-        """Read rows of a matrix into an array of the same shape."""
+        """Read a matrix's rows into an array of the same shape."""
         self._begin(rows, goal)()
 
     def _begin(self, rows: TensorBytes, goal: Bytes) -> Callable[[], Bytes]:
         """Start reading rows; return a function that waits for them.
 
-        Small reads are done immediately by this thread.
+        This thread does small reads immediately.
         """
         n_share = min(self._n_threads, rows.nbytes // SHARE_BYTES)
         work: list[Future[None]] = []
@@ -224,7 +224,7 @@ class FileReader:
 
 
 def copied(raw: TensorBytes, report: Callable[[int], None], reader: FileReader) -> Tensor:
-    """Copy bytes (…, row_bytes) of the file to new memory.
+    """Copy bytes (…, row_bytes) from the file to new memory.
 
     Args:
         report: callback with the number of bytes read; may raise to stop.
@@ -255,7 +255,7 @@ def chunks(raw: TensorBytes, report: Callable[[int], None]) -> Iterator[tuple[sl
     """Copy some rows at a time; yield their slice of all rows, and the copy.
 
     Args:
-        report: callback with the bytes of each chunk, before it is yielded; may raise to stop.
+        report: callback with the size of each chunk, before it is yielded; may raise to stop.
     """
     stack, done = raw.stack(), 0
     for index in range(len(stack)):
@@ -268,6 +268,6 @@ def chunks(raw: TensorBytes, report: Callable[[int], None]) -> Iterator[tuple[sl
 
 
 def _steps(matrix: TensorBytes) -> tuple[range, int]:
-    """Return the first rows of a matrix's chunks, and the rows per chunk."""
+    """Return the first row of each chunk in a matrix, and the number of rows per chunk."""
     step = max(1, CHUNK_BYTES // max(1, matrix.shape[-1]))
     return range(0, len(matrix), step), step

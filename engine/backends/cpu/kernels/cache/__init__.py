@@ -1,5 +1,5 @@
-"""Kernels of the KV cache: writes, and attention over its pages.
+"""KV cache kernels: writes, and attention over its pages.
 
 `cache_codec` has the cache types and the writes, `attention` and `attention_page` are the attention
-kernel, `cache_ops` binds both to torch tensors.
+kernel, and `cache_ops` binds both to torch tensors.
 """

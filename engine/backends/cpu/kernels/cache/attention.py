@@ -1,17 +1,17 @@
-"""Softmax attention of rows of several sequences over pages of the KV cache.
+"""Softmax attention over pages of the KV cache, for rows from several sequences.
 
 A query head's result is `Σ_s exp(x_s) v_s / Σ_s exp(x_s)` with scores `x_s = scale × q·k_s`, then
 `softcap × tanh(x / softcap)`, plus `slope × (s - position of the query)`; a sink is a score
 without a value. A row (a token) attends to the positions from its first visible one to its own. A
 page is processed BLOCK positions at a time, at multiples of BLOCK, with a running maximum m,
-`Σ exp(x - m)` and `Σ exp(x - m) v` per head (online softmax, arXiv 2205.14135); then the pages of a
-head are merged in order. So a row's bits depend neither on other rows nor on the threads.
+`Σ exp(x - m)` and `Σ exp(x - m) v` per head (online softmax, arXiv 2205.14135); then each head's
+pages are merged in order. So a row's bits depend neither on other rows nor on the threads.
 
-The work is split into tiles: rows of one sequence and query heads of one key-value head. If the
-results of all pages of all rows fit in memory, a work item is one page of a tile, and the pages are
-merged at the end; otherwise it is all pages of a tile. With few rows, a tile reads blocks in place
-(`attention_tile`); with many, it decodes them into scratch memory (`attention_rows`). Both give the
-same bits. Where keys are blocks of integers and the processor multiplies int16, queries are
+The work is split into tiles: rows of one sequence, and the query heads of one key-value head. If
+the results for all pages and rows fit in memory, a work item is one page of a tile, and the pages
+are merged at the end; otherwise, it is all of a tile's pages. With few rows, a tile reads blocks in
+place (`attention_tile`); with many, it decodes them into scratch memory (`attention_rows`). Both
+yield the same bits. If keys are blocks of integers and the processor multiplies int16, queries are
 quantised too (`attention_words`).
 """
 
@@ -45,41 +45,41 @@ LAYER = (
     "k", "k_stride", "k_head_stride", "v", "v_stride", "v_head_stride", "head_dim_k", "head_dim_v",
     "n_heads", "groups", "n_groups",
 )  # fmt: skip
-"""A layer's cache and query heads, 64-bit integers. k and v are the rows of the slots, `k_stride`
+"""A layer's cache and query heads, 64-bit integers. k and v are the slots' rows, `k_stride`
 bytes apart, with `k_head_stride` bytes between heads. groups: (n_groups, 3) 64-bit integers: a
 key-value head, its first query head, and the number of its query heads."""
 
 ROWS = ("positions", "firsts", "tables", "n_rows", "n_first")
-"""The rows of a pass, 64-bit integers: each row's position, its first visible position, and the
+"""A pass's rows, 64-bit integers: each row's position, its first visible position, and the
 address of its sequence's page table. The first `n_first` rows are consecutive tokens of one
-sequence, the others single tokens."""
+sequence; the others are single tokens."""
 
 ARGUMENTS = (
     "layer", "rows", "q", "scale", "softcap", "sinks", "slopes", "tile_rows", "tile_heads",
     "is_direct", "n_threads", "scratch_bytes", "n_results", "work", "out",
 )  # fmt: skip
-"""Arguments of the kernel. layer, rows: addresses of `LAYER` and `ROWS`. q is (n_rows, n_heads,
+"""The kernel's arguments. layer, rows: addresses of `LAYER` and `ROWS`. q is (n_rows, n_heads,
 head_dim_k) F32, out (n_rows, n_heads, head_dim_v) F32. scale and softcap are F32 bits; sinks and
-slopes are (n_heads,) F32, or 0. tile_rows, tile_heads: maximum rows of a tile, and rows times
+slopes are (n_heads,) F32, or 0. tile_rows, tile_heads: maximum rows per tile, and rows times
 heads. is_direct: whether blocks are read in place; tiles then have one row, and groups at most
 DIRECT_HEADS. work: `scratch_bytes` for each of `n_threads`, then `n_results` results of
-`result_bytes`."""
+`result_bytes` each."""
 
 INNER = (
     *LAYER, *ROWS, *ARGUMENTS[2:], "n_prompt_tiles", "n_tiles", "result_bytes", "n_items",
     "is_whole", "next",
 )  # fmt: skip
-"""Arguments of the pieces. n_prompt_tiles: tiles of the first rows. result_bytes: size of a result.
-n_items: work items; is_whole: whether an item is all pages of a tile, or one. next: items that
-threads have taken."""
+"""The pieces' arguments. n_prompt_tiles: number of tiles in the first rows. result_bytes: size of a
+result. n_items: number of work items; is_whole: whether an item is all of a tile's pages or one.
+next: number of items that threads have taken."""
 
 TILE_WORDS = 4
 
 FEW_PAGES = 2
-"""Up to this many pages of a tile are merged only once all are computed."""
+"""Up to this many pages per tile are merged only once all have been computed."""
 
 MERGED_ALONE = 128
-"""Up to this many results are merged by the calling thread alone."""
+"""Up to this many results, only the calling thread merges them."""
 
 
 class _TilePages(NamedTuple):
@@ -94,7 +94,7 @@ class _TilePages(NamedTuple):
 
 
 def build(module: ir.Module, isa: Isa, types: KVTypes) -> None:
-    """Write `attend(pool, *ARGUMENTS)` for the types of the cache."""
+    """Emit `attend(pool, *ARGUMENTS)` for the cache's types."""
     add_run(module)
     add_softmax(module, isa)
     add_parts(module, isa, types)
@@ -138,7 +138,7 @@ def build(module: ir.Module, isa: Isa, types: KVTypes) -> None:
 
 
 def _add_tile_at(module: ir.Module) -> None:
-    """Write `tile_at(place, tile, words)`: stores a tile's first row, number of rows, first visible
+    """Emit `tile_at(place, tile, words)`: stores a tile's first row, number of rows, first visible
     page and the page after its last one.
     """
     code, (place, tile, words) = internal(module, "tile_at", 3)
@@ -161,9 +161,9 @@ def _tile_at(code: Code, place: Value, tile: Value, words: Value) -> list[Value]
 
 
 def _add_attend_piece(module: ir.Module) -> None:
-    """Write `attend_piece(place, index)`: processes work items until all are taken.
+    """Emit `attend_piece(place, index)`: processes work items until all are taken.
 
-    There is one piece per thread, so each thread has its own scratch memory.
+    There is one piece per thread, so that each thread has its own scratch memory.
     """
     code, (place, index) = function(module, "attend_piece", 2)
     given = named(code, place, INNER)
@@ -182,7 +182,7 @@ def _add_attend_piece(module: ir.Module) -> None:
 
 
 def _add_part(module: ir.Module, *, has_words: bool) -> None:
-    """Write `attend_part(place, item, scratch)`: one page of a tile, for `merge_piece`."""
+    """Emit `attend_part(place, item, scratch)`: one page of a tile, for `merge_piece`."""
     code, (place, item, scratch) = internal(module, "attend_part", 3)
     given = named(code, place, INNER)
     words = code.stack_buffer(I64, TILE_WORDS)
@@ -213,7 +213,7 @@ def _results(given: Named) -> Value:
 
 
 def _add_merge_piece(module: ir.Module) -> None:
-    """Write `merge_piece(place, index)`: merges the pages of all rows and heads of a tile."""
+    """Emit `merge_piece(place, index)`: merges the pages for all rows and heads in a tile."""
     code, (place, index) = function(module, "merge_piece", 2)
     given = named(code, place, INNER)
     words, zero = code.stack_buffer(I64, TILE_WORDS), code.number(0)
@@ -234,7 +234,7 @@ def _add_merge_piece(module: ir.Module) -> None:
 def _merge_rows(
     code: Code, given: Named, pages: _TilePages, results: Value, page_bytes: Value
 ) -> None:
-    """Write the merge of a tile's pages, whose results are `page_bytes` apart from `results` on."""
+    """Emit the merge of a tile's pages, whose results start at `results`, `page_bytes` apart."""
     row_bytes, n, zero = given["result_bytes"], pages.n, code.number(0)
     with code.loop(zero, pages.n_rows) as number, code.loop(zero, n) as one:
         row, head = pages.row + number, pages.head + one
@@ -257,7 +257,7 @@ def _out(given: Named, row: Value, head: Value) -> Value:
 
 
 def _add_whole(module: ir.Module, *, has_words: bool) -> None:
-    """Write `attend_whole(place, item, scratch)`: all pages of a tile, the longest tiles first."""
+    """Emit `attend_whole(place, item, scratch)`: all of a tile's pages, longest tiles first."""
     code, (place, item, scratch) = internal(module, "attend_whole", 3)
     given = named(code, place, INNER)
     n_groups, words = given["n_groups"], code.stack_buffer(I64, TILE_WORDS)

@@ -1,6 +1,6 @@
-"""Attention of one tile over one page of the cache.
+"""Attention of one tile over one cache page.
 
-A tile is some rows of one sequence and the query heads of one group, which share a key-value head.
+A tile is some of a sequence's rows and one group's query heads, which share a key-value head.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ SCORE_ROWS = GROUP_HEADS
 """Capacity of a thread's score buffer, in rows times heads."""
 
 DIRECT_HEADS = 8
-"""Largest number of query heads of a group that reads blocks in place."""
+"""Largest number of query heads in a group that reads blocks in place."""
 
 ROWS_AHEAD = 4
-"""How many rows ahead queries are prefetched: a group's queries lie in different memory pages."""
+"""Prefetch distance for queries, in rows; a group's queries are in different memory pages."""
 
 
 def padded_bytes(head_dim: int) -> int:
-    """Return the bytes of a head, padded to whole F32 vectors."""
+    """Return the size of a head in bytes, padded to whole F32 vectors."""
     return -(-head_dim // LANES) * UNIT_BYTES
 
 
 def result_bytes(head_dim_v: int) -> int:
-    """Return the size of a row's result for one head."""
+    """Return the size of a row's result for one head, in bytes."""
     return padded_bytes(head_dim_v) + STATE_BYTES
 
 
 def scratch_bytes(tile_heads: int, head_dim_k: int, head_dim_v: int) -> int:
-    """Return the bytes of a thread's `Scratch`."""
+    """Return the size of a thread's `Scratch`, in bytes."""
     per_head = padded_bytes(head_dim_k) + 2 * result_bytes(head_dim_v)
     block = BLOCK * (padded_bytes(head_dim_k) + padded_bytes(head_dim_v))
     return tile_heads * per_head + SCORE_ROWS * SCORE_BYTES + block
@@ -69,7 +69,7 @@ class Scratch(NamedTuple):
 
     Attributes:
         queries: a tile's queries, padded to whole vectors.
-        scores: scores of some rows for a block; they become weights.
+        scores: some rows' scores for a block, which become weights.
         keys, values: a block's keys and values as F32.
         page: a tile's results for a page.
         rows: a tile's results for the pages so far, or for a second page.
@@ -93,12 +93,12 @@ class Scratch(NamedTuple):
 
 
 def n_units(head_dim: Value) -> Value:
-    """Return the number of vectors of a head."""
+    """Return the number of vectors per head."""
     return ceil_div(head_dim, LANES)
 
 
 class Tile(NamedTuple):
-    """A tile: the address of its group in `groups`, its first row and number of rows."""
+    """A tile: its group's address in `groups`, its first row and number of rows."""
 
     group: Value
     row: Value
@@ -111,10 +111,10 @@ class Tile(NamedTuple):
 
 
 def add_pages(module: ir.Module, isa: Isa, types: KVTypes, inner: Sequence[str]) -> None:
-    """Write `load_queries` and `attend_page`.
+    """Emit `load_queries` and `attend_page`.
 
     Args:
-        inner: names of the 64-bit integers at the address `place`, their first argument.
+        inner: names of the 64-bit integers at the address `place`, the first argument of both.
     """
     has_words = in_words(isa, types.k)
     if has_words:
@@ -133,12 +133,12 @@ def add_pages(module: ir.Module, isa: Isa, types: KVTypes, inner: Sequence[str])
 
 
 def named(code: Code, place: Value, inner: Sequence[str]) -> Named:
-    """Load the named integers at an address."""
+    """Load the integers at an address, by name."""
     return dict(zip(inner, code.load_array(place, len(inner)), strict=True))
 
 
 def _add_load_queries(module: ir.Module, inner: Sequence[str], *, has_words: bool) -> None:
-    """Write `load_queries(place, group, row, n_rows, scratch)`: loads a tile's queries."""
+    """Emit `load_queries(place, group, row, n_rows, scratch)`: loads a tile's queries."""
     code, (place, *parts, scratch) = internal(module, "load_queries", 5)
     given, tile = named(code, place, inner), Tile(*parts)
     _, head, n = tile.heads(code)
@@ -169,7 +169,7 @@ def _cells(given: Named, code: Code, kv: Value, row: Value, page: Value) -> tupl
 
 
 def _seen(given: Named, code: Code, row: Value, last: Value, page: Value) -> tuple[Value, Value]:
-    """Return the positions of a page, from and to, that any of the rows `row` to `last` sees."""
+    """Return the range of a page's positions that any of the rows `row` to `last` sees."""
     zero, start = code.number(0), page * PAGE
     first = code.load(given["firsts"] + row * 8, I64) - start
     stop = code.load(given["positions"] + last * 8, I64) + 1 - start
@@ -182,9 +182,9 @@ def _slopes(given: Named, code: Code, head: Value) -> Value:
 
 
 def _add_direct_page(module: ir.Module, inner: Sequence[str], *, has_words: bool) -> None:
-    """Write `direct_page(place, group, row, n_rows, page, goal, scratch)`: `row_page` for one row.
+    """Emit `direct_page(place, group, row, n_rows, page, goal, scratch)`: `row_page` for one row.
 
-    Queries are in scratch memory only if they are converted.
+    Queries are in scratch memory only if they have been converted.
     """
     code, (place, *parts, page, goal, scratch) = internal(module, "direct_page", 7)
     given, tile = named(code, place, inner), Tile(*parts)
@@ -232,16 +232,17 @@ def _add_direct_page(module: ir.Module, inner: Sequence[str], *, has_words: bool
 
 
 def _next_page(given: Named, code: Code, page: Value, position: Value) -> Value:
-    """Return the page that the thread will probably read next; `page` itself at the end."""
+    """Return the page that the thread will probably read next; at the end, `page` itself."""
     step = code.where(given["is_whole"].equals(0), given["n_threads"], code.number(1))
     return code.where(page + step <= position // PAGE, page + step, page)
 
 
 def _add_row_page(module: ir.Module, isa: Isa, inner: Sequence[str]) -> None:
-    """Write `row_page(place, group, row, n_rows, page, goal, scratch)`.
+    """Emit `row_page(place, group, row, n_rows, page, goal, scratch)`.
 
-    Computes a tile's attention over a page. The results at `goal`, `result_bytes` apart, are in the
-    order (row, head); undefined for rows that do not see the page. Queries are in scratch memory.
+    Computes a tile's attention over a page. The results at `goal` are `result_bytes` apart, in the
+    order (row, head); they are undefined for rows that do not see the page. Queries are in scratch
+    memory.
     """
     _add_block(module, isa, inner)
     code, (place, *parts, page, goal, scratch) = internal(module, "row_page", 7)
@@ -278,19 +279,19 @@ def _add_row_page(module: ir.Module, isa: Isa, inner: Sequence[str]) -> None:
 
 
 def _n_rows_at_once(code: Code, n: Value) -> Value:
-    """Return the number of rows for which the scores of a block are computed at a time."""
+    """Return the number of rows for which a block's scores are computed at a time."""
     some = code.number(SCORE_ROWS // 2) // n
     return code.where(some > 1, some, code.number(1))
 
 
 class _Rows(NamedTuple):
-    """The rows of a tile that process a block together.
+    """A tile's rows that process a block together.
 
     Attributes:
         block: first position of the block.
         firsts: address of the rows' first visible positions.
         position: position of the first row.
-        head, n: first query head and number of heads of each row.
+        head, n: first query head, and number of heads per row.
         begin, stop: range of the rows that see part of the block.
         begin_whole, stop_whole: range of the rows that see all of it.
     """
@@ -306,17 +307,17 @@ class _Rows(NamedTuple):
     stop_whole: Value
 
     def span(self, code: Code, row: Value) -> tuple[Value, Value]:
-        """Return the positions of the block, from and to, that a row sees."""
+        """Return the range of the block's positions that a row sees."""
         low = code.load(self.firsts + row * 8, I64) - self.block
         seen = code.min_signed(self.position + row + 1 - self.block, code.number(BLOCK))
         return code.where(low < 0, code.number(0), low), seen
 
 
 def _add_block(module: ir.Module, isa: Isa, inner: Sequence[str]) -> None:
-    """Write `attend_block(place, group, row, n_rows, first, block, high, goal, scratch)`.
+    """Emit `attend_block(place, group, row, n_rows, first, block, high, goal, scratch)`.
 
-    Adds the decoded positions from `block` on to the results at `goal`, for `_n_rows_at_once` of
-    the tile's rows, from row `first` on.
+    Adds the decoded positions of the block that starts at `block` to the results at `goal`, for
+    `_n_rows_at_once` of the tile's rows, starting with row `first`.
     """
     code, (place, *parts, first, block, high, goal, scratch) = internal(module, "attend_block", 9)
     given, whole = named(code, place, inner), Tile(*parts)
@@ -331,7 +332,7 @@ def _add_block(module: ir.Module, isa: Isa, inner: Sequence[str]) -> None:
     begin, stop = row_range(code, firsts, block - position, n_rows, block + BLOCK)
     seeing_all = row_range(code, firsts, block + (BLOCK - 1) - position, stop, block + 1)
     rows = _Rows(block, firsts, position, head, n, begin, stop, *seeing_all)
-    seen = code.min_signed(high, position + n_rows - block)  # by the last row
+    seen = code.min_signed(high, position + n_rows - block)  # for the last row
     code.call(
         "row_scores", VOID, queries, k_units, begin * n, stop * n, room.keys, seen, room.scores
     )

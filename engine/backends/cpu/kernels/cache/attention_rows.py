@@ -1,9 +1,9 @@
 """Attention of many query heads over a block: keys and values are decoded once, to scratch memory.
 
-A tile's rows are the query heads of several tokens of one sequence that share a key-value head, the
-heads of a token side by side. Keys are decoded transposed, so that a vector holds the scores of 16
-positions. Sums over the head are made in the order of `attention_tile`: one for each of 16 lanes of
-the head, then their sum by halves.
+A tile's rows are the query heads that share a key-value head, for several tokens of one sequence,
+with each token's heads side by side. Keys are decoded transposed, so that a vector holds the scores
+of 16 positions. Elements of a head are added in the order of `attention_tile`: one sum for each of
+16 lanes, then those sums by halves.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from engine.load_params import KVTypes
 from engine.model.forward.state import ATTENTION_BLOCK as BLOCK
 
 SCORE_ROWS = 4
-"""Number of rows of a register tile of scores."""
+"""Number of rows in a register tile of scores."""
 
 KNOWN_UNITS = 4, 8
-"""Vectors per head with unrolled loops; such short loops take 1.13 times as long."""
+"""Vectors per head for which loops are unrolled; otherwise, such short loops take 13 % longer."""
 
 
 def add_row_parts(module: ir.Module, isa: Isa, types: KVTypes) -> None:
-    """Write `decode_keys`, `decode_values`, `row_scores` and `plain_sum`."""
+    """Emit `decode_keys`, `decode_values`, `row_scores` and `plain_sum`."""
     known: tuple[int, ...] = ()
     if in_words(isa, types.k):
         add_key_words(module, isa, types.k)
@@ -72,11 +72,10 @@ def _n_vectors(isa: Isa) -> int:
 
 
 def _add_transpose(module: ir.Module, isa: Isa, type_k: str) -> None:
-    """Write `transpose(k, stride, last, head_dim, ahead, goal)`: decodes 16 keys, transposed.
+    """Emit `transpose(k, stride, last, head_dim, ahead, goal)`: decodes 16 keys, transposed.
 
     Element 16 j + l of the keys becomes vector l × (head_dim / 16) + j at `goal`, with a stride of
-    `_n_vectors` vectors. Keys after the `last` are not read. As many bytes at `ahead` are
-    prefetched.
+    `_n_vectors` vectors. Keys after `last` are not read. It prefetches as many bytes from `ahead`.
     """
     code, (k, stride, last, dim, ahead, goal) = internal(module, "transpose", 6)
     codec = CODECS[type_k](code, isa)
@@ -104,9 +103,9 @@ def _add_transpose(module: ir.Module, isa: Isa, type_k: str) -> None:
 
 
 def _add_decode_keys(module: ir.Module, n_vectors: int) -> None:
-    """Write `decode_keys(k, stride, start, stop, head_dim, ahead, goal)`.
+    """Emit `decode_keys(k, stride, start, stop, head_dim, ahead, goal)`.
 
-    Decodes at least the keys at start … stop - 1 of a block in the layout of `tile_scores`, and
+    Decodes at least a block's keys start … stop - 1, in the layout that `tile_scores` expects, and
     prefetches as `scores` does.
     """
     code, (k, stride, start, stop, dim, ahead, goal) = internal(module, "decode_keys", 7)
@@ -120,9 +119,9 @@ def _add_decode_keys(module: ir.Module, n_vectors: int) -> None:
 
 
 def _add_decode_values(module: ir.Module, isa: Isa, type_v: str) -> None:
-    """Write `decode_values(v, stride, start, stop, head_dim, goal)`.
+    """Emit `decode_values(v, stride, start, stop, head_dim, goal)`.
 
-    Decodes values start … stop - 1 of a block into rows of whole vectors, padded with zeros.
+    Decodes a block's values start … stop - 1 into rows of whole vectors, padded with zeros.
     """
     code, (v, stride, start, stop, dim, goal) = internal(module, "decode_values", 6)
     codec: CacheCodec = CODECS[type_v](code, isa)
@@ -141,12 +140,12 @@ def _add_decode_values(module: ir.Module, isa: Isa, type_v: str) -> None:
 
 
 def _add_tile_scores(module: ir.Module, isa: Isa, known: int) -> None:
-    """Write `tile_scores(q, n_units, k, out)`: q·k of some rows and positions.
+    """Emit `tile_scores(q, n_units, k, out)`: q·k for some rows and positions.
 
     q has `SCORE_ROWS` rows of `n_units` vectors; k is laid out by `transpose`.
 
     Args:
-        known: number of vectors that the function is specialised for; 0 for any.
+        known: number of vectors for which the function is specialised; 0 for any number.
     """
     name = f"tile_scores_{known}" if known else "tile_scores"
     code, (q, n_units, k, out) = internal(module, name, 4)
@@ -198,17 +197,17 @@ def _add_tile_scores(module: ir.Module, isa: Isa, known: int) -> None:
 
 
 def _add_row_scores(module: ir.Module, n_vectors: int, known: Sequence[int]) -> None:
-    """Write `row_scores(q, n_units, first, last, k, stop, out)`.
+    """Emit `row_scores(q, n_units, first, last, k, stop, out)`.
 
-    Computes q·k for the rows first … last - 1 and at least the positions of a block before `stop`.
-    May overwrite the scores of up to `SCORE_ROWS` other rows.
+    Computes q·k for the rows first … last - 1 and at least a block's positions before `stop`. It
+    may overwrite the scores of up to `SCORE_ROWS` other rows.
 
     Args:
-        known: numbers of vectors that `tile_scores` is specialised for.
+        known: numbers of vectors for which `tile_scores` is specialised.
     """
     code, (q, n_units, first, last, k, stop, out) = internal(module, "row_scores", 7)
     step, n_rows = n_vectors * LANES, SCORE_ROWS
-    end = last - n_rows  # where the last tile begins, unless there are fewer rows
+    end = last - n_rows  # where the last tile starts, unless there are fewer rows
 
     def compute(name: str) -> None:
         with code.loop(code.number(0), stop, step) as near, code.loop(first, last, n_rows) as index:
@@ -234,10 +233,10 @@ def _add_row_scores(module: ir.Module, n_vectors: int, known: Sequence[int]) -> 
 
 
 def _add_plain_sum(module: ir.Module, isa: Isa) -> None:
-    """Write `plain_sum(first, last, weights, start, stop, v, n_units, column, …)`.
+    """Emit `plain_sum(first, last, weights, start, stop, v, n_units, column, …)`.
 
-    The last arguments are `width, goal, row_bytes`. Adds, for the rows first … last - 1, weights ×
-    `width` elements from byte `column` on of the values start … stop - 1 of a block. `v` has rows
+    The last arguments are `width, goal, row_bytes`. For rows first … last - 1, it adds weights ×
+    `width` elements, starting at byte `column`, of a block's values start … stop - 1. `v` has rows
     of `n_units` vectors; the sums at `goal` are `row_bytes` apart, each followed by its state.
     """
     code, arguments = internal(module, "plain_sum", 11)
@@ -257,10 +256,10 @@ def _add_plain_sum(module: ir.Module, isa: Isa) -> None:
 def row_range(
     code: Code, firsts: Value, begin: Value, n_rows: Value, limit: Value
 ) -> tuple[Value, Value]:
-    """Return the range of rows from `begin` (at least 0) that see a position before `limit`.
+    """Return the range of rows from `begin` (at least 0) on that see a position before `limit`.
 
     Args:
-        firsts: address of the first visible positions of `n_rows` rows.
+        firsts: address of the first visible position of each of `n_rows` rows.
     """
     begin = code.min_signed(code.where(begin < 0, code.number(0), begin), n_rows)
     stop = code.variable(n_rows)

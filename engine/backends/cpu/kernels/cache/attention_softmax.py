@@ -1,6 +1,6 @@
-"""Online softmax of attention over blocks of positions.
+"""Attention's online softmax over blocks of positions.
 
-Scores are scaled by log2(e), because powers of two take fewer instructions than powers of e.
+Scores are scaled by log2(e) because powers of two take fewer instructions than powers of e.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def for_heads(
     stop: Value,
     body: Callable[[int, Value], object],
 ) -> None:
-    """Write a loop over heads start … stop - 1, in tiles that are as large as possible.
+    """Emit a loop over the heads start … stop - 1, in tiles that are as large as possible.
 
     Args:
         tiles: tile sizes: a power of two and all smaller ones, largest first.
@@ -55,20 +55,20 @@ def for_heads(
 
 MAX_NUMBER, SUM, FACTOR, SUMS = 0, 4, 8, 32
 """Byte offsets in a head's state: the largest score so far, the sum of the weights relative to it,
-the factor that rescales the values so far, and, in a page's state, `N_SUMS` partial sums in place
-of the sum."""
+the factor that rescales the values so far, and the `N_SUMS` partial sums that a page's state has
+instead of the sum."""
 
 N_SUMS = 8
-"""Number of partial sums of a page's weights; each adds up every eighth weight."""
+"""Number of partial sums of a page's weights; each contains every eighth weight."""
 
 SCORE_BYTES = 4 * BLOCK
-"""Bytes of a row's scores in a block."""
+"""Bytes per row of scores in a block."""
 
 STATE_BYTES = 64
 """Size of a head's state, in bytes."""
 
 FRESH = -1.0
-"""Sum and factor in the state of a head without any values; its value memory is uninitialised."""
+"""Sum and factor in a head's state before any values; the memory for values is uninitialised."""
 
 ONE = 0x3F800000
 """Bits of 1.0 as F32."""
@@ -77,7 +77,7 @@ MINUS_INFINITY = float("-inf")
 
 
 def add_softmax(module: ir.Module, isa: Isa) -> None:
-    """Write `cap`, `mask` and `softmax`."""
+    """Emit `cap`, `mask` and `softmax`."""
     _add_cap(module)
     _add_mask(module)
     for size in _sizes(isa):
@@ -86,17 +86,17 @@ def add_softmax(module: ir.Module, isa: Isa) -> None:
 
 
 def _sizes(isa: Isa) -> tuple[int, ...]:
-    """Return the numbers of heads whose weights are computed together, largest first.
+    """Return how many heads' weights may be computed together, largest first.
 
-    The instructions of a single head are one dependency chain.
+    A single head's instructions would be one dependency chain.
     """
     return (4, 2, 1) if isa.tile_tokens >= 8 else (1,)
 
 
 def _add_cap(module: ir.Module) -> None:
-    """Write `cap(first, last, x, scale, softcap)`: returns the factor of the scores, F32 bits.
+    """Emit `cap(first, last, x, scale, softcap)`: returns the scores' factor, F32 bits.
 
-    With a softcap, scales and caps the scores x of the heads first … last - 1.
+    With a softcap, it scales and caps the scores x of the heads first … last - 1.
     """
     code, (first, last, x, *factors) = internal(module, "cap", 5, I64)
     scale, softcap = (factor.to(I32).bitcast(F32) for factor in factors)
@@ -111,11 +111,11 @@ def _add_cap(module: ir.Module) -> None:
 
 
 def _add_mask(module: ir.Module) -> None:
-    """Write `mask(n, x, start, stop, distance, factor, slopes)`, for n heads of one token.
+    """Emit `mask(n, x, start, stop, distance, factor, slopes)`, for n heads of one token.
 
-    Scales their scores x of a block, adds the ALiBi biases, and sets the scores outside start …
-    stop - 1 to -inf. `distance` is the block's first position minus the token's, factor F32 bits,
-    and slopes the address of the heads' slopes, or 0.
+    It scales the heads' scores x in a block, adds the ALiBi biases, and sets scores outside start …
+    stop - 1 to -inf. `distance` is the block's first position minus the token's; factor is F32
+    bits; slopes is the address of the heads' slopes, or 0.
     """
     code, (n, x, start, stop, distance, factor, slopes) = internal(module, "mask", 7)
     spread = code.splat(factor.to(I32).bitcast(F32))
@@ -135,7 +135,7 @@ def _add_mask(module: ir.Module) -> None:
 
 
 def _add_softmax(module: ir.Module, isa: Isa) -> None:
-    """Write `softmax(first, last, x, factor, state, row_bytes)`: calls `softmax_m`."""
+    """Emit `softmax(first, last, x, factor, state, row_bytes)`: calls `softmax_m`."""
     code, (first, last, x, factor, state, row_bytes) = internal(module, "softmax", 6)
     for_heads(
         code, _sizes(isa), first, last,
@@ -148,10 +148,10 @@ def _add_softmax(module: ir.Module, isa: Isa) -> None:
 
 
 def _add_tile_softmax(module: ir.Module, isa: Isa, size: int) -> None:
-    """Write `softmax_m(x, factor, state, row_bytes)`, for m heads.
+    """Emit `softmax_m(x, factor, state, row_bytes)`, for m heads.
 
-    Turns their scores x of a block, times the factor (F32 bits), into weights and updates their
-    states, which are `row_bytes` apart.
+    It turns the heads' scores x in a block, times the factor (F32 bits), into weights, and updates
+    the heads' states, which are `row_bytes` apart.
     """
     code, (x, factor, state, row_bytes) = internal(module, f"softmax_{size}", 4)
     spread = code.splat(factor.to(I32).bitcast(F32))
@@ -183,31 +183,31 @@ def _add_tile_softmax(module: ir.Module, isa: Isa, size: int) -> None:
 
 
 def larger(code: Code, a: Value, b: Value) -> Value:
-    """Return the larger of two floats, element by element; b where one is NaN.
+    """Return the larger of two floats, element by element; b if either is NaN.
 
-    One instruction, and enough here: the weight of a NaN score is NaN anyway.
+    This takes one instruction, and suffices because a NaN score's weight is NaN anyway.
     """
     return code.where(a > b, a, b)
 
 
 def mark_fresh(code: Code, state: Value) -> None:
-    """Initialise the state of a head and page."""
+    """Initialise a head's state for a page."""
     code.store(code.constant(F32, MINUS_INFINITY), state + MAX_NUMBER)
     code.store(code.constant(F32, FRESH), state + SUM)
     code.store(code.constant(vector(F32, N_SUMS), 0.0), state + SUMS)
 
 
 def page_sum(code: Code, state: Value) -> Value:
-    """Return the sum of a page's weights from its state."""
+    """Return the sum of a page's weights, given the page's state."""
     return code.reduce("add", code.load(state + SUMS, vector(F32, N_SUMS)))
 
 
 PAST_FACTOR = 12
-"""Byte offset in a page's state: the factor on the merged result of the previous pages."""
+"""Byte offset in a page's state: the factor for the previous pages' merged result."""
 
 
 class _Softmax(NamedTuple):
-    """Running maximum and sum of one row."""
+    """One row's running maximum and sum."""
 
     largest: Variable
     total: Variable
@@ -223,7 +223,7 @@ class _Softmax(NamedTuple):
         return cls(largest, total)
 
     def add(self, code: Code, isa: Isa, state: Value) -> tuple[Value, Value]:
-        """Add a page's state; return the factors on its values and on the previous ones."""
+        """Add a page's state; return the factors for its values and for the previous values."""
         zero, one = code.constant(F32, 0.0), code.constant(F32, 1.0)
         least = code.constant(F32, MINUS_INFINITY)
         before, page = self.largest.get(), code.load(state + MAX_NUMBER, F32)
@@ -239,7 +239,7 @@ class _Softmax(NamedTuple):
 
 
 def add_merges(module: ir.Module, isa: Isa) -> None:
-    """Write `merge_all`, `begin_row`, `add_page` and `end_row`."""
+    """Emit `merge_all`, `begin_row`, `add_page` and `end_row`."""
     _add_merge_all(module, isa)
     _add_begin_row(module)
     _add_add_page(module, isa)
@@ -247,10 +247,10 @@ def add_merges(module: ir.Module, isa: Isa) -> None:
 
 
 def _add_merge_all(module: ir.Module, isa: Isa) -> None:
-    """Write `merge_all(row, offset, apart, n_pages, head_dim, sinks, head, out)`.
+    """Emit `merge_all(row, offset, apart, n_pages, head_dim, sinks, head, out)`.
 
-    Merges a row's pages and writes its result. The first page has its values at `row` and its state
-    at `row + offset`; the others follow `apart` bytes apart.
+    It merges a row's pages and writes the row's result. The first page has its values at `row` and
+    its state at `row + offset`; the others follow at intervals of `apart` bytes.
     """
     code, (row, offset, apart, n_pages, dim, sinks, head, out) = internal(module, "merge_all", 8)
     state, softmax = row + offset, _Softmax.begun(code, sinks, head)
@@ -285,7 +285,7 @@ def _merged(code: Code, values: Value, before: Value, state: Value) -> Value:
 
 
 def _add_begin_row(module: ir.Module) -> None:
-    """Write `begin_row(state, sinks, head)`: initialises a row's state."""
+    """Emit `begin_row(state, sinks, head)`: initialises a row's state."""
     code, (state, sinks, head) = internal(module, "begin_row", 3)
     softmax = _Softmax.begun(code, sinks, head)
     code.store(softmax.largest.get(), state + MAX_NUMBER)
@@ -295,9 +295,9 @@ def _add_begin_row(module: ir.Module) -> None:
 
 
 def _add_add_page(module: ir.Module, isa: Isa) -> None:
-    """Write `add_page(page, row, offset, n_units)`: merges a page's result into the row's.
+    """Emit `add_page(page, row, offset, n_units)`: merges a page's result into the row's.
 
-    Both are `n_units` vectors with the state at `offset`.
+    Both results are `n_units` vectors, with the state at `offset`.
     """
     code, (page, row, offset, n_units) = internal(module, "add_page", 4)
     state, page_state = row + offset, page + offset
@@ -319,7 +319,7 @@ def _add_add_page(module: ir.Module, isa: Isa) -> None:
 
 
 def _add_end_row(module: ir.Module) -> None:
-    """Write `end_row(row, offset, head_dim, out)`: normalises and writes a row's merged result."""
+    """Emit `end_row(row, offset, head_dim, out)`: normalises and writes a row's merged result."""
     code, (row, offset, dim, out) = internal(module, "end_row", 4)
     inverse = code.splat(code.constant(F32, 1.0) / code.load(row + offset + SUM, F32))
 

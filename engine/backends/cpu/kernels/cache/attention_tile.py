@@ -1,7 +1,7 @@
-"""The products of attention over a block of positions: scores, and the weighted sum of values.
+"""Attention's products over a block of positions: scores, and the weighted sum of values.
 
 The query heads of a key-value head are computed in register tiles, so that each key and value is
-decoded once for all of them. Sums are made in the same order in tiles of every size.
+decoded once for all of them. Tiles of every size add in the same order.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from engine.load_params import KVTypes
 from engine.model.forward.state import ATTENTION_BLOCK as BLOCK
 
 MAX_INT16_HEADS = 2
-"""Largest number of heads for which int16 keys are multiplied in place; for more heads, transposing
-the keys is faster than the sums over lanes."""
+"""Largest number of heads for which int16 keys are multiplied in place. For more heads, transposing
+the keys is faster than adding up lanes."""
 
 AHEAD_BYTES = 8 << 10
-"""Bytes of keys or values that are prefetched ahead; with those being read they fit in L1."""
+"""Bytes of keys or values to prefetch ahead; together with those being read, they fit in L1."""
 
 
 def add_parts(module: ir.Module, isa: Isa, types: KVTypes) -> None:
-    """Write `scores` and `weighted_sum`."""
+    """Emit `scores` and `weighted_sum`."""
     has_words = in_words(isa, types.k)
     for size in sizes(isa):
         if not has_words:
@@ -49,9 +49,9 @@ def add_parts(module: ir.Module, isa: Isa, types: KVTypes) -> None:
 
 
 def _add_weighted_sum(module: ir.Module, isa: Isa) -> None:
-    """Write `weighted_sum(n, weights, count, v, stride, ahead, head_dim, offset, row, row_bytes)`.
+    """Emit `weighted_sum(n, weights, count, v, stride, ahead, head_dim, offset, row, row_bytes)`.
 
-    Calls `weighted_sum_m`, see `add_weighted_sum`, for as many positions at a time as fit in L1.
+    It calls `weighted_sum_m` (see `add_weighted_sum`) for as many positions at a time as fit in L1.
     """
     code, arguments = internal(module, "weighted_sum", 10)
     n, weights, count, v, stride, ahead, dim, offset, row, row_bytes = arguments
@@ -74,18 +74,18 @@ def _add_weighted_sum(module: ir.Module, isa: Isa) -> None:
 
 
 def sizes(isa: Isa) -> tuple[int, ...]:
-    """Return the numbers of heads of a tile, largest first."""
+    """Return the possible numbers of heads per tile, largest first."""
     return (8, 4, 2, 1) if isa.tile_tokens >= 8 else (2, 1)
 
 
 def _add_scores(module: ir.Module, isa: Isa, most: int) -> None:
-    """Write `scores(n, q, head_dim, k, stride, start, stop, ahead, out)`.
+    """Emit `scores(n, q, head_dim, k, stride, start, stop, ahead, out)`.
 
-    Computes q·k for n heads and the positions start … stop - 1 of a block; the results of other
-    positions are undefined. Prefetches the keys `rows_ahead` later, then from `ahead` on.
+    It computes q·k for n heads and a block's positions start … stop - 1; results for others are
+    undefined. It prefetches the keys `rows_ahead` later, then from `ahead` on.
 
     Args:
-        most: largest number of heads of a tile.
+        most: largest number of heads in a tile.
     """
     code, (n, q, dim, k, stride, start, stop, ahead, out) = internal(module, "scores", 9)
     with code.loop(start - start % LANES, stop, LANES) as near:
@@ -111,7 +111,7 @@ def place_ahead(
     """Return the address to prefetch while the keys k are read from position `near` on.
 
     Args:
-        stop: end of the positions of the block.
+        stop: end of the block's positions.
         ahead: address that is read after the block.
     """
     later = near + rows_ahead(code, stride)
@@ -119,26 +119,26 @@ def place_ahead(
 
 
 def rows_ahead(code: Code, stride: Value) -> Value:
-    """Return the prefetch distance in positions: about 8 KiB, 16 to BLOCK positions."""
+    """Return the prefetch distance in positions: about 8 KiB, but from 16 to BLOCK positions."""
     some = code.where(stride > 2 * AHEAD_BYTES // BLOCK, code.number(16), code.number(32))
     return code.where(stride > AHEAD_BYTES // BLOCK, some, code.number(BLOCK))
 
 
 def n_sums(isa: Isa) -> int:
-    """Return the number of vectors of sums of a register tile."""
+    """Return the number of vectors of sums in a register tile."""
     return 16 if isa.tile_tokens >= 8 else 4
 
 
 def tile_width(isa: Isa, size: int) -> int:
-    """Return the number of elements of values in a register tile of `size` heads."""
+    """Return how many elements of a value a register tile of `size` heads covers."""
     return LANES * max(2, min(n_sums(isa) // size, sizes(isa)[0] // 2))
 
 
 def _add_dots(module: ir.Module, isa: Isa, type_k: str, size: int) -> None:
-    """Write `dots_m(q, head_dim, k, stride, last, ahead, out)`: q·k for m heads.
+    """Emit `dots_m(q, head_dim, k, stride, last, ahead, out)`: q·k for m heads.
 
-    Multiplies by adjacent positions and prefetches as many bytes at `ahead`. Positions after the
-    `last` are not read; their results in `out` are undefined.
+    It multiplies by adjacent positions, and prefetches the same number of bytes from `ahead`.
+    Positions after `last` are not read; their results in `out` are undefined.
     """
     code, (q, dim, k, stride, last, ahead, out) = internal(module, f"dots_{size}", 7)
     codec = CODECS[type_k](code, isa)
@@ -177,7 +177,7 @@ def _add_dots(module: ir.Module, isa: Isa, type_k: str, size: int) -> None:
 
 
 def _add_word_dots(module: ir.Module, isa: Isa, type_k: str, size: int) -> None:
-    """Write `dots_m` as in `_add_dots`, for queries from `query_words`."""
+    """Emit `dots_m` as in `_add_dots`, for queries from `query_words`."""
     code, (q, dim, k, stride, last, ahead, out) = internal(module, f"dots_{size}", 7)
     codec = CODECS[type_k]
     n_positions = n_sums(isa) // size
@@ -201,14 +201,14 @@ def _add_word_dots(module: ir.Module, isa: Isa, type_k: str, size: int) -> None:
 def add_weighted_sum(
     module: ir.Module, isa: Isa, name: str, type_v: str, size: int, *, prefetches: bool = True
 ) -> None:
-    """Write `name_m(weights, count, v, stride, ahead, head_dim, offset, row, row_bytes)`.
+    """Emit `name_m(weights, count, v, stride, ahead, head_dim, offset, row, row_bytes)`.
 
-    Rescales the sums of m heads by the factors in their states, adds weights × values of `count`
-    positions and resets the factors to 1. The sums are rows `row_bytes` apart with their states at
-    `offset`. As many bytes at `ahead` are prefetched.
+    It rescales m heads' sums by the factors in their states, adds weights × values for `count`
+    positions, and resets the factors to 1. The sums are rows `row_bytes` apart, with their states
+    at `offset`. The same number of bytes is prefetched from `ahead`.
 
     Args:
-        prefetches: False for a function without `ahead` that does not reset the factors.
+        prefetches: whether to prefetch; otherwise there is no `ahead`, and the factors are kept.
     """
     code, (weights, count, v, stride, *others) = internal(
         module, f"{name}_{size}", 9 if prefetches else 8
@@ -262,7 +262,7 @@ def _begun(
 
 
 def _values(codec: CacheCodec, address: Value, n_units: int, left: Value | None) -> list[Value]:
-    """Read adjacent values as F32: n units, or the first `left` elements of one."""
+    """Read adjacent values as F32: n units, or the first `left` elements of one unit."""
     if left is not None and isinstance(codec, PlainCodec):
         return [codec.read_part(address, left)]
     return [

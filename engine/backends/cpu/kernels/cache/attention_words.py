@@ -1,8 +1,8 @@
-"""Integer products of queries and keys, for cache types with blocks of integers.
+"""Integer products of queries and keys, for cache types that have blocks of integers.
 
 A query head is quantised to int16 with a scale per 32 elements, 256 times as fine as Q8_0. Its dot
-product with a block of the cache is exact, so it may be summed in any order. A score is the sum
-over the blocks, in order, of this product times the key's scale times the query's.
+product with a cache block is exact, so terms may be added in any order. A score is the sum over the
+blocks, in order, of this product times the key's scale times the query's.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ from engine.backends.cpu.kernels.products.panels import size_bits
 from engine.model.forward.state import ATTENTION_BLOCK as BLOCK
 
 UNIT_BYTES = 4 * LANES
-"""Bytes of a vector: 16 F32 numbers or 32 int16."""
+"""Size in bytes of a vector: 16 F32 or 32 int16."""
 
 QUERY_BYTES = 2 * UNIT_BYTES
-"""Bytes of a query block: 32 int16 and a vector of the scale; as many as in F32."""
+"""Size in bytes of a query block: 32 int16, then the scale as a vector; the same as in F32."""
 
 N_PAIRS = 16
-"""Pairs of int16 of a block of the cache."""
+"""Number of int16 pairs in a cache block."""
 
 PAIR_BYTES = 4 * BLOCK
-"""Bytes of a pair of int16 for a block of positions."""
+"""Bytes per int16 pair for a block of positions."""
 
 PANEL_BYTES = (N_PAIRS + 1) * PAIR_BYTES
-"""Bytes of 32 elements for a block of positions: int16, then scales."""
+"""Bytes per 32 elements for a block of positions: int16, then scales."""
 
 MAX_INT16 = 32767.0
 
 MIN_QUERY = 1e-30
-"""Blocks of a query whose elements are all smaller than this become 0."""
+"""Query blocks whose elements are all smaller than this become 0."""
 
 
 def in_words(isa: Isa, type_k: str) -> bool:
-    """Return whether queries are multiplied by keys of this type as int16."""
+    """Return whether queries and keys of this type are multiplied as int16."""
     return isa.has_word_dots and issubclass(CODECS[type_k], BlockCodec)
 
 
 def add_query_words(module: ir.Module) -> None:
-    """Write `query_words(q, head_dim, goal)`: quantises a query head."""
+    """Emit `query_words(q, head_dim, goal)`: quantises a query head."""
     code, (q, dim, goal) = internal(module, "query_words", 3)
     greater = partial(larger, code)
     with code.loop(code.number(0), dim // 32) as index:
@@ -79,11 +79,11 @@ def add_query_words(module: ir.Module) -> None:
 
 
 def add_key_words(module: ir.Module, isa: Isa, type_k: str) -> None:
-    """Write `transpose(k, stride, last, head_dim, ahead, goal)`: reads 16 keys for `tile_scores`.
+    """Emit `transpose(k, stride, last, head_dim, ahead, goal)`: reads 16 keys for `tile_scores`.
 
-    Each pair of int16 becomes a vector of the 16 positions; pairs are `PAIR_BYTES` apart, and the
-    16 pairs of a block are followed by a vector of scales. Keys after the `last` are not read. As
-    many bytes at `ahead` are prefetched.
+    Each int16 pair becomes a vector over the 16 positions; pairs are `PAIR_BYTES` apart, and a
+    block's 16 pairs are followed by a vector of scales. Keys after `last` are not read. It
+    prefetches as many bytes from `ahead`.
     """
     code, (k, stride, last, dim, ahead, goal) = internal(module, "transpose", 6)
     codec = _codec(code, isa, type_k)
@@ -102,7 +102,7 @@ def add_key_words(module: ir.Module, isa: Isa, type_k: str) -> None:
 
 
 def add_word_scores(module: ir.Module, isa: Isa, n_rows: int) -> None:
-    """Write `tile_scores(q, n_units, k, out)`: q·k of n rows and a block of positions.
+    """Emit `tile_scores(q, n_units, k, out)`: q·k for n rows and a block of positions.
 
     q has rows of `n_units` vectors from `query_words`; k is laid out by `transpose`.
     """
@@ -138,15 +138,15 @@ def add_word_scores(module: ir.Module, isa: Isa, n_rows: int) -> None:
 def word_products(
     code: Code, isa: Isa, type_k: str, queries: Sequence[Value], keys: Sequence[Value]
 ) -> tuple[list[Value], Value, Value]:
-    """Multiply a block of some queries by a block of some keys.
+    """Multiply one block each from some queries and some keys.
 
     Args:
         queries: addresses of blocks from `query_words`.
-        keys: addresses of blocks of the cache.
+        keys: addresses of cache blocks.
 
     Returns:
-        For each query and key, 16 integers that add up to the dot product; then vectors, in the
-        same order, of the scales of the keys and of the queries.
+        For each query and key, 16 integers that add up to the dot product; then, in the same order,
+        a vector of the keys' scales and one of the queries' scales.
     """
     codec = _codec(code, isa, type_k)
     words = [codec.words(key).bitcast(INTS) for key in keys]

@@ -1,8 +1,8 @@
-"""Codecs of the KV cache types: rows of F32, F16 or BF16, or of GGML blocks.
+"""Codecs for the KV cache types: rows of F32, F16 or BF16, or of GGML blocks.
 
-A block has 32 elements: an F16 scale d, then integers q. In Q8_0 they are signed bytes, x = d q; in
-Q4_0 nibbles, x = d (q - 8), where byte j holds elements j (low nibble) and j + 16 (high nibble).
-Blocks have the same bits as those written by the gguf package.
+A block has 32 elements: an F16 scale d, then integers q. In Q8_0, q are signed bytes and x = d q;
+in Q4_0, q are nibbles and x = d (q - 8), where byte j holds elements j (low nibble) and j + 16
+(high nibble). Blocks have the same bits as those that the gguf package writes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from engine.model.forward.pages import PAGE
 
 BYTES, HALVES = vector(I8), vector(I16)
 HALF_BITS = 0x3F000000
-"""Bits of 0.5 as F32; its last bit has the value of the last bit of subnormal F16 numbers."""
+"""Bits of 0.5 as F32, whose last bit has the same value as that of a subnormal F16 number."""
 
 MIN_NORMAL = 0x38800000
 """Bits of the smallest normal F16 number, as F32."""
@@ -51,7 +51,7 @@ class CacheCodec(ABC):
 
     Attributes:
         width: number of elements read or written at a time, 16 or 32.
-        n_bytes: their bytes in the cache.
+        n_bytes: size of `width` elements in the cache, in bytes.
     """
 
     width: ClassVar[int]
@@ -63,15 +63,15 @@ class CacheCodec(ABC):
 
     @abstractmethod
     def read(self, address: Value) -> list[Value]:
-        """Read `width` elements as F32, 16 in each vector."""
+        """Read `width` elements as F32, 16 per vector."""
 
     @abstractmethod
     def write(self, values: Sequence[Value], address: Value) -> None:
-        """Write `width` elements, given as F32, 16 in each vector."""
+        """Write `width` elements, given as F32, 16 per vector."""
 
 
 class PlainCodec(CacheCodec):
-    """F32 numbers, and the base of F16 and BF16; a row may have any length."""
+    """F32 numbers, and the base class for F16 and BF16; a row may have any length."""
 
     width = LANES
     n_bytes = 4 * LANES
@@ -81,7 +81,7 @@ class PlainCodec(CacheCodec):
         return [self._floats(self.code.load(address, self.kind))]
 
     def read_part(self, address: Value, n: Value) -> Value:
-        """Read the first n of 16 elements, zeros after them."""
+        """Read the first n of 16 elements, followed by zeros."""
         return self._floats(self.code.load_part(address, self.kind, n))
 
     def write(self, values: Sequence[Value], address: Value) -> None:
@@ -134,10 +134,10 @@ class BlockCodec(CacheCodec):
 
     @abstractmethod
     def words(self, address: Value) -> Value:
-        """Read the integers of a block as 32 × i16."""
+        """Read a block's integers as 32 × i16."""
 
     def scales(self, addresses: Sequence[Value]) -> Value:
-        """Read the scales of n blocks as n × F32."""
+        """Read n blocks' scales as n × F32."""
         return self.isa.f16_to_f32(self.code, self.code.gathered(addresses, I16))
 
 
@@ -189,7 +189,7 @@ class Q4Codec(BlockCodec):
         code.store((low | (high << 4)).to(BYTES), address + 2)
 
     def _extreme(self, values: Sequence[Value]) -> Value:
-        """Return the number with the largest magnitude, the first of equals."""
+        """Return the number with the largest magnitude; of several, the first."""
         code = self.code
         sizes = [code.unary("fabs", value) for value in values]
         largest = code.reduce("max", code.maximum(*sizes))
@@ -210,7 +210,7 @@ class Q4Codec(BlockCodec):
 CODECS: Mapping[str, type[CacheCodec]] = {
     "f32": PlainCodec, "f16": F16Codec, "bf16": BF16Codec, "q8_0": Q8Codec, "q4_0": Q4Codec,
 }  # fmt: skip
-"""Codec of each type of the cache."""
+"""Codec for each cache type."""
 
 
 def scale_at(codec: CacheCodec, address: Value) -> Value:
@@ -224,12 +224,12 @@ def write_scale(code: Code, scale: Value, address: Value) -> None:
 
 
 def inverse(code: Code, scale: Value) -> Value:
-    """Return 1 / scale, 0 where the scale is 0."""
+    """Return 1 / scale, or 0 where the scale is 0."""
     return code.where(scale.equals(0.0), scale, code.constant(F32, 1.0) / scale)
 
 
 def rounded(code: Code, x: Value) -> Value:
-    """Round floats to the nearest integers, halves away from zero."""
+    """Round floats to the nearest integers, ties away from zero."""
     size = code.unary("fabs", x)
     whole = size.to(INTS)
     whole = whole + ((size - whole.to(FLOATS)) * 2.0).to(INTS)
@@ -237,7 +237,7 @@ def rounded(code: Code, x: Value) -> Value:
 
 
 def f32_to_f16(code: Code, x: Value) -> Value:
-    """Convert F32 to F16 (as i16), ties to even; infinite from 65520 on."""
+    """Convert F32 to F16 (as i16), ties to even; 65520 and larger become infinite."""
     ints, half = ints_like(x.kind), ints_like(x.kind, I16)
     bits = x.bitcast(ints)
     size = bits & 0x7FFFFFFF
@@ -253,14 +253,14 @@ DTYPES = {
     "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "q8_0": torch.uint8,
     "q4_0": torch.uint8,
 }  # fmt: skip
-"""Torch type of the tensors of each cache type."""
+"""Torch type of the tensors used for each cache type."""
 
 
 class CacheTensor:
-    """The keys or values of one layer, (n_kv, n_slots, head_dim), as kernels address them.
+    """One layer's keys or values, (n_kv, n_slots, head_dim), as kernels address them.
 
     Attributes:
-        n_kv, n_slots, head_dim: numbers of key-value heads, of slots, and of elements of a head.
+        n_kv, n_slots, head_dim: numbers of key-value heads, slots, and elements per head.
         address: address of the first element.
         stride, head_stride: bytes between slots and between heads.
         fits: whether the kernels can read it: on the CPU, in the type's layout, rows contiguous.
@@ -286,14 +286,14 @@ ARGUMENTS = (
     "x", "token_stride", "head_stride", "n_tokens", "n_heads", "n", "cells", "cells_token_stride",
     "cells_head_stride", "positions", "tables",
 )  # fmt: skip
-"""Arguments of the kernel. x is F32, (n_tokens, n_heads, n), with strides in bytes; `cells` is the
-address of slot 0 and head 0 in the cache. positions, tables: addresses of n_tokens 64-bit integers,
-each token's position and the address of its sequence's page table. For block types, n is a multiple
-of 32."""
+"""The kernel's arguments. x is F32, (n_tokens, n_heads, n), with strides in bytes; `cells` is the
+address of slot 0 and head 0 in the cache. positions, tables: addresses of n_tokens 64-bit integers:
+each token's position, and the address of its sequence's page table. For block types, n must be a
+multiple of 32."""
 
 
 def build(module: ir.Module, isa: Isa, kind: str) -> None:
-    """Write `store(pool, *ARGUMENTS)` for a cache type."""
+    """Emit `store(pool, *ARGUMENTS)` for a cache type."""
     add_run(module)
     _add_row(module, isa, kind)
 
@@ -312,7 +312,7 @@ def build(module: ir.Module, isa: Isa, kind: str) -> None:
 
 
 def _add_row(module: ir.Module, isa: Isa, kind: str) -> None:
-    """Write `row(x, n, cells)`: stores one head of one token."""
+    """Emit `row(x, n, cells)`: stores one head for one token."""
     code, (x, n, place) = internal(module, "row", 3)
     codec = CODECS[kind](code, isa)
     n_units = n // codec.width

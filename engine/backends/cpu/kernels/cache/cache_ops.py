@@ -1,4 +1,4 @@
-"""Writes to the KV cache and attention over it, for torch tensors.
+"""KV cache writes and attention for torch tensors.
 
 As in `kernels.small.small_ops`, methods return None or False for tensors that the kernels do not
 support.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from engine.model.forward.operands import Scores
 
 SHORT_READ = 1 << 18
-"""Calls that read at most this many elements of the cache, about 0.1 ms, keep the GIL."""
+"""Calls that read at most this many cache elements, which take about 0.1 ms, keep the GIL."""
 
 
 @cache
@@ -51,13 +51,13 @@ def _attend(isa_name: str, types: KVTypes) -> BoundKernel:
 
 
 class CacheLayer:
-    """The KV cache of one layer as kernels address it, prepared once.
+    """One layer's KV cache as kernels address it, prepared once.
 
     Attributes:
         k, v: keys and values.
         is_served: whether the kernels can read both.
         store_k, store_v, attend: the kernels for the cache's types.
-        heads: query heads, by their number; None where they do not match the cache.
+        heads: query heads, by their count; None for counts that do not fit the cache.
     """
 
     def __init__(self, held: LayerCache, isa_name: str) -> None:
@@ -74,7 +74,7 @@ class CacheLayer:
         return k is held.k and v is held.v
 
     def make_heads(self, n_heads: int) -> QueryHeads | None:
-        """Group n query heads by key-value head; None if the cache has another number of heads."""
+        """Group n query heads by key-value head; None if that count does not fit the cache."""
         n_kv, rows = self.k.n_kv, self._head_map
         if rows is None and n_heads % n_kv == 0:
             rows = [head * n_kv // n_heads for head in range(n_heads)]
@@ -84,11 +84,11 @@ class CacheLayer:
 
 
 class CacheOps:
-    """The operations on the KV cache, computed by one pool.
+    """Operations on the KV cache, computed by one pool.
 
     Args:
         pool: threads that compute.
-        isa: instruction set of the kernels; None for the best of this processor.
+        isa: instruction set of the kernels; None for the best that this processor supports.
     """
 
     def __init__(self, pool: ThreadPool, isa: Isa | None = None) -> None:
@@ -103,11 +103,11 @@ class CacheOps:
 
     @property
     def memory(self) -> Tensor:
-        """Scratch memory that calls write to."""
+        """Scratch memory to which calls write."""
         return self._work.memory
 
     def begin(self, batch: Batch) -> None:
-        """Write the rows of a pass to the memory that its calls, and recorded ones, read."""
+        """Write a pass's rows to the memory that its calls and recorded calls read."""
         n_rows = batch.n_rows
         if n_rows > MAX_AT_ONCE or not batch.is_of_singles:
             self._rows = PassRows(n_rows)
@@ -185,7 +185,7 @@ def _writing(
 
 
 def _address(vector: Tensor | None, n: int) -> int | None:
-    """Return the address of n F32 numbers, 0 for None, None if unsupported."""
+    """Return the address of a vector of n F32 numbers; 0 for None; None if unsupported."""
     if vector is None:
         return 0
     return vector.data_ptr() if is_plain(vector) and vector.shape == (n,) else None

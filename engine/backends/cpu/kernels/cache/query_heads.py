@@ -1,4 +1,4 @@
-"""Splits the work of a layer's attention into tiles of rows and query heads."""
+"""Splits a layer's attention into tiles of rows and query heads."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from engine.model.forward.operands import Scores
 
 MAX_POSITIONS = 1 << 31
-"""More positions than any sequence has."""
+"""A position that no sequence reaches."""
 
 Numbers = NDArray[np.int64]
 
 
 class PassRows:
-    """Memory for the rows of passes with the same number of rows.
+    """Memory for the rows in passes with the same number of rows.
 
     Attributes:
         n_rows: number of rows.
         n_first: number of leading rows that are consecutive tokens of one sequence.
         positions: address of the rows' positions, 64-bit integers.
-        n_pages: pages of the longest sequence; 0 in a pass that may be recorded.
+        n_pages: number of pages in the longest sequence; 0 in a pass that may be recorded.
         n_seen: sum of the rows' context lengths.
     """
 
@@ -57,7 +57,7 @@ class PassRows:
         self.n_seen = self.n_pages = 0
 
     def set(self, batch: Batch) -> None:
-        """Write the rows of a batch with `n_rows` rows."""
+        """Write a batch's rows, of which there must be `n_rows`."""
         self._batch = batch
         self.n_first = batch.pieces[0].n
         is_single = batch.is_of_singles and self.n_rows <= MAX_AT_ONCE
@@ -72,7 +72,7 @@ class PassRows:
             words[-1] = self.n_first
 
     def tables(self, group: int) -> GroupTables:
-        """Return the page tables of a group of layers."""
+        """Return the page tables for a group of layers."""
         found = self._tables.get(group)
         if found is None:
             assert self._batch is not None
@@ -81,7 +81,7 @@ class PassRows:
         return found
 
     def words(self, scores: Scores, group: int) -> int:
-        """Return the address of `attention.ROWS` for a group's layers with this window."""
+        """Return the address of `attention.ROWS` for the layers in a group that use this window."""
         key = scores.window, scores.chunk, scores.first, group
         words = self._words.get(key)
         if words is None:
@@ -106,7 +106,7 @@ class GroupTables:
 
     Attributes:
         address: address of these addresses.
-        n_slots: minimum number of slots of a layer's cache.
+        n_slots: minimum number of slots in a layer's cache.
     """
 
     def __init__(self, group: int, n_rows: int) -> None:
@@ -130,7 +130,7 @@ class GroupTables:
 
 
 class _Table:
-    """Page table of one sequence, rewritten only when it changes; 64-bit integers at `address`."""
+    """One sequence's page table: 64-bit integers at `address`, rewritten only when they change."""
 
     def __init__(self) -> None:
         self.address = 0
@@ -139,10 +139,10 @@ class _Table:
         self._n_slots = 0
 
     def set(self, pages: Sequence[int] | None, stop: int) -> int:
-        """Set the pages of a sequence of `stop` tokens; return the number of slots it needs.
+        """Set the pages of a sequence with `stop` tokens; return how many slots it needs.
 
         Args:
-            pages: None for pages 0, 1, 2, …
+            pages: page indices; None for 0, 1, 2, …
         """
         if pages is None:
             n_pages = -(-stop // PAGE)
@@ -173,16 +173,16 @@ def _fill(numbers: Numbers, batch: Batch, of_position: Callable[[int], int]) -> 
 
 
 DECODED_FROM = 12
-"""Smallest number of rows times heads of a tile that decodes blocks into scratch memory."""
+"""Minimum size, in rows times heads, of a tile that decodes blocks into scratch memory."""
 
 MIN_HEADS = 8
 """Minimum capacity of a tile, in rows times heads."""
 
 TILE_HEADS = 256
-"""Maximum rows times heads of a tile with several rows."""
+"""Maximum size, in rows times heads, of a tile with several rows."""
 
 ITEMS_PER_THREAD = 4
-"""Tiles per thread from which on whole tiles keep all threads busy."""
+"""Minimum number of tiles per thread for which whole tiles keep all threads busy."""
 
 
 class Tiling(NamedTuple):
@@ -190,8 +190,8 @@ class Tiling(NamedTuple):
 
     Attributes:
         layer: address of `attention.LAYER`.
-        arguments: arguments of the kernel, from `tile_rows` to `n_results`.
-        n_bytes: scratch memory of the call.
+        arguments: the kernel's arguments from `tile_rows` to `n_results`.
+        n_bytes: size of the scratch memory for the call, in bytes.
     """
 
     layer: int
@@ -200,16 +200,16 @@ class Tiling(NamedTuple):
 
 
 class QueryGroups:
-    """The query heads of a layer, in groups that share a key-value head.
+    """A layer's query heads, in groups that share a key-value head.
 
     Args:
-        rows: index of the key-value head of each query head.
+        rows: index of the key-value head for each query head.
         most: maximum heads per group.
 
     Attributes:
         layer: address of `attention.LAYER`.
         n: number of groups.
-        largest: heads of the largest group.
+        largest: number of heads in the largest group.
     """
 
     def __init__(self, k: CacheTensor, v: CacheTensor, rows: Sequence[int], most: int) -> None:
@@ -235,11 +235,11 @@ def _groups(rows: Sequence[int], most: int) -> list[tuple[int, int, int]]:
 
 
 class QueryHeads:
-    """The query heads of a layer, and the tilings of passes.
+    """A layer's query heads, and the tilings of passes.
 
     Args:
         k, v: keys and values.
-        rows: index of the key-value head of each query head.
+        rows: index of the key-value head for each query head.
     """
 
     def __init__(self, k: CacheTensor, v: CacheTensor, rows: Sequence[int]) -> None:
@@ -251,7 +251,7 @@ class QueryHeads:
         self._tilings: dict[tuple[int, int, int, int], Tiling] = {}
 
     def tiling(self, rows: PassRows, n_threads: int) -> Tiling:
-        """Return the tiling of a pass for `n_threads` threads."""
+        """Return a pass's tiling for `n_threads` threads."""
         key = rows.n_rows, rows.n_first, rows.n_pages, n_threads
         found = self._tilings.get(key)
         if found is None:

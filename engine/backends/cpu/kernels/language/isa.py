@@ -1,6 +1,6 @@
 """Instruction sets: byte products, table lookups, F16 conversion, and the features LLVM may use.
 
-`chosen` returns the best one that this processor supports, or the one named by `TANDEM_CPU`.
+`chosen` returns the best one that this processor supports, or the one that `TANDEM_CPU` names.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ MAX_ACTIVATION = 127
 
 
 class Isa:
-    """The baseline: operations that LLVM has on every processor.
+    """The baseline: operations that LLVM provides on every processor.
 
     Attributes:
         name: the value of `TANDEM_CPU` that selects it.
-        cpu: LLVM's name of the target CPU; "" for the family's baseline.
+        cpu: LLVM's name for the target CPU; "" for the family's baseline.
         features: LLVM's feature string, added to the target CPU.
-        needs: LLVM's names of the required features.
+        needs: LLVM's names for the required features.
         signed_weights: whether 8-bit weights are multiplied as signed numbers.
-        tile_tokens: maximum tokens of a tile, a power of two; limited by the registers.
+        tile_tokens: maximum tokens per tile, a power of two; limited by the number of registers.
         register_bytes: size of a SIMD register, in bytes.
         has_word_dots: whether `word_dots` (int16) has twice the throughput of F32.
-        joins_halves: whether both halves of 32 columns are computed in one register, see `joined`.
+        joins_halves: whether one register computes both halves of 32 columns; see `joined`.
     """
 
     name: ClassVar[str] = "generic"
@@ -70,13 +70,13 @@ class Isa:
         starts: Sequence[Value],
         largest: int,
     ) -> list[Value]:
-        """Return the dot products of 16 rows with each token, 16 × i32 per token.
+        """Return the dot products between 16 rows and each token, 16 × i32 per token.
 
         Args:
             lines: weights, 64 bytes each: four columns of 16 rows.
-            x: for each token an i32 with four signed bytes per line.
-            starts: initial sums of each token, 16 × i32.
-            largest: largest weight if they are unsigned; minus the largest magnitude if signed.
+            x: for each token, one i32 per line, with four signed bytes.
+            starts: each token's initial sums, 16 × i32.
+            largest: largest unsigned weight, or minus the largest magnitude of signed weights.
         """
         totals = [self._in_registers(start) for start in starts]
         for number, line in enumerate(lines):
@@ -98,21 +98,21 @@ class Isa:
         return numbers * code.splat(factor)
 
     def word_dots(self, code: Code, total: Value, weights: Value, x: Value) -> Value:
-        """Return total + the dot products of two columns of 16 rows with a token: 16 × i32.
+        """Return total + 16 rows' dot products with a token over two columns: 16 × i32.
 
-        Only if `has_word_dots`.
+        Available only if `has_word_dots`.
 
         Args:
             weights: 16 × i32 with two int16 each.
-            x: the token's two int16, in all 16 elements.
+            x: the token's two int16, repeated in all 16 elements.
         """
         raise AssertionError(f"{self.name} has no int16 dot products")
 
     def joined(self, lines: Sequence[Value]) -> list[Value]:
-        """Return the lines of 32 columns in pairs that each hold four columns of both halves.
+        """Return the lines of 32 columns in pairs, each with four columns from both halves.
 
-        Each i32 holds four columns of a row, the next i32 the row's four columns 16 further on. The
-        first of a pair has rows 0, 1, 4, 5 and so on, the second the others.
+        Each i32 holds four columns of a row; the next i32, the row's four columns 16 further on.
+        The first line of a pair has rows 0, 1, 4, 5 and so on; the second has the others.
         """
         half, rows = len(lines) // 2, range(LANES)
         return [
@@ -124,13 +124,13 @@ class Isa:
     def joined_products(
         self, code: Code, lines: Sequence[Value], x: Sequence[Value], start: Value, units: Value
     ) -> Value:
-        """Return the sums of both halves' dot products, each times its scale: 16 × i32.
+        """Return both halves' dot products, each times its scale, added up: 16 × i32.
 
-        Each half's dot product fits in 16 bits. Only if `joins_halves`.
+        Each half's dot product fits in 16 bits. Available only if `joins_halves`.
 
         Args:
             lines: see `joined`.
-            x: for each pair of lines eight signed bytes of the token, i64.
+            x: for each pair of lines, eight of the token's signed bytes, as an i64.
             start: the halves' initial sums, two i32 in an i64.
             units: the halves' scales, two int16 in an i32.
         """
@@ -138,13 +138,13 @@ class Isa:
 
     @property
     def _registers(self) -> list[range]:
-        """Byte indices of a line, one range per SIMD register."""
+        """Byte indices in a line, one range per SIMD register."""
         return [range(n, n + self.register_bytes) for n in range(0, 4 * LANES, self.register_bytes)]
 
     def _multiply_add(self, code: Code, total: Value, weights: Value, x: Value) -> Value:
-        """Return total + weights × x for one register: sums of four byte products in each i32.
+        """Return total + weights × x for one register: four byte products are summed in each i32.
 
-        Multiplies bytes 0 and 2 of each row first, then 1 and 3, so that no sum has to be moved.
+        Multiplies bytes 0 and 2 of each row first, then 1 and 3, so that no sum has to move.
         """
         kind = vector(I16, self.register_bytes // 2)
         w, v = weights.bitcast(kind), x.bitcast(kind)
@@ -156,7 +156,7 @@ class Isa:
         return total
 
     def table_lookup(self, code: Code, table: Sequence[int], indices: Value) -> Value:
-        """Look up 64 indices in a table of 16 bytes."""
+        """Look up 64 indices in a 16-byte table."""
         zero, entries = code.constant(LINE, 0), [code.constant(LINE, entry) for entry in table]
         for bit in (1, 2, 4, 8):
             is_set = code.where((indices & bit).equals(0), zero, zero ^ -1)
@@ -165,7 +165,7 @@ class Isa:
         return entries[0]
 
     def f16_to_f32(self, code: Code, bits: Value) -> Value:
-        """Convert F16 (as i16) to F32 by exponent arithmetic; infinities become finite."""
+        """Convert F16 (as i16) to F32 with exponent arithmetic; infinities become finite."""
         wide = bits.to(vector(I32, bits.kind.count), signed=False)
         kind = vector(F32, bits.kind.count)
         size = ((wide & 0x7FFF) << 13).bitcast(kind) * 2.0**112
@@ -195,7 +195,7 @@ class Sse4(Isa):
     ) -> list[Value]:
         n_fit = 32767 // (
             2 * MAX_ACTIVATION * abs(largest)
-        )  # lines that can be added up in 16 bits
+        )  # lines whose products fit in 16 bits when added up
         groups = [
             self._short_dots(
                 code, lines[n : n + n_fit], [numbers[n : n + n_fit] for numbers in x], largest < 0
@@ -223,13 +223,13 @@ class Sse4(Isa):
     def _short_dots(
         self, code: Code, lines: Sequence[Value], x: Sequence[Sequence[Value]], is_signed: bool
     ) -> list[list[Value]]:
-        """Return 16-bit sums of byte pairs, for each token and register."""
+        """Return 16-bit sums of byte-pair products, for each token and register."""
         zero = code.constant(vector(I16, self.register_bytes // 2), 0)
         totals = [[zero] * len(self._registers) for _ in x]
         for number, line in enumerate(lines):
             for n, part in enumerate(self._registers):
                 weights = size = line.shuffle(part)
-                if is_signed:  # |w| ≤ 128 is unsigned; its sign moves to x
+                if is_signed:  # |w| ≤ 128 as unsigned; the sign moves to x
                     yes = code.constant(I1, 0)
                     size = code.call(
                         f"llvm.abs.v{self.register_bytes}i8", weights.kind, weights, yes
@@ -355,7 +355,7 @@ ISAS: tuple[type[Isa], ...] = (Avx512, AvxVnni, Avx2, Sse4, Neon, Isa)
 """Known instruction sets, best first."""
 
 CPU_FACTS = Path("/proc/cpuinfo")
-"""Linux's description of the processor."""
+"""File in which Linux describes the processor."""
 
 
 def supported() -> tuple[Isa, ...]:
@@ -368,12 +368,12 @@ def supported() -> tuple[Isa, ...]:
 
 
 def named(name: str) -> Isa:
-    """Return a supported instruction set by name."""
+    """Return the supported instruction set with the given name."""
     return next(isa for isa in supported() if isa.name == name)
 
 
 def _has_dot_products() -> bool:
-    """Return whether the system reports `sdot` for an ARM processor; not every LLVM detects it."""
+    """Return whether the system reports `sdot` on ARM; not every LLVM version detects it."""
     if sys.platform == "win32":
         dot_product = 43  # PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE
         return bool(ctypes.WinDLL("kernel32").IsProcessorFeaturePresent(dot_product))
@@ -389,7 +389,7 @@ def chosen() -> Isa:
     """Return the instruction set that kernels are compiled for.
 
     Raises:
-        EngineError: this processor does not support the one named by `TANDEM_CPU`.
+        EngineError: this processor does not support the one that `TANDEM_CPU` names.
     """
     wanted, here = os.environ.get("TANDEM_CPU", ""), supported()
     if not wanted:

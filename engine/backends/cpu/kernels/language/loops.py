@@ -1,4 +1,4 @@
-"""Parallel loops: a kernel is split into pieces, which the threads of a pool take in turn."""
+"""Parallel loops: a kernel is split into pieces, which a pool's threads take one by one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llvmlite import ir
 from engine.backends.cpu.kernels.language.values import FLOATS, LANES, VOID, Code, Value, function
 
 PIECE_ELEMENTS = 16384
-"""Elements of a piece of simple arithmetic; with fewer, sharing costs more than it saves."""
+"""Elements per piece of simple arithmetic; with fewer, sharing would cost more than it saves."""
 
 Named = Mapping[str, Value]
 """A kernel's arguments by name."""
@@ -20,7 +20,7 @@ Named = Mapping[str, Value]
 def piece(
     module: ir.Module, name: str, arguments: Sequence[str]
 ) -> Iterator[tuple[Code, Named, Value]]:
-    """Begin `name_piece(arguments, index)`; yield its code, the arguments and the piece's index."""
+    """Start `name_piece(arguments, index)`; yield its code, the arguments and the piece's index."""
     code, (place, index) = function(module, f"{name}_piece", 2)
     named = dict(zip(arguments, code.load_array(place, len(arguments)), strict=True))
     yield code, named, index
@@ -31,9 +31,9 @@ def add_kernel(
     module: ir.Module, name: str, arguments: Sequence[str],
     n_pieces: Callable[[Code, Named], Value], *, in_shares: bool = False,
 ) -> None:  # fmt: skip
-    """Write `name(pool, *arguments)`: runs all pieces of a kernel; a single one without the pool.
+    """Emit `name(pool, *arguments)`: runs a kernel's pieces; a single piece bypasses the pool.
 
-    `add_run` and the function of the pieces must be in the module already.
+    `add_run` and the piece function must already be in the module.
 
     Args:
         in_shares: whether each thread starts with a share of adjacent pieces.
@@ -50,11 +50,11 @@ def add_row_kernel(
     row_elements: Callable[[Named], Value], emit: Callable[[Code, Named, Value], None],
     n_rows: str = "n_tokens",
 ) -> None:  # fmt: skip
-    """Write `name(pool, *arguments)` for rows that do not depend on each other.
+    """Emit `name(pool, *arguments)` for independent rows.
 
     Args:
-        row_elements: returns the number of elements of a row.
-        emit: writes the work of a row, given its index.
+        row_elements: returns the number of elements per row.
+        emit: emits the work for a row, given its index.
         n_rows: name of the argument with the number of rows.
     """
 
@@ -70,7 +70,7 @@ def add_row_kernel(
 
 
 def share(code: Code, name: str, pool: Value, place: Value, n: Value, run: str = "run") -> None:
-    """Write the call that runs n pieces with a function of `add_run`.
+    """Emit the call that runs n pieces, using a function from `add_run`.
 
     Args:
         place: address of the arguments.
@@ -83,7 +83,7 @@ def share(code: Code, name: str, pool: Value, place: Value, n: Value, run: str =
 
 
 def rows_per_piece(code: Code, elements: Value) -> Value:
-    """Return the number of rows of a piece, for rows of `elements` elements."""
+    """Return the number of rows per piece, for rows with `elements` elements."""
     return code.number(PIECE_ELEMENTS) // (elements + 1) + 1
 
 
@@ -93,11 +93,11 @@ def ceil_div(a: Value, b: Value | int) -> Value:
 
 
 class SimdLanes:
-    """One step of a loop over rows: 16 adjacent elements, or the remaining ones.
+    """One step in a loop over rows: 16 adjacent elements, or however many remain.
 
     Attributes:
         index: index of the first element.
-        left: number of elements, None for 16.
+        left: number of elements; None for 16.
     """
 
     def __init__(self, code: Code, index: Value, left: Value | None = None) -> None:
@@ -106,14 +106,14 @@ class SimdLanes:
         self.left = left
 
     def load(self, row: Value) -> Value:
-        """Load floats of the row at an address, with zeros past its end."""
+        """Load floats from the row at an address, with zeros past its end."""
         address = row + self.index * 4
         if self.left is None:
             return self.code.load(address, FLOATS)
         return self.code.load_part(address, FLOATS, self.left)
 
     def doubled(self) -> tuple[SimdLanes, SimdLanes]:
-        """Return the two corresponding steps of a row with twice as many elements."""
+        """Return the two corresponding steps in a row with twice as many elements."""
         index, left = self.index * 2, self.left
         if left is None:
             return SimdLanes(self.code, index), SimdLanes(self.code, index + LANES)
@@ -121,7 +121,7 @@ class SimdLanes:
         return SimdLanes(self.code, index, first), SimdLanes(self.code, index + LANES, second)
 
     def store(self, value: Value, row: Value) -> None:
-        """Store floats in the row at an address, up to its end."""
+        """Store floats in the row at an address, up to the row's end."""
         address = row + self.index * 4
         if self.left is None:
             self.code.store(value, address)
@@ -129,7 +129,7 @@ class SimdLanes:
             self.code.store_part(value, address, self.left)
 
     def only(self, value: Value) -> Value:
-        """Return a vector with zeros in the lanes past the end of the rows."""
+        """Return a vector with zeros in the lanes past the end of the row."""
         if self.left is None:
             return value
         nothing = self.code.constant(value.kind, 0)
@@ -139,7 +139,7 @@ class SimdLanes:
 def for_each_vector(
     code: Code, n: Value, body: Callable[[SimdLanes], None], start: Value | None = None
 ) -> None:
-    """Write a loop over elements `start` (a multiple of 16, default 0) to n - 1."""
+    """Emit a loop over elements `start` (a multiple of 16, default 0) to n - 1."""
     whole = n - n % LANES
     with code.loop(code.number(0) if start is None else start, whole, LANES) as index:
         body(SimdLanes(code, index))

@@ -1,6 +1,6 @@
 """exp, exp2, expm1, sigmoid, softplus and tanh of F32 numbers or vectors.
 
-The relative error of exp, exp2 and tanh is at most 2e-7, that of expm1 and softplus at most 3e-7.
+Relative errors are at most 2e-7 in exp, exp2 and tanh, and at most 3e-7 in expm1 and softplus.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from engine.backends.cpu.kernels.language.values import FLOATS, I16, I32, Code, 
 
 LOG2_E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440054690583e-4
-"""ln 2 in two parts; the first has few enough bits that its products with exponents are exact."""
+"""ln 2 in two parts; the first has so few bits that its products with exponents are exact."""
 
 ROUNDER = 1.5 * 2.0**23
-"""Adding this rounds a float below 2²² to an integer, in the low bits."""
+"""Adding this to a float below 2²² rounds the float to an integer, in the low bits."""
 
 EXP_LEAST, EXP_MOST = -105.0, 90.0
-"""Below and above these, exp is 0 and infinite."""
+"""Below the first, exp is 0; above the second, it is infinite."""
 
 EXP_TERMS = (
     0.4999999403953552, 0.16666515171527863, 0.04166845604777336, 0.008369418792426586,
     0.0013813144760206342,
 )  # fmt: skip
-"""Coefficients of the polynomial p for which 1 + r + r² p(r) is nearest to exp within ±ln 2 / 2
+"""Coefficients of the polynomial p for which 1 + r + r² p(r) is closest to exp within ±ln 2 / 2
 (minimax)."""
 
 EXP2_TERMS = (
     0.6931512951850891, 0.2401645928621292, 0.055799514055252075, 0.009017480537295341,
     0.0018669526325538754,
 )  # fmt: skip
-"""Coefficients of the polynomial p for which 1 + r p(r) is nearest to 2ʳ from 0 to 1 (minimax)."""
+"""Coefficients of the polynomial p for which 1 + r p(r) is closest to 2ʳ from 0 to 1 (minimax)."""
 
 EXP2_LEAST = -126.0
 """Below this, exp2 may be 0."""
 
 ROUND_DOWN, CURRENT_ROUNDING = 9, 4
-"""Operands of AVX-512 instructions: round down to integers; use the current rounding mode."""
+"""Operands for AVX-512 instructions: round down to integers; use the current rounding mode."""
 
 TANH_BORDER = 0.625
 """Below this magnitude, tanh is a polynomial; above, it is computed from exp."""
@@ -50,11 +50,11 @@ TANH_TERMS = (
     -0.3333328068256378, 0.13331373035907745, -0.0537336990237236, 0.020618626847863197,
     -0.005681286100298166,
 )  # fmt: skip
-"""Coefficients of the polynomial p for which x + x³ p(x²) is nearest to tanh below the border
+"""Coefficients of the polynomial p for which x + x³ p(x²) is closest to tanh below the border
 (minimax)."""
 
 ATANH_TERMS = (0.3333320915699005, 0.2001076340675354, 0.14000903069972992, 0.1400599181652069)
-"""Coefficients of the polynomial p for which z + z³ p(z²) is nearest to atanh up to 1/3
+"""Coefficients of the polynomial p for which z + z³ p(z²) is closest to atanh up to 1/3
 (minimax)."""
 
 EXPM1_BORDER = 0.34
@@ -62,15 +62,15 @@ EXPM1_BORDER = 0.34
 
 
 def ints_like(kind: Any, element: Any = I32) -> Any:
-    """Return the integer type with as many elements as a float type."""
+    """Return the integer type that has as many elements as a float type."""
     return vector(element, kind.count) if isinstance(kind, ir.VectorType) else element
 
 
 def exp(code: Code, x: Value) -> Value:
-    """Return e to the power of x; 0 and infinity for large |x|, NaN for NaN.
+    """Return e to the power of x; 0 or infinity for large |x|, NaN for NaN.
 
-    x is n ln 2 + r, so the result is 2ⁿ times a polynomial of r. 2ⁿ is applied in two halves, since
-    it may overflow a float.
+    x is n ln 2 + r, so the result is 2ⁿ times a polynomial in r. 2ⁿ is applied in two halves
+    because it may overflow a float.
     """
     kind = x.kind
     ints = ints_like(kind)
@@ -91,7 +91,7 @@ def exp(code: Code, x: Value) -> Value:
 def exp2(code: Code, isa: Isa, x: Value) -> Value:
     """Return 2 to the power of x, for x up to 0; 0 for very small x, NaN for NaN.
 
-    x is floor(x) + r, so the result is a power of two times a polynomial of r.
+    x is floor(x) + r, so the result is a power of two times a polynomial in r.
     """
     kind = x.kind
     if isinstance(isa, Avx512):
@@ -108,7 +108,7 @@ def exp2(code: Code, isa: Isa, x: Value) -> Value:
 
 
 def _avx512_exp2(code: Code, x: Value) -> Value:
-    """Return `exp2` of 16 numbers with `vreduceps`, which computes r, and `vscalefps`."""
+    """Return `exp2` of 16 numbers, using `vreduceps` (which computes r) and `vscalefps`."""
     all_lanes, nearest = code.constant(I16, -1), code.constant(I32, CURRENT_ROUNDING)
     down = code.constant(I32, ROUND_DOWN)
     r = code.call("llvm.x86.avx512.mask.reduce.ps.512", x.kind, x, down, x, all_lanes, nearest)

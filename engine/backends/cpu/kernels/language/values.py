@@ -10,7 +10,7 @@ from typing import Any
 from llvmlite import ir
 
 LANES = 16
-"""Elements of the kernels' vectors; LLVM splits them for smaller registers."""
+"""Number of elements in the kernels' vectors, which LLVM splits for smaller registers."""
 
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
@@ -18,20 +18,20 @@ VOID = ir.VoidType()
 
 
 def vector(kind: Any, n: int = LANES) -> Any:
-    """Return the LLVM type of a vector of `n` elements."""
+    """Return the LLVM type for a vector of `n` elements."""
     return ir.VectorType(kind, n)
 
 
 INTS, FLOATS = vector(I32), vector(F32)
 LINE = vector(I8, 4 * LANES)
-"""Type of a cache line of weights: four bytes for each of 16 rows."""
+"""Type of a cache line of weights: four bytes per row, for 16 rows."""
 
 
 class Value:
     """An LLVM integer, float, or vector of them; Python operators append instructions.
 
     A Python number as an operand becomes a constant of the same type. `>>` shifts in zeros.
-    Integer comparisons are signed, integer divisions are not.
+    Integer comparisons are signed; integer divisions are not.
 
     Attributes:
         code: builder of the function that the value belongs to.
@@ -93,7 +93,7 @@ class Value:
         return self._apply("lshr", other)
 
     def arithmetic_shift(self, n: int) -> Value:
-        """Return an integer shifted right by n bits with its sign."""
+        """Return an integer shifted right by n bits, with sign extension."""
         return Value(self.code, self.code.builder.ashr(self.raw, self._like(n)))
 
     def _compare(self, how: str, other: Value | float) -> Value:
@@ -114,11 +114,11 @@ class Value:
         return self._compare(">=", other)
 
     def equals(self, other: Value | float) -> Value:
-        """Compare for equality, element by element; false where one is NaN."""
+        """Compare for equality, element by element; false if either is NaN."""
         return self._compare("==", other)
 
     def differs(self, other: Value | float) -> Value:
-        """Compare for inequality, element by element; false where one is NaN."""
+        """Compare for inequality, element by element; false if either is NaN."""
         return self._compare("!=", other)
 
     def to(self, kind: Any, *, signed: bool = True) -> Value:
@@ -154,7 +154,7 @@ class Value:
         )
 
     def shuffle(self, indices: Sequence[int], other: Value | None = None) -> Value:
-        """Return the elements at `indices` of this vector followed by `other`."""
+        """Return the elements at `indices` in the concatenation of this vector and `other`."""
         undefined = ir.Constant(self.kind, ir.Undefined)
         chosen = ir.Constant(vector(I32, len(indices)), list(indices))
         second = undefined if other is None else other.raw
@@ -166,7 +166,7 @@ Combine = Callable[[Value, Value], Value]
 
 
 class Variable:
-    """A mutable value, such as a sum in a loop; LLVM turns its memory into a register."""
+    """A mutable value, such as a sum in a loop; LLVM keeps it in a register."""
 
     def __init__(self, code: Code, start: Value) -> None:
         self._code = code
@@ -184,7 +184,7 @@ class Variable:
 
 
 class Code:
-    """Builder of one function: its methods append instructions.
+    """Builder of one function, whose methods append instructions.
 
     Addresses are 64-bit integers, to which byte offsets can be added.
     """
@@ -193,13 +193,13 @@ class Code:
         self.builder = builder
 
     def constant(self, kind: Any, number: float) -> Value:
-        """Return a constant; of a vector type, all elements are equal."""
+        """Return a constant; if the type is a vector, all elements are equal."""
         if isinstance(kind, ir.VectorType):
             return Value(self, ir.Constant(kind, [number] * kind.count))
         return Value(self, ir.Constant(kind, number))
 
     def vector_of(self, kind: Any, numbers: Iterable[float]) -> Value:
-        """Return a constant vector of these numbers."""
+        """Return a constant vector with these numbers."""
         return Value(self, ir.Constant(kind, list(numbers)))
 
     def number(self, number: int) -> Value:
@@ -218,7 +218,7 @@ class Code:
         return Value(self, first).shuffle([0] * n)
 
     def gathered(self, addresses: Sequence[Value], kind: Any) -> Value:
-        """Load a number of a type from each address, into a vector."""
+        """Load a number of type `kind` from each address into a vector."""
         whole = ir.Constant(vector(kind, len(addresses)), ir.Undefined)
         for n, address in enumerate(addresses):
             one = self.load(address, kind)
@@ -236,19 +236,19 @@ class Code:
         self.builder.store(value.raw, self._pointer(address, value.kind)).align = 1
 
     def load_part(self, address: Value, kind: Any, n: Value) -> Value:
-        """Load the first n elements of a vector, followed by zeros; touch no memory past them."""
+        """Load the first n elements of a vector, then zeros; touch no memory past those n."""
         place, align = self._pointer_value(address, kind), self.constant(I32, 1)
         mask, others = self.lane_mask(n, kind.count), self.constant(kind, 0)
         return self.call(f"llvm.masked.load.{suffix(kind)}.p0", kind, place, align, mask, others)
 
     def store_part(self, value: Value, address: Value, n: Value) -> None:
-        """Store the first n elements of a vector; touch no memory past them."""
+        """Store the first n elements of a vector; touch no memory past those n."""
         place, align = self._pointer_value(address, value.kind), self.constant(I32, 1)
         name = f"llvm.masked.store.{suffix(value.kind)}.p0"
         self.call(name, VOID, value, place, align, self.lane_mask(n, value.kind.count))
 
     def lane_mask(self, n: Value, count: int = LANES) -> Value:
-        """Return a mask of `count` lanes, true for the first n."""
+        """Return a mask with `count` lanes, true for the first n."""
         return self.vector_of(vector(I32, count), range(count)) < self.splat(n.to(I32), count)
 
     def _pointer_value(self, address: Value, kind: Any) -> Value:
@@ -276,45 +276,45 @@ class Code:
         return [self.load(address + 8 * index, I64) for index in range(n)]
 
     def function_address(self, name: str) -> Value:
-        """Return the address of a function of this module."""
+        """Return the address of a function in this module."""
         return Value(self, self.builder.ptrtoint(self.builder.module.globals[name], I64))
 
     def prefetch(self, address: Value, cache: int = 1) -> None:
         """Prefetch the cache line at an address.
 
         Args:
-            cache: cache level to load it into.
+            cache: cache level into which to load it.
         """
         flags = (self.constant(I32, flag) for flag in (0, 4 - cache, 1))  # read, locality, data
         self.call("llvm.prefetch.p0", VOID, self._pointer_value(address, I8), *flags)
 
     def call(self, name: str, result: Any, *values: Value) -> Value:
-        """Call an LLVM intrinsic or a function of this module by name; `result` is its type."""
+        """Call an LLVM intrinsic or a function in this module; `result` is the result's type."""
         module, kind = self.builder.module, ir.FunctionType(result, [v.kind for v in values])
         function = module.globals.get(name) or ir.Function(module, kind, name)
         return Value(self, self.builder.call(function, [v.raw for v in values]))
 
     def call_at(self, address: Value, result: Any, *values: Value) -> Value:
-        """Call the function at an address; `result` is its type."""
+        """Call the function at an address; `result` is the result's type."""
         kind = ir.FunctionType(result, [value.kind for value in values])
         pointer = self.builder.inttoptr(address.raw, kind.as_pointer())
         return Value(self, self.builder.call(pointer, [value.raw for value in values]))
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
-        """Return a × b + c, rounded once where the processor can."""
+        """Return a × b + c, rounded only once if the processor supports that."""
         return self.call(f"llvm.fmuladd.{suffix(a.kind)}", a.kind, a, b, c)
 
     def maximum(self, a: Value, b: Value) -> Value:
-        """Return the larger of two numbers, element by element; NaN where one is NaN."""
+        """Return the larger of two numbers, element by element; NaN if either is NaN."""
         name = "maximum" if a.is_float else "smax"
         return self.call(f"llvm.{name}.{suffix(a.kind)}", a.kind, a, b)
 
     def minimum(self, a: Value, b: Value) -> Value:
-        """Return the smaller of two floats, element by element; NaN where one is NaN."""
+        """Return the smaller of two floats, element by element; NaN if either is NaN."""
         return self.call(f"llvm.minimum.{suffix(a.kind)}", a.kind, a, b)
 
     def unary(self, name: str, a: Value) -> Value:
-        """Call an LLVM intrinsic of one operand, such as "fabs" or "rint"."""
+        """Call an LLVM intrinsic with one operand, such as "fabs" or "rint"."""
         return self.call(f"llvm.{name}.{suffix(a.kind)}", a.kind, a)
 
     def min_signed(self, a: Value, b: Value) -> Value:
@@ -322,11 +322,11 @@ class Code:
         return self.where(a < b, a, b)
 
     def where(self, condition: Value, a: Value, b: Value) -> Value:
-        """Return a where the condition holds, else b."""
+        """Return a where the condition holds, and b elsewhere."""
         return Value(self, self.builder.select(condition.raw, a.raw, b.raw))
 
     def reduce(self, name: str, a: Value) -> Value:
-        """Reduce a vector to one number, in a fixed order, by "add", "max" or, floats, "min"."""
+        """Reduce a vector to a number in a fixed order, by "add", "max" or "min" (floats only)."""
         while a.kind.count > 1:
             half = a.kind.count // 2
             low, high = a.shuffle(range(half)), a.shuffle(range(half, 2 * half))
@@ -337,7 +337,7 @@ class Code:
         return a[0]
 
     def reduce_each(self, vectors: Sequence[Value], combine: Combine = operator.add) -> Value:
-        """Reduce each of 1, 2, 4, … vectors in the order of `reduce`; return the results."""
+        """Reduce each of 1, 2, 4, … vectors in the same order as `reduce`; return the results."""
         width, n_groups = vectors[0].kind.count, 1
         while width > 1:
             half, is_single = width // 2, len(vectors) == 1
@@ -353,7 +353,7 @@ class Code:
 
     @contextmanager
     def loop(self, start: Value, stop: Value, step: Value | int = 1) -> Iterator[Value]:
-        """Write a loop over start, start + step, … below stop; yield the 64-bit index."""
+        """Emit a loop over start, start + step, … below stop; yield the 64-bit index."""
         function = self.builder.function
         head, body, after = (function.append_basic_block() for _ in range(3))
         index = self.variable(start)
@@ -369,7 +369,7 @@ class Code:
 
     @contextmanager
     def forever(self) -> Iterator[Callable[[Value], None]]:
-        """Write an endless loop; yield a function that breaks out of it if a condition holds."""
+        """Emit an endless loop; yield a function that breaks out of it if a condition holds."""
         head, after = (self.builder.function.append_basic_block() for _ in range(2))
         self.builder.branch(head)
         self.builder.position_at_end(head)
@@ -385,19 +385,19 @@ class Code:
 
     @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
-        """Write a block that runs only if the condition holds."""
+        """Emit a block that runs only if the condition holds."""
         with self.builder.if_then(condition.raw):
             yield
 
     @contextmanager
     def if_else(self, condition: Value) -> Iterator[tuple[Any, Any]]:
-        """Write an if-else; yield its two blocks to enter."""
+        """Emit an if-else; yield its two blocks for the caller to enter."""
         with self.builder.if_else(condition.raw) as branches:
             yield branches
 
 
 def concatenated(parts: Sequence[Value]) -> Value:
-    """Return one vector of all elements of 1, 2, 4, … vectors, in order."""
+    """Concatenate 1, 2, 4, … vectors."""
     while len(parts) > 1:
         n = parts[0].kind.count
         parts = [a.shuffle(range(2 * n), b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
@@ -431,7 +431,7 @@ def suffix(kind: Any) -> str:
 def function(
     module: ir.Module, name: str, n_arguments: int, result: Any = VOID
 ) -> tuple[Code, list[Value]]:
-    """Begin a function of 64-bit integers; the caller writes its body, with the return."""
+    """Start a function that takes 64-bit integers; the caller emits its body and return."""
     made = ir.Function(module, ir.FunctionType(result, [I64] * n_arguments), name)
     made.attributes.add("nounwind")
     code = Code(ir.IRBuilder(made.append_basic_block()))
@@ -441,7 +441,7 @@ def function(
 def internal(
     module: ir.Module, name: str, n_arguments: int, result: Any = VOID
 ) -> tuple[Code, list[Value]]:
-    """Begin a function that is internal to the module, so that LLVM may inline it."""
+    """Start a function that is internal to the module, so that LLVM may inline it."""
     code, values = function(module, name, n_arguments, result)
     code.builder.function.linkage = "internal"
     return code, values

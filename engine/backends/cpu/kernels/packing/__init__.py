@@ -1,1 +1,1 @@
-"""Packs the matrices of a file into planes or int16 while reading them; dequantises planes."""
+"""Packs a file's matrices into planes or int16 while reading them; dequantises planes."""

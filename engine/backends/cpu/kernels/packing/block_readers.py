@@ -1,4 +1,4 @@
-"""Readers of GGML block structures: codes and scales of 32 columns, for one row or a tile.
+"""Readers for GGML block structures: codes and scales of 32 columns, for one row or a tile.
 
 Byte offsets and bit positions follow `ggml-common.h`.
 """
@@ -28,16 +28,16 @@ from engine.formats.quants.layout import BLOCK, CODED, Layout
 CODES = vector(I8, BLOCK)
 HALF = vector(I8, BLOCK // 2)
 PIECE = BLOCK // 2
-"""Bytes of a row that are loaded at a time."""
+"""Bytes loaded at a time, per row."""
 
 NUMBERS = {1: I8, 2: I16, 4: I32}
 
 SPREAD = 0x00204081
-"""Factor that spreads four bits to the lowest bits of four bytes."""
+"""Factor that spreads four bits over the lowest bits of four bytes."""
 
 
 class Columns(Protocol):
-    """32 columns of a block of the file, for one row or all rows of a tile.
+    """32 columns in one of the file's blocks, for one row or for all rows in a tile.
 
     Numbers are integers, one per row; codes are bytes, one per row and column, or per two columns.
 
@@ -49,32 +49,32 @@ class Columns(Protocol):
     def index(self) -> Any: ...
 
     def half(self, offset: Any) -> Value:
-        """Load 16 bytes of each row from an offset in the block."""
+        """Load 16 bytes per row from an offset in the block."""
 
     def codes(self, offset: Any) -> Value:
-        """Load 32 bytes of each row from an offset in the block."""
+        """Load 32 bytes per row from an offset in the block."""
 
     def number(self, offset: Any, n_bytes: int = 1) -> Value:
-        """Load an unsigned number of one, two or four bytes of each row."""
+        """Load an unsigned number of one, two or four bytes per row."""
 
     def shifted(self, codes: Value, shift: Any, mask: int) -> Value:
-        """Shift each byte right and mask it."""
+        """Shift each byte right, then mask it."""
 
     def bits(self, offset: int) -> Value:
-        """Load 32 bits of each row as codes: bit c for column c."""
+        """Load 32 bits per row as codes: bit c for column c."""
 
     def either(self, is_last: Any, a: Callable[[], Value], b: Callable[[], Value]) -> Value:
-        """Return a if a condition on the index holds, else b."""
+        """Return a if a condition on the index holds; otherwise b."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowColumns:
-    """Columns of one row, see `Columns`.
+    """One row's columns; see `Columns`.
 
     Attributes:
         code: builder of the function that reads them.
         block: address of the block.
-        index: index of the 32 columns in the block.
+        index: index of the 32 columns within the block.
     """
 
     code: Code
@@ -105,17 +105,17 @@ class RowColumns:
 
 @dataclass(frozen=True, slots=True)
 class TileColumns:
-    """Columns of all rows of a tile, see `Columns`.
+    """The columns of all rows in a tile; see `Columns`.
 
     Codes are in line order: four columns of each row, then the next four. Loaded vectors are
-    cached, since a block is read for several indices.
+    cached because a block is read for several indices.
 
     Attributes:
         code: builder of the function that reads them.
         blocks: address of the block in each row.
         type_size: size of a block, in bytes.
         index: index of the 32 columns in the block.
-        loaded: four vectors of 32-bit words by offset.
+        loaded: four vectors of 32-bit words, by offset.
     """
 
     code: Code
@@ -125,7 +125,7 @@ class TileColumns:
     loaded: dict[int, list[Value]] = field(default_factory=dict)
 
     def at(self, index: int) -> TileColumns:
-        """Return other columns of the same block."""
+        """Return other columns in the same block."""
         return replace(self, index=index)
 
     def half(self, offset: int) -> Value:
@@ -157,7 +157,7 @@ class TileColumns:
         return a() if is_last else b()
 
     def _words(self, offset: int) -> list[Value]:
-        """Load 16 bytes of each row, as four vectors with a word of each row."""
+        """Load 16 bytes per row as four vectors, each with one word per row."""
         if offset not in self.loaded:
             rows = [self.code.load(block + offset, vector(I32, 4)) for block in self.blocks]
             self.loaded[offset] = transposed(rows)
@@ -167,7 +167,7 @@ class TileColumns:
 def transposed(rows: Sequence[Value]) -> list[Value]:
     """Transpose 16 rows of four words.
 
-    Rows 4 g to 4 g + 3 share a quarter of a register, so that no word crosses lanes.
+    Rows 4g to 4g + 3 share a quarter of a register, so that no word crosses lanes.
     """
     first, second, third, fourth = (concatenated(rows[k::4]) for k in range(4))
     halves = [
@@ -177,7 +177,7 @@ def transposed(rows: Sequence[Value]) -> list[Value]:
 
 
 def _zipped(a: Value, b: Value, n: int, half: int) -> Value:
-    """Interleave n words of a and of b, from the lower or the upper half of each quarter."""
+    """Interleave n words each from a and b, out of the lower or upper half of each quarter."""
     chosen = [
         quarter + half * 2 + step + word + (LANES if other else 0)
         for quarter in range(0, LANES, 4)
@@ -194,14 +194,14 @@ Read = Callable[[Columns], Value]
 
 @dataclass(frozen=True, slots=True)
 class BlockReader:
-    """The structure of a GGML type's blocks.
+    """Structure of a GGML type's blocks.
 
     Attributes:
         type_size: size of a block, in bytes.
-        n_blocks: number of 32-column parts of a block.
-        low: reads the low bits of the codes: 32 bytes, or 16 with two codes each as in the plane.
-        scales: reads a row's entries in the plane of scales, as integers.
-        high: reads the high bits of the codes, 32 bytes.
+        n_blocks: number of 32-column parts in a block.
+        low: reads the codes' low bits: 32 bytes, or 16 with two codes each, as in the plane.
+        scales: reads a row's entries for the plane of scales, as integers.
+        high: reads the codes' high bits, 32 bytes.
         supers: byte offsets of the F16 factors.
     """
 
@@ -251,14 +251,14 @@ def _one_bit(offset: int) -> Read:
 
 
 def _low_q6(place: Columns) -> Value:
-    """Read the low nibbles of Q6_K; parts 0 and 2 of a half block share 32 bytes, as do 1 and 3."""
+    """Read low nibbles in Q6_K; parts 0 and 2 of a half block share 32 bytes, as do 1 and 3."""
     half, part = place.index // 4, place.index % 4
     codes = place.codes(half * 64 + part % 2 * 32)
     return place.shifted(codes, part // 2 * 4, 15)
 
 
 def _scales_k(place: Columns) -> list[Value]:
-    """Read scale and minimum of Q4_K and Q5_K, six bits each; the last four are split."""
+    """Read a scale and minimum in Q4_K or Q5_K, six bits each; the last four of each are split."""
     low, index = place.index % 4 + 4, place.index
     scale, minimum, rest = place.number(low), place.number(low + 4), place.number(low + 8)
     is_last = index >= 4
@@ -273,7 +273,7 @@ def _pair(offset: int) -> Callable[[Columns], list[Value]]:
 
 
 def _scales_q3(place: Columns) -> list[Value]:
-    """Read the scales of Q3_K: six bits each, minus 32; four are in 8 bytes, two in 4 bytes."""
+    """Read scales in Q3_K: six bits each, minus 32; four bits are in 8 bytes, two in 4 bytes."""
     scales = []
     for n in range(2):
         number = place.index * 2 + n
@@ -284,14 +284,14 @@ def _scales_q3(place: Columns) -> list[Value]:
 
 
 def _scales_iq4_xs(place: Columns) -> list[Value]:
-    """Read the scale of IQ4_XS: six bits, minus 32; four are in 4 bytes, two in a 16-bit number."""
+    """Read a scale in IQ4_XS: six bits, minus 32; four are in 4 bytes, two in a 16-bit number."""
     low = (place.number(place.index // 2 + 4) >> (place.index % 2 * 4)) & 15
     high = (place.number(2, 2) >> (place.index * 2)) & 3
     return [(low | (high << 4)) - 32]
 
 
 def _coded(layout: Layout) -> BlockReader:
-    """Return the structure of rows from `quants.encode`: 32 bytes of codes, then scales."""
+    """Return the block structure that `quants.encode` produces: 32 bytes of codes, then scales."""
     size = 4 if layout.scale == "f32" else 2
     places = range(BLOCK, BLOCK + size * (BLOCK // layout.sub), size)
 
@@ -325,4 +325,4 @@ BLOCK_READERS: Mapping[int, BlockReader] = {
     Kind.MXFP4: BlockReader(17, 1, _at(1), lambda place: [place.number(0)]),
     **{number: _coded(layout) for number, layout in CODED.items()},
 }
-"""Structure of each GGML type's blocks."""
+"""Block structure of each GGML type."""

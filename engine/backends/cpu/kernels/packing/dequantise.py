@@ -1,4 +1,4 @@
-"""Dequantises rows of planes, for embedding lookups and for torch's matrix products.
+"""Dequantises rows from planes, for embedding lookups and torch's matrix products.
 
 Rounds as in `formats.quants`: scale × q, then the minimum. So F32 rows have the same bits as the
 dequantised file.
@@ -26,16 +26,16 @@ from engine.backends.cpu.kernels.running.thread_pool import add_run
 from engine.formats.quants.layout import BLOCK, TILE, BlockPlaces, Layout
 
 LOOKUP = ("planes", "tile_bytes", "n_blocks", "skip", "n_rows", "ids", "n_ids", "out", "out_stride")
-"""Arguments of `lookup`. ids are 64-bit row numbers; out is F32, (n_ids, 32 × n_blocks), rows
-`out_stride` bytes apart, with zeros for ids out of range."""
+"""Arguments of `lookup`. ids are 64-bit row indices; out is F32, (n_ids, 32 × n_blocks), with rows
+`out_stride` bytes apart; rows for ids out of range are zeros."""
 
 BF16_ROWS = ("planes", "tile_bytes", "n_blocks", "skip", "first_tile", "n_tile", "out")
-"""Arguments of `bf16_rows`. out is BF16, (16 × n_tile, 32 × n_blocks), contiguous, rounded to the
+"""Arguments of `bf16_rows`. out is BF16, (16 × n_tile, 32 × n_blocks), contiguous, rounded to
 nearest."""
 
 
 def build(module: ir.Module, isa: Isa, layout: Layout) -> None:
-    """Write `lookup(pool, *LOOKUP)` and `bf16_rows(pool, *BF16_ROWS)`."""
+    """Emit `lookup(pool, *LOOKUP)` and `bf16_rows(pool, *BF16_ROWS)`."""
     reader = TileReader(isa, layout)
     add_run(module)
     with piece(module, "lookup", LOOKUP) as (code, given, index):
@@ -97,13 +97,13 @@ def _emit_bf16(code: Code, reader: TileReader, given: Named, index: Value) -> No
 
 
 def _bf16_pair(first: Value, second: Value) -> Value:
-    """Round two columns to BF16, ties to even; the first in the lower half of each i32."""
+    """Round two columns to BF16, ties to even; the first is in the lower half of each i32."""
     low, high = (rounded_bf16(v) for v in (first, second))
     return (low >> 16) | (high & -65536)
 
 
 def rounded_bf16(value: Value) -> Value:
-    """Round floats to BF16, in the upper halves of i32; NaN may become infinite."""
+    """Round floats to BF16, in the upper halves of i32; NaN may become infinity."""
     bits = value.bitcast(vector(INTS.element, value.kind.count))
     return bits + ((bits >> 16) & 1) + 0x7FFF
 

@@ -1,8 +1,8 @@
-"""Packs the rows of a matrix straight from a file, and reads parts of a file.
+"""Packs a matrix's rows straight from a file, and reads parts of a file.
 
 Each thread takes the next few tiles, reads their rows into a buffer that fits in its cache, and
-packs them. So reading and packing overlap, in file order, and a memory page of the planes is first
-touched by the thread that fills it.
+packs them. So reading and packing overlap, in file order, and the thread that fills a memory page
+of the planes is the first to touch it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ ARGUMENTS = (
     "buffer_bytes", "buffer_stride", "progress", "tiles_per_turn", "tiles_per_read", "n_threads",
     "n_rows", "goal_row", "first", "n_blocks", "planes", "tile_bytes",
 )  # fmt: skip
-"""Arguments of `pack_file`. `read` is the address of POSIX's pread, `descriptor` that of the file.
-The first row's `row_bytes` start at `offset`, the other rows follow `file_stride` apart. Each of
-`n_threads` has `buffer_bytes` from `buffers` on, with rows `buffer_stride` apart; a read covers up
-to `rows_per_read` rows, including the gaps between them. A thread takes `tiles_per_turn` tiles at a
-time and reads `tiles_per_read` of them at a time. `progress`: two 64-bit words, initially 0: number
-of turns taken, and 1 after a failed read, which ends the work. For the others see
+"""Arguments of `pack_file`. `read`: address of POSIX's pread; `descriptor`: the file descriptor.
+The first row's `row_bytes` start at `offset`; the other rows follow at intervals of `file_stride`.
+Each of `n_threads` has `buffer_bytes` at `buffers`, with rows `buffer_stride` apart; a read covers
+up to `rows_per_read` rows, including the gaps between them. A thread takes `tiles_per_turn` tiles
+at a time and reads `tiles_per_read` of them at a time. `progress`: two 64-bit words, initially 0:
+the number of turns taken, and 1 after a failed read, which stops the work. For the others, see
 `kernels.packing.pack`."""
 
 READ_ARGUMENTS = ("read", "descriptor", "offset", "goal", "n_bytes", "page_bytes", "failed")
-"""Arguments of `read_file`. `read` is the address of POSIX's pread, `descriptor` that of the file.
-`n_bytes` from `offset` on are read to `goal`. Pieces end at multiples of `page_bytes`: two threads
-that touch the same new page would both clear it. `failed`: a 64-bit word, set to 1 if a read
-fails."""
+"""Arguments of `read_file`. `read`: address of POSIX's pread; `descriptor`: the file descriptor.
+`n_bytes` starting at `offset` are read to `goal`. Pieces end at multiples of `page_bytes`, because
+two threads that touch the same new page would both clear it. `failed`: a 64-bit word that is set to
+1 if a read fails."""
 
 
 TAKEN, FAILED = 0, 8
@@ -41,7 +41,7 @@ TAKEN, FAILED = 0, 8
 
 
 def build(module: ir.Module, isa: Isa, type_number: int) -> None:
-    """Write `pack_file(pool, *ARGUMENTS)`, and `pack` of that module or of `pack.build_int16`."""
+    """Emit `pack_file(pool, *ARGUMENTS)`, and `pack` as in `pack.build` or `pack.build_int16`."""
     if type_number in pack.INT16_KINDS:
         pack.build_int16(module, isa, type_number)
     else:
@@ -78,8 +78,8 @@ def _take(code: Code, counter: Value) -> Value:
 def _emit_read(
     code: Code, given: Named, buffer: Value, place: Value, begin: Value, stop: Value
 ) -> None:
-    """Write the reads of the rows of tiles `begin` to `stop`; return if one fails."""
-    before = given["goal_row"] % TILE  # rows of the first tile that are not packed here
+    """Emit the reads of the rows in tiles `begin` to `stop`, with a return if one fails."""
+    before = given["goal_row"] % TILE  # rows in the first tile that are not packed here
     first = begin * TILE - before
     first = code.where(first < 0, code.number(0), first)
     n_rows = code.min_signed(stop * TILE - before, given["n_rows"]) - first
@@ -98,7 +98,7 @@ def _emit_read(
 
 
 def build_read(module: ir.Module) -> None:
-    """Write `read_file(pool, *READ_ARGUMENTS)`."""
+    """Emit `read_file(pool, *READ_ARGUMENTS)`."""
     add_run(module)
     _add_fill(module)
     with piece(module, "read_file", READ_ARGUMENTS) as (code, given, index):
@@ -119,7 +119,7 @@ def build_read(module: ir.Module) -> None:
 
 
 def _add_fill(module: ir.Module) -> None:
-    """Write `fill(read, descriptor, goal, n, offset)`: reads n bytes; returns the shortfall."""
+    """Emit `fill(read, descriptor, goal, n, offset)`: reads n bytes; returns the shortfall."""
     code, (read, descriptor, goal, n, offset) = internal(module, "fill", 5, I64)
     done = code.variable(code.number(0))
     with code.forever() as leave:

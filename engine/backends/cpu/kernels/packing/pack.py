@@ -1,8 +1,8 @@
-"""Packs the blocks of a file into planes (the same bits in another order), F16 and BF16 as int16.
+"""Packs a file's blocks into planes (the same bits in another order), and F16 and BF16 as int16.
 
-`kernels.packing.block_readers` reads the codes and scales of 32 columns of each GGML type. Whole
-tiles are packed 16 rows at a time, in vectors that hold lines of the planes; partial tiles at the
-edges of a matrix part, row by row.
+`kernels.packing.block_readers` reads the codes and scales of 32 columns, for each GGML type. Whole
+tiles are packed 16 rows at a time, in vectors that contain lines of the planes; partial tiles at a
+matrix part's edges are packed row by row.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ Interval = tuple[Value, Value]
 ARGUMENTS = (
     "raw", "row_bytes", "n_rows", "goal_row", "first", "n_blocks", "planes", "tile_bytes",
 )  # fmt: skip
-"""Arguments of the kernel. `raw` is the address of the first row, with rows `row_bytes` apart; of
-each, `n_blocks` blocks of 32 columns from block `first` on are packed. The first row becomes row
-`goal_row` of the planes; tiles are `tile_bytes` apart."""
+"""The kernel's arguments. `raw` is the address of the first row, with rows `row_bytes` apart; in
+each, `n_blocks` blocks of 32 columns are packed, starting at block `first`. The first row becomes
+row `goal_row` in the planes; tiles are `tile_bytes` apart."""
 
 
 def build(module: ir.Module, type_number: int) -> None:
-    """Write `pack(pool, *ARGUMENTS)`; other rows of the tiles stay unchanged."""
+    """Emit `pack(pool, *ARGUMENTS)`; other rows of the tiles stay unchanged."""
     add_run(module)
     with piece(module, "pack", ARGUMENTS) as (code, given, index):
         _emit_tile(code, LAYOUTS[type_number], BLOCK_READERS[type_number], given, index)
@@ -72,9 +72,9 @@ def build(module: ir.Module, type_number: int) -> None:
 
 
 def _emit_tile(code: Code, layout: Layout, source: BlockReader, given: Named, index: Value) -> None:
-    """Write a piece: the rows of one tile; piece 0 is the tile of row `goal_row`."""
+    """Emit a piece: one tile's rows; piece 0 is the tile that contains row `goal_row`."""
     number = given["goal_row"] // TILE + index
-    begin = number * TILE - given["goal_row"]  # of the tile, as a row of `raw`
+    begin = number * TILE - given["goal_row"]  # the tile's first row, as an index in `raw`
     packer = TilePacker(code, layout, source, given, number, begin)
     is_whole = (begin >= 0) & (given["n_rows"] >= begin + TILE)
     with code.if_else(is_whole) as (whole, part):
@@ -91,10 +91,10 @@ class TilePacker:
     """Generates the code that packs one tile.
 
     Args:
-        source: reader of the file's blocks.
-        given: arguments of the kernel.
-        number: number of the tile in the planes.
-        begin: row of `raw` that is the tile's first.
+        source: reader for the file's blocks.
+        given: the kernel's arguments.
+        number: index of the tile in the planes.
+        begin: index of the tile's first row in `raw`.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class TilePacker:
         self._n_groups = ceil_div(self._n_blocks + self._skip, SUPER)
 
     def emit_whole(self) -> None:
-        """Pack all rows: whole blocks of the file, then the remaining columns row by row."""
+        """Pack all rows: first the file's whole blocks, then the remaining columns row by row."""
         code, n, first = self._code, self._source.n_blocks, self._first
         end = first + self._n_blocks
         begin_whole = code.min_signed(ceil_div(first, n) * n, end)
@@ -136,7 +136,7 @@ class TilePacker:
         return TileColumns(self._code, rows, self._source.type_size)
 
     def emit_rows(self, rows: Interval, blocks: Interval) -> None:
-        """Pack a range of rows and of blocks of 32 columns."""
+        """Pack a range of rows, and in them a range of blocks of 32 columns."""
         source = self._source
         with self._code.loop(*rows) as row, self._code.loop(*blocks) as block:
             whole = self._first + block
@@ -145,7 +145,7 @@ class TilePacker:
             self._put(here, block, row - self._begin)
 
     def emit_supers_of_rows(self, rows: Interval) -> None:
-        """Pack the super-block factors of a range of rows."""
+        """Pack super-block factors for a range of rows."""
         if not self._source.supers:
             return
         code, size = self._code, self._source.type_size
@@ -181,7 +181,7 @@ def _store_lines(codes: Value, n_bits: int, goal: Value) -> None:
     """Store codes of `n_bits` bits, 8 / n_bits lines in each stored line.
 
     Args:
-        codes: codes of one row, four bytes per line, or of all rows, 64 bytes per line.
+        codes: codes for one row, four bytes per line, or for all rows, 64 bytes per line.
     """
     size = LANES if codes.kind.count > BLOCK else 1
     words, per_line = codes.bitcast(vector(I32, codes.kind.count // 4)), 8 // n_bits
@@ -202,29 +202,29 @@ def _store_numbers(numbers: Value, kind: ir.IntType, goal: Value) -> None:
 
 
 INT16_KINDS = {1: "f16", 30: "bf16"}
-"""Kernel names of the types that are packed as int16, by the number of the GGML type."""
+"""Kernel names for the types that are packed as int16, by GGML type id."""
 
 EXPONENT = 0x7F80_0000
-"""Exponent bits of an F32; masking a positive number with them gives a power of two."""
+"""Exponent bits of an F32; masking a positive number with them yields a power of two."""
 
 
 LINE_BYTES = 64
-"""Bytes of a row's block as int16, and of two columns of a tile's rows."""
+"""Size in bytes of a row's block as int16, and of two columns in all of a tile's rows."""
 
 BUFFER_ROW = SUPER * LINE_BYTES
-"""Bytes of a row's group as int16."""
+"""Size in bytes of a row's group as int16."""
 
 
 def build_int16(module: ir.Module, isa: Isa, type_number: int) -> None:
-    """Write `pack(pool, *ARGUMENTS)` for F16 and BF16; other rows of the tiles stay unchanged.
+    """Emit `pack(pool, *ARGUMENTS)` for F16 and BF16; other rows of the tiles stay unchanged.
 
-    A group of columns of all rows is rounded to a buffer, from which whole lines are written.
+    For all rows, a group of columns is rounded into a buffer, from which whole lines are written.
     """
     add_run(module)
     weights = FloatWeights(isa, INT16_KINDS[type_number])
     with piece(module, "pack", ARGUMENTS) as (code, given, index):
         number = given["goal_row"] // TILE + index
-        begin = number * TILE - given["goal_row"]  # of the tile, as a row of `raw`
+        begin = number * TILE - given["goal_row"]  # the tile's first row, as an index in `raw`
         first = code.where(begin < 0, code.number(0), begin)
         end = code.min_signed(given["n_rows"], begin + TILE)
         tile = given["planes"] + number * given["tile_bytes"]
@@ -252,7 +252,7 @@ def build_int16(module: ir.Module, isa: Isa, type_number: int) -> None:
 def _emit_row(
     code: Code, weights: FloatWeights, raw: Value, n_blocks: Value, words: Value
 ) -> Value:
-    """Round a group of columns of a row to int16; return their factor."""
+    """Round a group of columns in one row to int16; return their factor."""
 
     def half(index: Value) -> Value:
         return weights.load(code, raw + index * 32)
@@ -265,7 +265,7 @@ def _emit_row(
         for number in (
             steps,
             one / steps * BALANCE + (size - size),
-        )  # NaN where the size is infinite
+        )  # NaN if the size is infinite or NaN
     )
     with code.loop(code.number(0), n_blocks) as block:
         halves = [half(block * 2 + k) * code.splat(steps) for k in range(2)]
@@ -274,7 +274,7 @@ def _emit_row(
 
 
 def _emit_block(code: Code, words: Value, goal: Value) -> None:
-    """Write a block of all 16 rows, two columns to a line."""
+    """Store a block of all 16 rows, two columns per line."""
     kind = vector(I32, 4)
     for part in range(0, LINE_BYTES, 16):
         rows = [code.load(words + (row * BUFFER_ROW + part), kind) for row in range(TILE)]

@@ -1,24 +1,24 @@
-"""Grouped GEMM for mixtures of experts: each row times the matrix of its expert, all in one job.
+"""Grouped GEMM for mixtures of experts: each row times its expert's matrix, all in one job.
 
 Rows are sorted into groups, one per expert in use (`forward.expert_rows.Groups`). Each group is
-packed into separate panels, at the offset of its first row, so each row's result has the same bits
-as in `kernels.products.quantised_gemm`. Weights of experts without rows are not read.
+packed into its own panels, at the offset of its first row, so each row's result has the same bits
+as in `kernels.products.quantised_gemm`. The weights of experts that have no rows are not read.
 
     table = groups.table.data_ptr(), len(groups.table)
     quantise_groups(pool, x, x_stride, n_blocks, skip, panels, pairs, n_used, *table)
     multiply_groups(pool, planes, expert_bytes, tile_bytes, n_blocks, skip, panels, row_bytes,
                     out, out_stride, n_rows, n_tile, tiles_per_piece, tokens_per_pass, *table)
 
-x is (n_row, 32 × n_blocks) F32 with rows `x_stride` bytes apart, and `pairs` is 0; or x has a row
-for each token, and `pairs` is the address of `groups.pair_of`, with `n_used` experts for each.
+x is (n_row, 32 × n_blocks), F32, with rows `x_stride` bytes apart, and `pairs` is 0; or x has one
+row per token, and `pairs` is the address of `groups.pair_of`, with `n_used` experts per token.
 `panels` is the address of `quantised_bytes(n_row, n_blocks, x_bytes)` bytes; out is (n_row, n_rows)
-F32 with rows `out_stride` bytes apart; `row_bytes` is `quantised_bytes(1, n_blocks, x_bytes)`.
-If all groups have the same single row (one token and its experts), `quantise` packs only that row,
+F32, with rows `out_stride` bytes apart; `row_bytes` is `quantised_bytes(1, n_blocks, x_bytes)`.
+If all groups have the same single row (one token and its experts), `quantise` packs only this row,
 and `row_bytes` is 0.
 
-`build_ffn` fuses the FFNs of a prompt's experts: a piece is all products of some rows of an expert,
-so that intermediate results stay in a core's cache. Each token is packed once, and copied for its
-experts. The bits are the same as with separate products, since rows do not depend on each other.
+`build_ffn` fuses the experts' FFNs for prompts: a piece computes all products for some of an
+expert's rows, so that intermediate results stay in a core's cache. Each token is packed once and
+copied for its experts. The bits are the same as with separate products, as rows are independent.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from engine.backends.cpu.kernels.small.activation import COLUMNS
 from engine.formats.quants.layout import TILE, Layout, panel_block_bytes
 
 ENTRY_BYTES = 24
-"""Bytes of a group's entry in the table: expert, first row, number of rows, 64-bit each."""
+"""Size in bytes of a group's table entry: expert, first row and number of rows, 64-bit each."""
 
 QUANTISE = (
     "x", "x_stride", "n_blocks", "skip", "panels", "pairs", "n_used", "table", "n_group",
@@ -56,13 +56,13 @@ MULTIPLY = (
     "planes", "expert_bytes", "tile_bytes", "n_blocks", "skip", "panels", "row_bytes", "out",
     "out_stride", "n_rows", "n_tile", "tiles_per_piece", "tokens_per_pass", "table", "n_group",
 )  # fmt: skip
-"""Arguments of `multiply_groups`. The planes of experts are `expert_bytes` apart. A piece is
+"""Arguments of `multiply_groups`. The experts' planes are `expert_bytes` apart. A piece is
 `tiles_per_piece` tiles of one expert times up to `tokens_per_pass` of its rows (a multiple of
 `Isa.tile_tokens`), whose panels fit in a core's cache."""
 
 
 def build_quantise(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
-    """Write `quantise_groups(pool, *QUANTISE)`."""
+    """Emit `quantise_groups(pool, *QUANTISE)`."""
     name, size = "quantise_groups", isa.tile_tokens
     add_run(module)
     add_pack_tokens(module, isa, format_of(isa, x_bytes))
@@ -80,7 +80,7 @@ def build_quantise(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
 
 
 def build_multiply(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None:
-    """Write `multiply_groups(pool, *MULTIPLY)` for matrices of one layout.
+    """Emit `multiply_groups(pool, *MULTIPLY)` for matrices of one layout.
 
     Each thread starts with a share of adjacent experts, so that it reads their weights in order.
     """
@@ -116,7 +116,7 @@ def _add_piece(code: Code, given: Named, index: Value) -> None:
 
 
 def n_parts(code: Code, given: Named, size: Value) -> Value:
-    """Return the number of parts of at most `size` rows of all groups."""
+    """Return the number of parts in all groups, if a part has at most `size` rows."""
     total = code.variable(code.number(0))
     with code.loop(code.number(0), given["n_group"]) as group:
         n = code.load(given["table"] + group * ENTRY_BYTES + 16, I64)
@@ -127,11 +127,11 @@ def n_parts(code: Code, given: Named, size: Value) -> Value:
 def _part(
     code: Code, given: Named, size: Value, number: Value, unit: int = 0
 ) -> tuple[Value, Value, Value]:
-    """Return the expert, the first row and the number of rows of a part, by its number.
+    """Return a part's expert, first row and number of rows, given the part's index.
 
     Args:
-        size: largest number of rows of a part.
-        unit: if not 0, an expert's parts have about equal sizes, multiples of this.
+        size: largest number of rows in a part.
+        unit: if not 0, an expert's parts have roughly equal sizes, multiples of this.
     """
     left, entry = code.variable(number), code.variable(given["table"])
     with code.forever() as leave:
@@ -151,18 +151,18 @@ FFN_NAMES = ("pack_each", "feed")
 PRODUCT = (
     "task", "planes", "expert_bytes", "tile_bytes", "n_blocks", "skip", "n_rows", "n_tile",
 )  # fmt: skip
-"""Entry of a product, 64-bit integers: address of its piece function, then as in `MULTIPLY`."""
+"""A product's entry, in 64-bit integers: address of its piece function, then as in `MULTIPLY`."""
 
 PRODUCT_BYTES = 8 * len(PRODUCT)
-"""Size of such an entry."""
+"""Size of such an entry, in bytes."""
 
 FFN_ARGUMENTS = (
     "tokens", "pairs", "n_used", "products", "activation", "limit", "table", "n_group",
     "most_rows", "places", "place_bytes", "locks", "n_place", "out",
 )  # fmt: skip
 """Arguments of `feed`. tokens: single-token panels from `pack_each`; pairs: see above. products:
-address of the entries of gate, up and down. activation: address of a kernel of `small.activation`,
-with its limit. A piece has up to `most_rows` rows of an expert, a multiple of `Isa.tile_tokens`. A
+address of the entries for gate, up and down. activation: address of a kernel in `small.activation`,
+with its limit. A piece has up to `most_rows` rows of one expert, a multiple of `Isa.tile_tokens`. A
 thread uses one of `n_place` buffers of `place_bytes`; their locks are 64-bit integers `LOCK_BYTES`
 apart, 0 if free. out is F32, (n_row, rows of down), contiguous."""
 
@@ -171,17 +171,17 @@ LOCK_BYTES = 64
 
 
 def place_bytes(most_rows: int, n_blocks: tuple[int, int], n_ff: int, x_bytes: int) -> int:
-    """Return the buffer size of a piece: panels, the results of gate and up, their panels.
+    """Return the size of a piece's buffer: panels, the results of gate and up, and their panels.
 
     Args:
-        n_blocks: blocks of columns of gate and up, and of down.
-        n_ff: rows of gate, and of up.
+        n_blocks: column blocks in gate (and up), and in down.
+        n_ff: number of rows in gate, and in up.
     """
     return most_rows * (sum(n_blocks) * panel_block_bytes(x_bytes) + 8 * n_ff)
 
 
 def build_ffn(module: ir.Module, isa: Isa, x_bytes: int) -> None:
-    """Write `pack_each(pool, *panels.ARGUMENTS)` and `feed(pool, *FFN_ARGUMENTS)`."""
+    """Emit `pack_each(pool, *panels.ARGUMENTS)` and `feed(pool, *FFN_ARGUMENTS)`."""
     add_run(module)
     add_pack_tokens(module, isa, format_of(isa, x_bytes))
     _add_copy_row(module, isa, x_bytes)
@@ -248,9 +248,9 @@ def _multiply(code: Code, product: Named, expert: Value, rows: Value, n: Value, 
 
 
 def _add_take_place(module: ir.Module) -> None:
-    """Write `take_place(locks, n)`: locks a free buffer and returns its number.
+    """Emit `take_place(locks, n)`: locks a free buffer and returns its index.
 
-    There always is one: a thread uses one buffer at a time.
+    There always is one, as each thread uses only one buffer at a time.
     """
     code, (locks, n) = internal(module, "take_place", 2, I64)
     number = code.variable(code.number(0))
@@ -265,7 +265,7 @@ def _add_take_place(module: ir.Module) -> None:
 
 
 def _add_fill(module: ir.Module, isa: Isa, x_bytes: int) -> None:
-    """Write `fill(tokens, pairs, n_used, n, n_blocks, goal)`: panels of n rows.
+    """Emit `fill(tokens, pairs, n_used, n, n_blocks, goal)`: panels of n rows.
 
     Row i is a copy of token `pairs[i] / n_used`.
     """
@@ -292,7 +292,7 @@ def _add_fill(module: ir.Module, isa: Isa, x_bytes: int) -> None:
 
 
 def _add_copy_row(module: ir.Module, isa: Isa, x_bytes: int) -> None:
-    """Write `copy_row(token, n_blocks, panel, n, t)`: copies a token to token t of a panel of n."""
+    """Emit `copy_row(token, n_blocks, panel, n, t)`: copies a token to token t in a panel of n."""
     code, (token, n_blocks, panel, n, t) = internal(module, "copy_row", 5)
     block_bytes = panel_block_bytes(x_bytes)
     with code.loop(code.number(0), n_blocks) as block:

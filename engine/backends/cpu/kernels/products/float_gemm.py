@@ -1,9 +1,9 @@
-"""GEMM with F16, BF16 or F32 matrices as they are in the file, in F32.
+"""F32 GEMM with F16, BF16 or F32 matrices as they are in the file.
 
-`x Wᵀ` adds up 16 partial sums over the columns, `x W` goes through the rows of the matrix, both in
-order, so that a token's bits do not depend on the other tokens. Both take a stack of matrices, one
-per head, with tokens for each. Rows are neither packed nor in tiles, so this is not an operand of
-the nest in `kernels.products.gemm`: that would add up in another order.
+`x Wᵀ` adds up 16 partial sums over the columns; `x W` goes through the matrix's rows. Both proceed
+in order, so that a token's bits do not depend on the other tokens. Both take a stack of matrices,
+one per head, with tokens for each. As rows are neither packed nor in tiles, these are not operands
+for the nest in `kernels.products.gemm`, which would also add in another order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FloatWeights:
         kind: "f16", "bf16" or "f32".
 
     Attributes:
-        n_bytes: bytes of a weight.
+        n_bytes: bytes per weight.
     """
 
     def __init__(self, isa: Isa, kind: str) -> None:
@@ -45,7 +45,7 @@ class FloatWeights:
         self.n_bytes = 4 if kind == "f32" else 2
 
     def load(self, code: Code, address: Value, n: Value | None = None) -> Value:
-        """Load 16 weights, or the first n and zeros, as F32."""
+        """Load 16 weights, or n weights followed by zeros, as F32."""
         stored = _loaded(code, address, FLOATS if self._kind == "f32" else vector(I16), n)
         if self._kind == "f16":
             return self._isa.f16_to_f32(code, stored)
@@ -59,10 +59,10 @@ def _loaded(code: Code, address: Value, kind: ir.VectorType, n: Value | None) ->
 
 
 TILE_ARGUMENTS = ("w", "w_stride", "n_rows", "n_columns", "x", "x_stride", "out", "out_stride")
-"""Arguments of the functions of a tile, which begins at these addresses."""
+"""Arguments of a tile's functions; the tile starts at these addresses."""
 
 LINE_BYTES = 64
-"""Bytes that a prefetch reads."""
+"""Bytes loaded per prefetch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class GemmTile:
 
     Attributes:
         n_tokens: number of tokens.
-        n_outputs: number of rows of the matrix, a power of two; in the transposed product, number
-            of vectors of columns.
+        n_outputs: number of matrix rows, a power of two; in the transposed product, number of
+            column vectors.
     """
 
     n_tokens: int
@@ -92,7 +92,7 @@ def _column_tiles(isa: Isa) -> Sequence[GemmTile]:
 
 
 def _add_rows(module: ir.Module, kind: FloatWeights, tile: GemmTile) -> None:
-    """Write `rows_r_m(*TILE_ARGUMENTS)`: m tokens times r rows."""
+    """Emit `rows_r_m(*TILE_ARGUMENTS)`: m tokens times r rows."""
     name = f"rows_{tile.n_outputs}_{tile.n_tokens}"
     code, (w, w_stride, _, n_columns, x, x_stride, out, stride) = internal(
         module, name, len(TILE_ARGUMENTS)
@@ -122,7 +122,7 @@ def _add_rows(module: ir.Module, kind: FloatWeights, tile: GemmTile) -> None:
 
 
 def _add_columns(module: ir.Module, kind: FloatWeights, tile: GemmTile) -> None:
-    """Write `columns_c_m(*TILE_ARGUMENTS)`: m tokens times c vectors of 16 columns.
+    """Emit `columns_c_m(*TILE_ARGUMENTS)`: m tokens times c vectors of 16 columns.
 
     A single vector may have fewer: `n_columns` is the number of remaining columns.
     """
@@ -157,13 +157,13 @@ ARGUMENTS = (
     "outputs_per_piece", "tokens_per_pass", "n_heads", "w_head", "x_head", "out_head",
 )  # fmt: skip
 """Arguments of the products. For each head, w is (n_rows, n_columns), x (n_tokens, n_columns) F32
-and out (n_tokens, n_rows) F32; x and out the other way round for the transposed product. Strides
-are bytes from row to row; `w_head`, `x_head` and `out_head` are bytes from head to head. A piece is
-up to `outputs_per_piece` elements of the results of up to `tokens_per_pass` tokens of one head."""
+and out (n_tokens, n_rows) F32, with x and out swapped for the transposed product. Strides are bytes
+from row to row; `w_head`, `x_head` and `out_head` are bytes from head to head. A piece computes up
+to `outputs_per_piece` result elements for up to `tokens_per_pass` tokens in one head."""
 
 
 def build(module: ir.Module, isa: Isa, kind: str) -> None:
-    """Write `name(pool, *ARGUMENTS)` for each of `NAMES`, for "f16", "bf16" or "f32" weights."""
+    """Emit `name(pool, *ARGUMENTS)` for each of `NAMES`, for "f16", "bf16" or "f32" weights."""
     add_run(module)
     weights = FloatWeights(isa, kind)
     for name, n_outputs, tiles, add_tile in (
@@ -189,9 +189,9 @@ def _counter(n_outputs: str) -> Callable[[Code, Named], Value]:
 def _emit_piece(
     code: Code, given: Named, index: Value, n_outputs: str, tiles: Sequence[GemmTile], w_bytes: int
 ) -> None:
-    """Write a piece: some outputs of some tokens of one head.
+    """Emit a piece: some outputs for some tokens in one head.
 
-    Neighbouring pieces have the same weights, so that these are read from memory once.
+    Neighbouring pieces use the same weights, so that these are read from memory once.
     """
     n_runs = ceil_div(given[n_outputs], given["outputs_per_piece"])
     n_passes = ceil_div(given["n_tokens"], given["tokens_per_pass"])

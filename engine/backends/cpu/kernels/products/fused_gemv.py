@@ -1,7 +1,7 @@
 """Several matrices times the same few tokens as one job, so that threads do not wait in between.
 
-The tokens are packed first unless they already are, in a second form too if some matrices need
-finer activations. After gate and up, the activation follows.
+The tokens are packed first unless they already are, and in a second form as well if some matrices
+need finer activations. The activation follows gate and up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from engine.backends.cpu.kernels.products.panels import ARGUMENTS as QUANTISE
 from engine.backends.cpu.kernels.running.thread_pool import add_run
 
 JOB = ("task", "arguments", "n_piece", "form")
-"""Entry of a product, 64-bit integers: address of its piece function, address of its arguments
+"""A product's entry, in 64-bit integers: address of its piece function, address of its arguments
 (`kernels.products.gemm`), number of pieces, and 1 if it uses the second form of the tokens."""
 
 JOB_BYTES = 8 * len(JOB)
@@ -23,22 +23,22 @@ JOB_BYTES = 8 * len(JOB)
 NAMES = ("multiply_all", "multiply_gated")
 
 SECOND = ("second_quantise", "second_panels")
-"""The arguments for the second form of the tokens."""
+"""Arguments for the tokens' second form."""
 
 ARGUMENTS = ("jobs", "n_job", "quantise", *QUANTISE, *SECOND, "out", "out_stride")
 """Arguments of `multiply_all`. `quantise`: address of the packing kernel, 0 if the panels exist;
-its arguments follow. `SECOND`: the same for the second form, 0 if unused. The results of all
-products are side by side in rows `out_stride` bytes apart. The kernel writes the addresses of
-panels and results to the arguments of the products."""
+its arguments follow. `SECOND`: the same for the second form, 0 if unused. All products'
+results are side by side, in rows `out_stride` bytes apart. The kernel writes the addresses of
+panels and results to the products' arguments."""
 
 GATED = ("activation", "limit", "result", *ARGUMENTS)
-"""Arguments of `multiply_gated`, for two matrices with equally many rows, gate and up.
-`activation`: address of a kernel of `kernels.small.activation`; `limit`: its limit; `result`:
+"""Arguments of `multiply_gated`, for two matrices with the same number of rows, gate and up.
+`activation`: address of a kernel in `kernels.small.activation`; `limit`: its limit; `result`:
 address of its contiguous result."""
 
 
 def build(module: ir.Module) -> None:
-    """Write `multiply_all(pool, *ARGUMENTS)` and `multiply_gated(pool, *GATED)`."""
+    """Emit `multiply_all(pool, *ARGUMENTS)` and `multiply_gated(pool, *GATED)`."""
     add_run(module)
     _add_piece(module)
     code, (pool, *values) = function(module, "multiply_all", 1 + len(ARGUMENTS))
@@ -81,7 +81,7 @@ def _place(arguments: Value, name: str) -> Value:
 
 
 def _add_piece(module: ir.Module) -> None:
-    """Write `piece(jobs, index)`: one piece; the index counts the pieces of all products."""
+    """Emit `piece(jobs, index)`: one piece; the index counts all products' pieces."""
     code, (jobs, index) = function(module, "piece", 2)
     entry, left = code.variable(jobs), code.variable(index)
     with code.forever() as leave:

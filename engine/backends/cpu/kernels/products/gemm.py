@@ -1,20 +1,20 @@
-"""GEMV and GEMM with matrices in tiles: one loop nest for all types of weights and activations.
+"""GEMV and GEMM with tiled matrices: one loop nest for all weight and activation types.
 
-Weights are in tiles of 16 rows, activations in panels of tokens (`panels`, `int16_panels`).
+Weights are stored in tiles of 16 rows, activations in panels of tokens (`panels`, `int16_panels`).
 `Operands` (in `quantised_gemm` and `int16_gemm`) define how both are read and multiplied, and how a
 sum becomes a result. The nest:
 
-    piece             some tiles times some tokens; threads take pieces in turn
+    piece             some tiles times some tokens; threads take one piece after another
       groups          four tiles times many tokens: weights are unpacked once for all tokens
         group         256 columns: unpack them, then
-          panel         the tokens of a panel, two tiles at a time where that helps
+          panel         a panel's tokens, two tiles at a time where that helps
             block         32 columns, in registers
-      tile            the remaining tokens, or few: weights are unpacked for each panel
+      tile            remaining tokens, or small batches: weights are unpacked for each panel
 
-L1 holds a group of four unpacked tiles and the part of a panel that they multiply; the tokens' sums
-are on the stack. Rows of the result often have a stride at which their elements evict each other
-from the caches, so a panel's results are written as soon as they are complete, to addresses that
-were prefetched shortly before. Sums are always made in column order, so a token's bits do not
+L1 holds one group from each of four unpacked tiles, and the part of a panel that they multiply; the
+tokens' sums are on the stack. The result's row stride is often one at which elements evict each
+other from the caches, so a panel's results are written as soon as they are complete, to addresses
+prefetched shortly before. Products are always added in column order, so a token's bits do not
 depend on the other tokens.
 """
 
@@ -49,33 +49,33 @@ ARGUMENTS = (
     "planes", "tile_bytes", "n_blocks", "skip", "panels", "n_tokens", "out", "out_stride", "n_rows",
     "n_tile", "tiles_per_piece", "tokens_per_pass",
 )  # fmt: skip
-"""Arguments of the kernel. `out` is (n_tokens, n_rows) F32 with rows `out_stride` bytes apart. A
+"""The kernel's arguments. `out` is (n_tokens, n_rows), F32, with rows `out_stride` bytes apart. A
 piece is `tiles_per_piece` tiles times up to `tokens_per_pass` tokens (a multiple of
-`Isa.tile_tokens`); their panels fit in the last-level cache."""
+`Isa.tile_tokens`), whose panels fit in the last-level cache."""
 
 VECTOR_BYTES = 4 * LANES
-"""Bytes of 16 sums, and of other vectors of 16 rows."""
+"""Size in bytes of 16 sums, or of any other vector with one number per row."""
 
 MIN_PANELS = 2
-"""Smallest number of full panels that share unpacked weights."""
+"""Minimum number of full panels for sharing unpacked weights."""
 
 MAX_PANELS = 64
-"""Largest number of panels whose sums are on the stack at a time."""
+"""Largest number of panels whose sums are on the stack simultaneously."""
 
 MAX_TILES = 4
-"""Largest number of tiles that are unpacked at a time."""
+"""Largest number of tiles unpacked at a time."""
 
 AHEAD_PANELS = 2
-"""Prefetch distance of results, in panels; so few stay in a cache even if they share cache sets."""
+"""Prefetch distance for results, in panels; this few stay cached even if they share cache sets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Prefetch of lines of the next group of weights, for several tiles.
+    """Prefetch of the next weight group's cache lines, for several tiles.
 
     Attributes:
-        place: address of the next group of the first tile.
-        tile_bytes: bytes from tile to tile.
+        place: address of the first tile's next group.
+        tile_bytes: bytes from one tile to the next.
         first, last: range of the lines.
     """
 
@@ -85,15 +85,15 @@ class Prefetch:
     last: Value
 
     def emit(self, n_tiles: Value) -> None:
-        """Prefetch all lines of some tiles."""
+        """Prefetch all lines for the first `n_tiles` tiles."""
         code = self.place.code
         with code.loop(code.number(0), n_tiles) as tile, code.loop(self.first, self.last) as line:
             code.prefetch(self.place + tile * self.tile_bytes + line * LINE_BYTES, cache=2)
 
     def emit_part(self, block: Value, n_blocks: Value, n_tiles: int = 1) -> None:
-        """Prefetch a block's share of the lines, given its index in the group.
+        """Prefetch a block's share of the lines, given the block's index in the group.
 
-        A core stalls when too many cache misses are pending.
+        The prefetches are spread because a core stalls when too many cache misses are pending.
         """
         code, step = self.place.code, ceil_div(self.last - self.first, n_blocks)
         begin = self.first + block * step
@@ -104,22 +104,22 @@ class Prefetch:
 
 
 def _nothing(_: Value) -> None:
-    """Write nothing."""
+    """Emit no code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """Products of a group of columns of some tiles with some tokens of a panel.
+    """Products of one column group, for some tiles and some of a panel's tokens.
 
     Attributes:
         code: builder of the function.
-        tiles: address of the (unpacked) group of each tile.
+        tiles: address of each tile's (unpacked) group.
         panel: address of the group's first block in the panel.
-        n_blocks: number of the group's blocks.
-        size: number of tokens of the panel.
+        n_blocks: number of blocks in the group.
+        size: number of tokens in the panel.
         tokens: the tokens to multiply.
-        sums: running sum of each tile and each of `tokens`.
-        each_block: writes other code for each block, given its index in the group.
+        sums: running sum for each tile and each of `tokens`.
+        each_block: emits additional code for each block, given the block's index in the group.
     """
 
     code: Code
@@ -137,16 +137,16 @@ class Operands(ABC):
 
     Attributes:
         isa: instruction set.
-        block_bytes: bytes of a token's block of 32 columns in a panel.
-        group_bytes: bytes of a group of 256 columns of a tile, for prefetching.
-        unpacked_bytes: bytes of an unpacked group; 0 if groups are multiplied in place.
-        unpack_tokens: unpacking takes as long as the products of this many tokens; its share of the
-            prefetches of the next weights.
-        panel_sizes: tokens of the panels that share unpacked weights, largest first.
-        tile_sizes: tokens of the panels that unpack weights themselves, largest first.
-        widths: numbers of tiles multiplied at a time, largest first. If the last is 2, an odd tile
-            is multiplied together with the memory after it, whose results are dropped.
-        spreads_prefetch: whether blocks share the prefetches; else they come before a panel.
+        block_bytes: bytes per token in a panel's block of 32 columns.
+        group_bytes: bytes per tile in a group of 256 columns, for prefetching.
+        unpacked_bytes: size of an unpacked group; 0 if groups are multiplied in place.
+        unpack_tokens: number of tokens whose products take as long as unpacking; determines how
+            much of the next weights is prefetched during unpacking.
+        panel_sizes: sizes, in tokens, of panels that share unpacked weights; largest first.
+        tile_sizes: sizes, in tokens, of panels that unpack weights themselves; largest first.
+        widths: possible numbers of tiles to multiply at a time, largest first. If the last is 2,
+            an odd tile is multiplied with the memory after it, whose results are dropped.
+        spreads_prefetch: whether blocks share the prefetches; otherwise they precede the panel.
     """
 
     unpacked_bytes: int = 0
@@ -168,37 +168,37 @@ class Operands(ABC):
 
     @abstractmethod
     def group(self, tile: Value, group: BlockGroup) -> Value:
-        """Return the address of a group in the tile at an address."""
+        """Return the address of a group, given its tile's address."""
 
     def unpack(self, tile: Value, group: BlockGroup, goal: Value, ahead: Prefetch) -> None:
-        """Unpack a group to an address; only if `unpacked_bytes` is not 0."""
+        """Unpack a group to an address; called only if `unpacked_bytes` is not 0."""
         raise NotImplementedError
 
     @abstractmethod
     def multiply_tile(self, code: Code, tile: Value, group: BlockGroup, products: Products) -> None:
-        """Write the products of a packed group of `products.tiles[0]`."""
+        """Emit the products of a packed group in `products.tiles[0]`."""
 
     @property
     @abstractmethod
     def steps(self) -> Mapping[str, Callable[[Products], None]]:
-        """Functions that write the products of unpacked groups, by name.
+        """Functions that emit products of unpacked groups, by name.
 
-        Each becomes a separate function, so that its values fit in the registers.
+        Each emits a separate function, so that its values fit in the registers.
         """
 
     def tokens_at_once(self, size: int, width: int) -> int:
-        """Return the number of tokens whose sums fit in the registers, for `width` tiles."""
+        """Return how many tokens' sums fit in the registers, for `width` tiles."""
         del width
         return size
 
     def result(self, total: Value, panel: Value, size: int, token: int) -> Value:
-        """Return the result of a token's sum; `panel` is any group of its panel."""
+        """Convert a token's sum to its result; `panel` is the address of any group in its panel."""
         del panel, size, token
         return total
 
 
 def build(module: ir.Module, operands: Operands) -> None:
-    """Write `multiply(pool, *ARGUMENTS)`."""
+    """Emit `multiply(pool, *ARGUMENTS)`."""
     add_run(module)
     add_rows(module, operands)
     with piece(module, "multiply", ARGUMENTS) as (code, given, index):
@@ -230,14 +230,14 @@ def _emit_piece(code: Code, given: Named, index: Value, block_bytes: int) -> Non
 
 
 def row_count(code: Code, given: Named, first_tile: Value, last_tile: Value) -> Value:
-    """Return the number of rows of some tiles; a matrix's last tile may have fewer than 16."""
+    """Return the number of rows in some tiles; a matrix's last tile may have fewer than 16."""
     return code.min_signed(last_tile * TILE, given["n_rows"]) - first_tile * TILE
 
 
 def add_rows(module: ir.Module, operands: Operands) -> None:
-    """Write `rows(planes, tile_bytes, n_blocks, skip, panels, n_tokens, out, out_stride, n_rows)`.
+    """Emit `rows(planes, tile_bytes, n_blocks, skip, panels, n_tokens, out, out_stride, n_rows)`.
 
-    Multiplies the tokens of all panels by some rows, from the first row of a tile on.
+    Multiplies the tokens of all panels by some rows, starting at a tile's first row.
     """
     _add_groups(module, operands)
     _add_tiles(module, operands)
@@ -261,9 +261,9 @@ def add_rows(module: ir.Module, operands: Operands) -> None:
 
 
 def _add_tiles(module: ir.Module, operands: Operands) -> None:
-    """Write `tiles(planes, n_blocks, skip, panels, n_tokens, out, out_stride, n)`: one tile.
+    """Emit `tiles(planes, n_blocks, skip, panels, n_tokens, out, out_stride, n)`: one tile.
 
-    Weights are unpacked for each panel; n is the number of remaining rows.
+    It unpacks weights for each panel; n is the number of remaining rows.
     """
     for size in operands.tile_sizes:
         _add_tile(module, operands, size)
@@ -279,7 +279,7 @@ def _add_tiles(module: ir.Module, operands: Operands) -> None:
 
 
 def _add_tile(module: ir.Module, operands: Operands, size: int) -> None:
-    """Write `tile_m(planes, n_blocks, skip, panel, out, out_stride, n)`: n rows times m tokens."""
+    """Emit `tile_m(planes, n_blocks, skip, panel, out, out_stride, n)`: n rows times m tokens."""
     code, values = internal(module, f"tile_{size}", 7)
     planes, n_blocks, skip, panel, out, stride, n = values
     sums = [code.variable(code.constant(FLOATS, 0.0)) for _ in range(size)]
@@ -311,10 +311,10 @@ def _write(
 
 
 def _add_groups(module: ir.Module, operands: Operands) -> None:
-    """Write `groups(planes, tile_bytes, n_tile, n_blocks, skip, panels, n_tokens, out, …)`.
+    """Emit `groups(planes, tile_bytes, n_tile, n_blocks, skip, panels, n_tokens, out, …)`.
 
-    Multiplies up to `MAX_TILES` tiles by the tokens of panels, and prefetches the next group's
-    weights, some with each panel. The other arguments are the bytes between rows of the result and
+    Multiplies up to `MAX_TILES` tiles by all panels' tokens, and prefetches some of the next
+    group's weights with each panel. The other arguments are the result's row stride in bytes and
     the number of rows to write.
     """
     unpacked_bytes = operands.unpacked_bytes
@@ -333,7 +333,7 @@ def _add_groups(module: ir.Module, operands: Operands) -> None:
         count = code.min_signed(n_tokens - begin, code.number(most))
 
         def lines(first: Value, n: int) -> tuple[Value, Value]:
-            """Return the lines to prefetch with n tokens' products; unpacking comes first."""
+            """Return the range of lines to prefetch during n tokens' products."""
             total = count + operands.unpack_tokens
             return first * n_lines // total, (first + n) * n_lines // total
 
@@ -377,9 +377,9 @@ def _add_groups(module: ir.Module, operands: Operands) -> None:
 
 
 def _add_unpack(module: ir.Module, operands: Operands) -> None:
-    """Write `unpack(tile, index, first, last, unpacked, next_group, first_line, last_line)`.
+    """Emit `unpack(tile, index, first, last, unpacked, next_group, first_line, last_line)`.
 
-    Unpacks a group of a tile; the last three arguments are those of `Prefetch`.
+    Unpacks one group in a tile; the last three arguments are those of `Prefetch`.
     """
     code, (tile, index, first, last, unpacked, next_group, *lines) = internal(module, "unpack", 8)
     ahead = Prefetch(next_group, code.number(0), lines[0], lines[1])
@@ -388,11 +388,11 @@ def _add_unpack(module: ir.Module, operands: Operands) -> None:
 
 
 def _add_panel(module: ir.Module, operands: Operands, size: int) -> None:
-    """Write `panel_m(weights, weight_bytes, n_tile, panel, first, last, n_blocks, sums, out, …)`.
+    """Emit `panel_m(weights, weight_bytes, n_tile, panel, first, last, n_blocks, sums, out, …)`.
 
     Multiplies the blocks from `first` to `last` of some tiles, `weight_bytes` apart, by a panel of
-    m tokens, and writes the results after the last block. The other arguments are the bytes between
-    rows of the result, the number of rows to write, and the arguments of `Prefetch`.
+    m tokens, and writes the results after the last block. The other arguments are the result's row
+    stride in bytes, the number of rows to write, and the arguments of `Prefetch`.
     """
     calls = {width: _add_products(module, operands, size, width) for width in operands.widths}
     _add_finish(module, operands, size)
@@ -426,13 +426,13 @@ def _add_panel(module: ir.Module, operands: Operands, size: int) -> None:
 
 
 def _add_products(module: ir.Module, operands: Operands, size: int, width: int) -> Sequence[str]:
-    """Write functions `(weights, weight_bytes, panel, n_blocks, sums, …)` for `Operands.steps`.
+    """Emit functions `(weights, weight_bytes, panel, n_blocks, sums, …)` for `Operands.steps`.
 
-    Each adds products of a group of `width` tiles with a panel of `size` tokens to their sums. The
-    other arguments are those of `Prefetch`.
+    For one group, each adds the products of `width` tiles and a panel of `size` tokens to their
+    sums. The other arguments are those of `Prefetch`.
 
     Returns:
-        The names of the functions, in the order of calls.
+        The functions' names, in call order.
     """
     at_once, names = operands.tokens_at_once(size, width), []
     for step, emit in operands.steps.items():
@@ -458,9 +458,9 @@ def _add_products(module: ir.Module, operands: Operands, size: int, width: int) 
 
 
 def _add_finish(module: ir.Module, operands: Operands, size: int) -> None:
-    """Write `finish_m(sums, panel, out, out_stride, n)`: the results of a panel and a tile.
+    """Emit `finish_m(sums, panel, out, out_stride, n)`: a panel's results for a tile.
 
-    Prefetches the results of later panels, which are often in memory pages that miss the TLB.
+    It prefetches the destination of later panels' results, whose memory pages often miss the TLB.
     """
     code, (sums, panel, out, stride, n) = internal(module, f"finish_{size}", 5)
     if size == operands.panel_sizes[0]:

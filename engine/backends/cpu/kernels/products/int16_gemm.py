@@ -1,11 +1,11 @@
-"""Products of int16 (`int16_panels`): operands of `kernels.products.gemm`.
+"""Products of int16 (`int16_panels`): operands for `kernels.products.gemm`.
 
-For each group of 256 columns, a token's sum gets the minima times sums of activations, block by
-block, then the exact integer sum, times the token's factor and the rows' scale. If each block has
-its own scales, its integer sums follow its minima.
+For each group of 256 columns, the minima times sums of activations are added to a token's sum,
+block by block, then the exact integer sum, times the token's factor and the rows' scale. If each
+block has its own scales, its integer sums follow its minima.
 
-Two tiles are multiplied at a time, so that they share the loads of a token's numbers: processors
-load two vectors and multiply two per cycle.
+Two tiles are multiplied at a time, so that they share the loads of a token's numbers, because
+processors load two vectors and multiply two per cycle.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ from engine.formats.quants.layout import (
 )
 
 MIN_SUMS = 8
-"""Independent sums that keep the multiply units busy."""
+"""Number of independent sums that keep the multiply units busy."""
 
 AT_ONCE = 4
-"""Tokens whose sums over blocks and over columns fit in the registers."""
+"""Number of tokens whose sums over blocks and over columns fit in the registers."""
 
 Parts = Sequence[Sequence[Sequence[Variable]]]
-"""Integer sums of each tile and token: several partial sums if there are few tokens."""
+"""Integer sums for each tile and token: several partial sums if there are few tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class TileGroup:
-    """How a group of columns of a tile is read.
+    """How a tile's group of columns is read.
 
     Attributes:
-        numbers: loads or decodes a pair of columns of a block, by the block's index in the group
-            and the pair's number.
-        factor: loads the factor of all columns, if the type has one.
+        numbers: loads or decodes a pair of columns, given its block's index in the group and its
+            index in the block.
+        factor: loads the factor for all columns, if the type has one.
         factors: loads a block's scales, then its minima.
         scales: loads a block's integer scales, i32; None if the numbers include them.
     """
@@ -80,14 +80,14 @@ class TileGroup:
 
 
 class Int16Operands(Operands):
-    """Weights and activations of int16."""
+    """Weights and activations as int16."""
 
     def factor_offset(self, size: int, token: int) -> int:
-        """Return the offset of a token's factor in the first block of a group of a panel."""
+        """Return the offset of a token's factor in the first block of a panel's group."""
         return factor_offset(size, token)
 
     def add_products(self, products: Products, tiles: Sequence[TileGroup]) -> None:
-        """Write the products of a group with one factor for all columns."""
+        """Emit the products of a group that has one factor for all columns."""
         code, parts = products.code, self._parts(products)
         with code.loop(code.number(0), products.n_blocks) as block:
             at = products.panel + block * (products.size * self.block_bytes)
@@ -111,7 +111,7 @@ class Int16Operands(Operands):
         self, products: Products, tiles: Sequence[TileGroup], panel: Value, block: Value,
         pairs: Sequence[int], parts: Parts,
     ) -> None:  # fmt: skip
-        """Write the products of some pairs of columns of a block, which is at `panel`."""
+        """Emit the products of some column pairs of a block, which is at `panel`."""
         code = products.code
         for pair in pairs:
             weights = [tile.numbers(block, pair) for tile in tiles]
@@ -125,7 +125,7 @@ class Int16Operands(Operands):
         self, products: Products, tiles: Sequence[TileGroup], panel: Value, block: Value,
         parts: Parts,
     ) -> None:  # fmt: skip
-        """Write `multiply` for numbers that do not include their integer scales."""
+        """Emit the same as `multiply`, for numbers that do not include their integer scales."""
         scales = [tile.scales(block) for tile in tiles if tile.scales]
         n_scales = len(scales[0])
         size = N_PAIRS // n_scales
@@ -139,7 +139,7 @@ class Int16Operands(Operands):
     def add_scaled(
         self, products: Products, scales: Sequence[Value], panel: Value, parts: Parts
     ) -> None:
-        """Add scaled integer sums; `panel` is any block of the group."""
+        """Add scaled integer sums; `panel` is the address of any block in the group."""
         code = products.code
         for index, token in enumerate(products.tokens):
             factor = code.splat(code.load(panel + self.factor_offset(products.size, token), F32))
@@ -189,9 +189,9 @@ class MatrixInt16(Int16Operands):
 class QuantisedInt16(Int16Operands):
     """Quantised matrices and int16 activations.
 
-    For one token, weights are decoded to registers; for more, four tiles are unpacked, so that an
-    expert with few rows decodes its weights only once, too. An unpacked group of a tile is a
-    factor, then the numbers and factors of each block.
+    For one token, weights are decoded to registers; for more, four tiles are unpacked, so that even
+    an expert with few rows decodes its weights only once. An unpacked group in a tile consists of a
+    factor, then each block's numbers and factors.
     """
 
     unpack_tokens = 3
@@ -328,5 +328,5 @@ class QuantisedInt16(Int16Operands):
 
 
 def build(module: ir.Module, isa: Isa) -> None:
-    """Write `multiply(pool, *gemm.ARGUMENTS)` for F16 and BF16 matrices."""
+    """Emit `multiply(pool, *gemm.ARGUMENTS)` for F16 and BF16 matrices."""
     gemm.build(module, MatrixInt16(isa))

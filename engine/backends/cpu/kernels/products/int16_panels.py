@@ -1,25 +1,25 @@
-"""Activations and unquantised matrices as int16, with a scale for 256 columns.
+"""Activations and unquantised matrices as int16, with one scale per 256 columns.
 
 A processor with int16 dot products (`Isa.has_word_dots`) multiplies twice as many int16 as F32, and
-needs them where 8-bit activations are too coarse (`kernels.products.panels`). Each 256 columns of a
-row, and of a token, have a scale: numbers are multiplied by it and rounded. A sum of products over
-256 columns is exact: it fits in 32 bits, since by Cauchy-Schwarz it is at most the product of both
-vectors' lengths, which the scales bound. So a sum does not depend on its order, and the remaining
-steps are F32, in column order.
+needs them where 8-bit activations are too coarse (`kernels.products.panels`). Every 256 columns of
+a row or token share a scale, by which numbers are multiplied before they are rounded. A sum of
+products over 256 columns is exact: it fits in 32 bits because, by Cauchy-Schwarz, it is at most the
+product of both vectors' lengths, which the scales bound. So a sum does not depend on its order. The
+remaining steps are in F32, in column order.
 
 **F16 and BF16 matrices.** Both vectors are at most `MAX_LENGTH` long. Rounding adds at most 8 to a
-vector's length, which is at least 8,192 unless all is 0. So the error of a product is less than
-2^-9 of both lengths, about the error of rounding both to F16. A typical integer is 1,400 to 2,900:
-the error of a product of two random vectors is 1e-4 (an NMSE of 2e-8; 3e-6 if one of them is
-rounded to BF16). Scales of weights are powers of two, so that most BF16 weights, and the larger F16
-weights, stay exact. A tile of 16 rows has for each group of 256 columns the rows' factors,
-`BALANCE` / scale in F32, then the integers: 64 bytes hold two columns of each row. For each block
-of 32 columns, a panel of m tokens has m × 32 integers, then m factors in F32,
-1 / (scale × `BALANCE`); products read the factors of a group's first block.
+vector's length, which is at least 8,192 unless all numbers are 0. So a product's error is less than
+2^-9 of both lengths, about the same as if both were rounded to F16. A typical integer is 1,400 to
+2,900, so the error of a product of two random vectors is 1e-4 (an NMSE of 2e-8; 3e-6 if one vector
+is rounded to BF16). Weights' scales are powers of two, so that most BF16 weights, and the larger
+F16 weights, stay exact. For each group of 256 columns, a tile of 16 rows has the rows' factors,
+`BALANCE` / scale in F32, then the integers: 64 bytes hold two columns per row. For each block of 32
+columns, a panel of m tokens has m × 32 integers, then m factors, 1 / (scale × `BALANCE`) in F32;
+products read the factors in a group's first block.
 
-**Quantised matrices.** Weights are integers: codes, times the integer scale of their block if the
-type has one (`MAX_FINE_WEIGHT`). So activations may be `MAX_FINE_LENGTH` long. Rounding adds about
-1e-4 of a typical product (an NMSE of 2e-8). For each block of 32 columns a panel of m tokens has
+**Quantised matrices.** Weights are integers: codes, times their block's integer scale if the type
+has one (`MAX_FINE_WEIGHT`). So activations may be `MAX_FINE_LENGTH` long. Rounding adds about
+1e-4 of a typical product (an NMSE of 2e-8). For each block of 32 columns, a panel of m tokens has
 m × 32 integers, in `COLUMN_ORDER`; then, in F32, m sums of 32 activations, m pairs of sums of 16,
 and m factors, 1 / scale, all divided by `BALANCE`. The other bytes of the block are unused.
 """
@@ -54,7 +54,7 @@ from engine.formats.quants.layout import (
 )
 
 MAX_LENGTH = 46_000
-"""Largest length of an int16 vector; its square is less than 2^31, rounding errors included."""
+"""Largest length of an int16 vector; the square is less than 2^31, rounding errors included."""
 
 MAX_INT16 = 16_383
 """Largest magnitude of an integer: half the range of int16."""
@@ -63,51 +63,51 @@ MAX_FINE_WEIGHT = 4096
 """Largest magnitude of a quantised weight: 32 × 128 in Q6_K."""
 
 MAX_FINE_LENGTH = 32_750
-"""Largest length of 256 activations for quantised weights; times the length of 256 weights,
-16 × `MAX_FINE_WEIGHT`, it is less than 2^31, rounding errors included."""
+"""Largest length of 256 activations for quantised weights. Multiplied by the length of 256 weights
+(16 × `MAX_FINE_WEIGHT`), it is less than 2^31, rounding errors included."""
 
 MAX_FINE_INT16 = 32_767
 """Largest magnitude of such an activation."""
 
 BALANCE = 2.0**21
-"""Factors of activations are divided by this; factors of weights, or the results of quantised
-weights, are multiplied. So intermediate sums stay finite for all activations: over 256 columns less
+"""Activations' factors are divided by this; weights' factors, or quantised weights' results, are
+multiplied by it. So intermediate sums stay finite for all activations: over 256 columns less
 than 2^31 × 2^-21 × 2^128 / (`MAX_FINE_LENGTH` / 16). Factors from `TINY` on keep all their bits."""
 
 GROUP_BYTES = INT16_FACTOR_BYTES + SUPER * INT16_BLOCK_BYTES
-"""Bytes of a group of 256 columns in a tile of a matrix."""
+"""Bytes per group of 256 columns in a matrix's tile."""
 
 FINE_BLOCK_BYTES = panel_block_bytes(2)
-"""Bytes of a token's block in a panel for quantised matrices."""
+"""Bytes per token and block in a panel for quantised matrices."""
 
 COLUMN_ORDER = [4 * line + column for line in range(BLOCK // 4) for column in (0, 2, 1, 3)]
-"""Column order of a block in such a panel: an i32 of weights has four columns in bytes, of which
-the even and the odd ones become two int16 each in place."""
+"""Order of a block's columns in such a panel: an i32 of weights has four columns in its bytes, of
+which the even ones become two int16 in place, and the odd ones another two."""
 
 FINE_TOKEN_BYTES = 2 * BLOCK, 4, 8, 4
-"""Bytes of a token in each part of such a panel's block."""
+"""Bytes per token in each part of such a panel's block."""
 
 N_PAIRS = BLOCK // 2
-"""Pairs of columns of a block."""
+"""Number of column pairs in a block."""
 
 
 def pair_offset(token: int, pair: int) -> int:
-    """Return the offset of two numbers of a token in a block of a panel."""
+    """Return the offset of two of a token's numbers in a panel's block."""
     return (token * N_PAIRS + pair) * 4
 
 
 def factor_offset(n_tokens: int, token: int) -> int:
-    """Return the offset of a token's factor in the first block of a group of a panel."""
+    """Return the offset of a token's factor in the first block of a panel's group."""
     return (n_tokens * N_PAIRS + token) * 4
 
 
 def fine_factor_offset(n_tokens: int, token: int) -> int:
-    """Return the same as `factor_offset`, for panels of quantised matrices."""
+    """Return the same as `factor_offset`, for quantised matrices' panels."""
     return n_tokens * (2 * BLOCK + 12) + 4 * token
 
 
 def fine_sum_offset(n_tokens: int, token: int, part: int, n_parts: int) -> int:
-    """Return the offset of the sum of a block's activations, or of the sum of one half."""
+    """Return the offset of the sum of a block's activations, or of one half of them."""
     start = n_tokens * (2 * BLOCK)
     if n_parts == 1:
         return start + 4 * token
@@ -115,7 +115,7 @@ def fine_sum_offset(n_tokens: int, token: int, part: int, n_parts: int) -> int:
 
 
 def add_pack_token(module: ir.Module) -> None:
-    """Write `pack_token` of panels for F16 and BF16 matrices, see `kernels.products.panels`."""
+    """Emit `pack_token` for F16 and BF16 matrices' panels; see `kernels.products.panels`."""
     add_pack_group(module)
 
     def pack(x: Value, group: BlockGroup, panel: Value, n: Value, t: Value) -> None:
@@ -127,7 +127,7 @@ def add_pack_token(module: ir.Module) -> None:
 
 
 def add_pack_fine_token(module: ir.Module) -> None:
-    """Write `pack_token` of panels for quantised matrices, see `kernels.products.panels`."""
+    """Emit `pack_token` for quantised matrices' panels; see `kernels.products.panels`."""
 
     def pack(x: Value, group: BlockGroup, panel: Value, n: Value, t: Value) -> None:
         code, half = x.code, _halves(x)
@@ -152,7 +152,7 @@ def add_pack_fine_token(module: ir.Module) -> None:
 def _add_pack_token(
     module: ir.Module, pack: Callable[[Value, BlockGroup, Value, Value, Value], None]
 ) -> None:
-    """Write `pack_token`, group by group; `first` and `last` are bounds of groups."""
+    """Emit `pack_token`, which packs group by group; `first` and `last` are group boundaries."""
     code, values = internal(module, "pack_token", 8)
     x, n_blocks, skip, panel, n, t, first, last = values
     with code.loop((first + skip) // SUPER, (last + skip + (SUPER - 1)) // SUPER) as index:
@@ -161,7 +161,7 @@ def _add_pack_token(
 
 
 def add_pack_group(module: ir.Module) -> None:
-    """Write `pack_group(x, n_blocks, panel, n, t)`: up to 256 columns of token t of n."""
+    """Emit `pack_group(x, n_blocks, panel, n, t)`: up to 256 columns for token t of n."""
     code, (x, n_blocks, panel, n, t) = internal(module, "pack_group", 5)
     half = _halves(x)
     steps, factor = _steps_and_factor(code, half, code.number(0), n_blocks * 2)
@@ -182,7 +182,7 @@ def _steps_and_factor(
     code: Code, half: Callable[[Value], Value], first: Value, last: Value,
     max_length: int = MAX_LENGTH, max_int16: int = MAX_INT16,
 ) -> tuple[Value, Value]:  # fmt: skip
-    """Return the scale of activations, and 1 / (scale × `BALANCE`); see `scale_of`."""
+    """Return the activations' scale, and 1 / (scale × `BALANCE`); see `scale_of`."""
     size, relative = scale_of(code, half, first, last, max_length, max_int16)
     steps, factor = relative / size, size * (1 / BALANCE) / relative + (size - size)
     return code.where(size < TINY, code.constant(F32, 0.0), steps), factor
@@ -192,7 +192,7 @@ def scale_of(
     code: Code, half: Callable[[Value], Value], first: Value, last: Value,
     max_length: int = MAX_LENGTH, max_int16: int = MAX_INT16,
 ) -> tuple[Value, Value]:  # fmt: skip
-    """Return the largest magnitude of some numbers, and its magnitude as int16.
+    """Return some numbers' largest magnitude, and the int16 magnitude that it becomes.
 
     Args:
         half: function that loads 16 numbers by index.
@@ -215,12 +215,12 @@ def scale_of(
 
 
 def integers(values: Value) -> Value:
-    """Return the nearest integers, ties to even."""
+    """Round to the nearest integers, ties to even."""
     return (values + ROUNDER).bitcast(INTS) - ROUNDER_BITS
 
 
 def block_of_int16(factor: Value, first: Value, second: Value) -> Value:
-    """Return 32 rounded numbers; all 0 if their factor is NaN, which alone makes the result NaN."""
+    """Round 32 numbers; if their factor is NaN, all become 0, as it makes the result NaN anyway."""
     joined = concatenated([integers(n).to(vector(I16)) for n in (first, second)])
     return factor.code.where(factor.equals(factor), joined, factor.code.constant(joined.kind, 0))
 

@@ -1,6 +1,6 @@
 """Packs activations into panels; a piece is a group of tokens.
 
-If there are fewer groups than threads, the columns are split, too.
+If there are fewer groups than threads, the columns are split too.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from engine.backends.cpu.kernels.running.thread_pool import THREADS, add_run, lo
 from engine.formats.quants.layout import BLOCK, INT16_PANEL_BYTES, SUPER, panel_block_bytes
 
 PART_BLOCKS = 48
-"""Minimum blocks of all tokens per thread: about 1.2 us."""
+"""Minimum number of blocks per thread, over all tokens: about 1.2 us."""
 
 
 @dataclass(frozen=True, slots=True)
 class PanelFormat:
-    """A format of panels.
+    """A panel format.
 
     Attributes:
-        add_pack_token: writes `pack_token`, see `kernels.products.panels`.
-        token_bytes: bytes of a token in each part of a block.
-        block_bytes: bytes of a token's block, some of which may be unused.
+        add_pack_token: emits `pack_token`; see `kernels.products.panels`.
+        token_bytes: bytes per token in each part of a block.
+        block_bytes: bytes per token and block, some of which may be unused.
     """
 
     add_pack_token: Callable[[ir.Module], None]
@@ -44,7 +44,7 @@ INT16 = PanelFormat(int16_panels.add_pack_token, (2 * BLOCK, 4), INT16_PANEL_BYT
 
 
 def are_int16(isa: Isa, x_bytes: int) -> bool:
-    """Return whether activations are int16, see `kernels.products.int16_panels`."""
+    """Return whether activations are int16; see `kernels.products.int16_panels`."""
     return x_bytes == 2 and isa.has_word_dots
 
 
@@ -59,7 +59,7 @@ def format_of(isa: Isa, x_bytes: int) -> PanelFormat:
 
 
 def build(module: ir.Module, isa: Isa, panel: PanelFormat) -> None:
-    """Write `quantise(pool, *ARGUMENTS)`, see `kernels.products.panels`."""
+    """Emit `quantise(pool, *ARGUMENTS)`; see `kernels.products.panels`."""
     add_run(module)
     add_pack_tokens(module, isa, panel)
     with piece(module, "quantise", (*ARGUMENTS, "n_part")) as (code, given, index):
@@ -80,19 +80,19 @@ def build(module: ir.Module, isa: Isa, panel: PanelFormat) -> None:
 
 
 def _n_part(code: Code, given: Named, n_group: Value, n_threads: Value) -> Value:
-    """Return the number of parts that the columns of each group are split into."""
+    """Return the number of parts into which each group's columns are split."""
     n = code.min_signed(given["n_tokens"] * given["n_blocks"] // PART_BLOCKS, n_threads)
-    n = n // code.where(n_group < 1, code.number(1), n_group)  # there may be no token
+    n = n // code.where(n_group < 1, code.number(1), n_group)  # there may be no tokens
     n = code.min_signed(n, ceil_div(given["n_blocks"] + given["skip"], SUPER))
     return code.where(n < 1, code.number(1), n)
 
 
 def add_pack_tokens(module: ir.Module, isa: Isa, panel: PanelFormat) -> None:
-    """Write `pack_tokens(x, x_stride, n, n_blocks, skip, panels, pairs, n_used, part, n_part)`.
+    """Emit `pack_tokens(x, x_stride, n, n_blocks, skip, panels, pairs, n_used, part, n_part)`.
 
-    Packs up to `isa.tile_tokens` rows: one panel per bit set in n, the largest first. Row i is
-    token `pairs[i] / n_used` of x, with 64-bit integers at `pairs`, or token i if `pairs` is 0.
-    Only part `part` of `n_part` parts of the columns is packed.
+    It packs up to `isa.tile_tokens` rows, in one panel per bit set in n, largest first. Row i is
+    token `pairs[i] / n_used` of x (`pairs` has 64-bit integers), or token i if `pairs` is 0. Of
+    `n_part` parts of the columns, only part `part` is packed.
     """
     panel.add_pack_token(module)
     code, values = internal(module, "pack_tokens", 10)

@@ -1,22 +1,22 @@
-"""Panels: activations, quantised and packed for the products in blocks of 32 columns.
+"""Panels: activations, quantised and packed for products in blocks of 32 columns.
 
-Each 16 columns of a token have a scale, an integer multiple of the token's unit, so that products
+Every 16 columns of a token share a scale, an integer multiple of the token's unit, so that products
 can add up scaled sums as integers. The unit is the token's largest scale divided by 32,767, which
 is fine enough.
 
 Tokens are multiplied in groups; a group of m tokens is packed into one panel. For each block of 32
-columns a panel has m × 32 bytes, then, four bytes each: m pairs of -128 × Σ bytes (one per 16
-columns), m pairs of scales in units (i32), m sums of 32 activations in units (F32), m units (F32),
-m pairs of scales again (F32). So a panel is read from front to back, and the bytes per token and
-block do not depend on m. The bytes are four of the first 16 columns, four of the other 16, and so
-on; if `Isa.joins_halves`, both scales in units are int16 in the first i32 of their pair.
+columns, a panel has m × 32 bytes, followed by four-byte numbers: m pairs of -128 × Σ bytes (one per
+16 columns), m pairs of scales in units (i32), m sums of 32 activations in units (F32), m units
+(F32), m pairs of scales again (F32). So a panel is read from front to back, and the bytes per token
+and block do not depend on m. The bytes alternate: four from the first 16 columns, four from the
+other 16, and so on. If `Isa.joins_halves`, both scales in units are int16 in a pair's first i32.
 
 An activation is a signed byte, or has two bytes where small errors have large consequences: in MoE
-models, because of the router, and for the attention values of all models
+models (because of the router), and for the attention values in all models
 (`engine.backends.cpu.packing.FINE`). Processors with int16 dot products then use int16
-(`products.int16_panels`). On others m × 32 high bytes, worth 255 each, precede the low bytes; both
+(`products.int16_panels`). On others, m × 32 high bytes, worth 255 each, precede the low bytes; both
 are within ±127, so that the same instructions multiply them. All 32 columns of a block then share
-a scale: two bytes are precise enough, and a block's product is scaled once.
+a scale: two bytes are precise enough for that, and a block's product is scaled only once.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ from engine.backends.cpu.kernels.language.values import (
 from engine.formats.quants.layout import BLOCK, panel_block_bytes
 
 BASE = 255
-"""Value of the high byte's unit in activations of two bytes."""
+"""Value of one unit of the high byte in two-byte activations."""
 
 MAX_NUMBER = {1: 127, 2: 127 * BASE + 127}
-"""Largest quantised activation, by its number of bytes."""
+"""Largest quantised activation, by its size in bytes."""
 
 MAX_UNITS = 32767
 """Largest scale, in units."""
 
 SUM_FACTOR = 128
-"""Offset that makes 8-bit weights positive; stored sums of bytes are multiplied by it, to correct
-the products."""
+"""Offset that makes 8-bit weights positive. To correct the products, stored sums of bytes are
+multiplied by it."""
 
 LINE_ORDER = [16 * half + 4 * line + n for line in range(4) for half in range(2) for n in range(4)]
-"""Column order of a block in a panel."""
+"""Order of a block's columns in a panel."""
 
 TOKEN_BYTES = 8, 8, 4, 4, 8
-"""Bytes of a token in each part of a panel's block, after its numbers."""
+"""Bytes per token in each part of a panel's block, after the activations."""
 
 TINY = 2.0**-90
 """Tokens with smaller magnitudes are quantised to zero; dividing by them could overflow."""
 
 ROUNDER, ROUNDER_BITS = 1.5 * 2.0**23, 0x4B400000
-"""A float whose last bit has the value 1, and its bits. Adding it rounds to the nearest integer,
-ties to even, and leaves the integer in the low bits."""
+"""A float whose last bit has the value 1, and its bits. Adding it to a number rounds the number to
+the nearest integer, ties to even, and leaves the integer in the low bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ class PanelOffsets:
     """Byte offsets in one block of a panel.
 
     Attributes:
-        n_tokens: number of tokens of the panel.
-        x_bytes: number of bytes of an activation, 1 or 2.
+        n_tokens: number of tokens in the panel.
+        x_bytes: bytes per activation, 1 or 2.
     """
 
     n_tokens: int
@@ -89,20 +89,20 @@ class PanelOffsets:
         Args:
             part: 0 for the high bytes, if there are two.
             half: 0 for the first 16 columns, 1 for the others.
-            line: index of four of the 16 columns.
+            line: which four of the 16 columns.
         """
         return (part * self.n_tokens + token) * BLOCK + 8 * line + 4 * half
 
     def minus_sum(self, token: int, half: int) -> int:
-        """Return the offset of the sum of 16 numbers, times -`SUM_FACTOR`."""
+        """Return the offset of -`SUM_FACTOR` times the sum of 16 activations."""
         return self._after_numbers(0) + 8 * token + 4 * half
 
     def units(self, token: int, half: int) -> int:
-        """Return the offset of the scale of 16 columns, i32."""
+        """Return the offset of 16 columns' scale in units, i32."""
         return self._after_numbers(8) + 8 * token + 4 * half
 
     def sum(self, token: int) -> int:
-        """Return the offset of the sum of 32 columns in units."""
+        """Return the offset of 32 columns' sum in units."""
         return self._after_numbers(16) + 4 * token
 
     def unit(self, token: int) -> int:
@@ -110,7 +110,7 @@ class PanelOffsets:
         return self._after_numbers(20) + 4 * token
 
     def scale(self, token: int, half: int) -> int:
-        """Return the offset of the scale of 16 columns, F32."""
+        """Return the offset of 16 columns' scale, F32."""
         return self._after_numbers(24) + 8 * token + 4 * half
 
     def _after_numbers(self, n_bytes: int) -> int:
@@ -118,25 +118,25 @@ class PanelOffsets:
 
 
 def quantised_bytes(n_tokens: int, n_blocks: int, x_bytes: int = 1) -> int:
-    """Return the size of the panels of `n_tokens` tokens, in bytes."""
+    """Return the size in bytes of the panels for `n_tokens` tokens."""
     return n_tokens * n_blocks * panel_block_bytes(x_bytes)
 
 
 def panel_sizes(isa: Isa) -> list[int]:
-    """Return the numbers of tokens of a panel, largest first."""
+    """Return the possible numbers of tokens in a panel, largest first."""
     return [1 << n for n in reversed(range(isa.tile_tokens.bit_length()))]
 
 
 ARGUMENTS = ("x", "x_stride", "n_tokens", "n_blocks", "skip", "panels")
 """Arguments of a kernel that packs panels: x is F32, (n_tokens, 32 × n_blocks), with rows
 `x_stride` bytes apart; `skip` is the number of blocks missing at the start of the weights' first
-256 columns; `panels` is the address of `quantised_bytes`."""
+256 columns; `panels` is the address of a buffer of `quantised_bytes`."""
 
 
 def add_pack_token(module: ir.Module, isa: Isa, x_bytes: int) -> None:
-    """Write `pack_token(x, n_blocks, skip, panel, n, t, first, last)`.
+    """Emit `pack_token(x, n_blocks, skip, panel, n, t, first, last)`.
 
-    Packs the blocks from `first` to `last` of token t of a panel of n.
+    Packs the blocks from `first` to `last` for token t in a panel of n tokens.
     """
     code, (x, n_blocks, _, panel, n, t, first, last) = internal(module, "pack_token", 8)
     largest = _largest(code, x, n_blocks)
@@ -171,7 +171,7 @@ def add_pack_token(module: ir.Module, isa: Isa, x_bytes: int) -> None:
 
 
 def _largest(code: Code, x: Value, n_blocks: Value) -> Value:
-    """Return the largest magnitude of a token's activations; NaN if one is NaN."""
+    """Return the largest magnitude of a token's activations; NaN if any is NaN."""
     most = code.variable(code.constant(INTS, 0))
     with code.loop(code.number(0), n_blocks * 2) as half:
         values = code.load(x + half * 64, FLOATS)
@@ -182,13 +182,13 @@ def _largest(code: Code, x: Value, n_blocks: Value) -> Value:
 def size_bits(values: Value) -> Value:
     """Return the bits of the magnitudes of floats.
 
-    As integers they have the same order, with NaN largest, and compare faster.
+    As integers they have the same order (with NaN largest) but compare faster.
     """
     return values.bitcast(INTS) & 0x7FFFFFFF
 
 
 def _steps_and_unit(code: Code, size: Value, largest: int) -> tuple[Value, Value]:
-    """Return the units of scale per magnitude, and the unit, of a token.
+    """Return a token's scale in units per magnitude, and its unit.
 
     Args:
         size: largest magnitude of the token's activations.
@@ -196,18 +196,18 @@ def _steps_and_unit(code: Code, size: Value, largest: int) -> tuple[Value, Value
     """
     steps = code.constant(F32, float(MAX_UNITS)) / size
     steps = code.where(size < TINY, code.constant(F32, 0.0), steps)
-    return steps, size * (1 / (largest * MAX_UNITS)) + (size - size)  # NaN where size is infinite
+    return steps, size * (1 / (largest * MAX_UNITS)) + (size - size)  # NaN if size is infinite
 
 
 def _rounded(values: Value, sizes: Value, steps: Value, largest: int) -> tuple[Value, Value]:
     """Quantise 16 numbers to integers within ±largest.
 
     Args:
-        sizes: bits of 16 magnitudes; the largest determines the scale.
+        sizes: bits of 16 magnitudes, the largest of which determines the scale.
         steps: see `_steps_and_unit`.
 
     Returns:
-        The integers as from `_whole`, and the scale in units as i32, at least 1.
+        The integers, as returned by `_whole`, and the scale in units: i32, at least 1.
     """
     code = values.code
     units = _integers(_whole(code.reduce("max", sizes).bitcast(F32) * steps)) + 1
@@ -218,7 +218,7 @@ def _rounded(values: Value, sizes: Value, steps: Value, largest: int) -> tuple[V
 
 
 def _whole(values: Value) -> Value:
-    """Round to the nearest integers, ties to even; leave `ROUNDER` added."""
+    """Round to the nearest integers, ties to even; `ROUNDER` remains added to them."""
     return values + ROUNDER
 
 
@@ -228,7 +228,7 @@ def _integers(whole: Value) -> Value:
 
 
 def _bytes(whole: Value, x_bytes: int = 1) -> list[Value]:
-    """Split a result of `_whole` into signed bytes: one, or high and low."""
+    """Split a result of `_whole` into signed bytes: one byte, or a high and a low one."""
     kind = vector(I8)
     if x_bytes == 1:
         return [_integers(whole).to(kind)]

@@ -1,11 +1,11 @@
-"""Quantised weights times activations of one or two bytes: operands of `kernels.products.gemm`.
+"""Quantised weights times one- or two-byte activations: operands for `kernels.products.gemm`.
 
 Within a block of 32 columns (or a sub-block of 16), weights are small integers q with a scale, and
 activations are bytes with a scale d: `Σ w x = scale × d × Σ q x - minimum × Σ x`, an exact integer
-sum and few floating-point steps. Dot products of bytes over 16 columns are exact, and so is their
-sum, each times its scale in units (`kernels.products.panels`), if they fit in 16 bits; other sums
-are F32. Signed weights have an offset that makes them positive, which the tokens' sums correct.
-Where loads limit a product, two tiles are multiplied by the same numbers of a token.
+sum and a few floating-point steps. Dot products of bytes over 16 columns are exact. If they fit in
+16 bits, so is their sum, each multiplied by its scale in units (`kernels.products.panels`); other
+sums are F32. Signed weights have an offset that makes them positive, which the tokens' sums
+correct. If loads limit a product, two tiles are multiplied by the same token's numbers.
 
 For int16 activations, see `int16_gemm`.
 """
@@ -38,32 +38,32 @@ from engine.backends.cpu.kernels.products.tile_reader import BlockGroup, TileRea
 from engine.formats.quants.layout import SUPER, Layout, panel_block_bytes
 
 N_LINES = 8
-"""Lines of a block, each 16 rows × 4 columns."""
+"""Number of lines per block, each 16 rows × 4 columns."""
 
 BLOCK_BYTES = (N_LINES + 4) * VECTOR_BYTES
-"""Bytes of an unpacked block: its lines, then up to four vectors of factors."""
+"""Size in bytes of an unpacked block: its lines, then up to four vectors of factors."""
 
 PAIR_TOKENS = 4
-"""Tokens whose sums with two tiles fit in the registers."""
+"""Number of tokens whose sums with two tiles fit in the registers."""
 
 Factors = tuple[Sequence[Value], Sequence[Value]]
-"""Scales of a block and factors of Σ x, see `TileReader.product_factors`."""
+"""A block's scales, and factors for Σ x; see `TileReader.product_factors`."""
 
 
 def build(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None:
-    """Write `multiply(pool, *gemm.ARGUMENTS)` for matrices of one layout."""
+    """Emit `multiply(pool, *gemm.ARGUMENTS)` for matrices of one layout."""
     gemm.build(module, operands(isa, layout, x_bytes))
 
 
 def operands(isa: Isa, layout: Layout, x_bytes: int = 1) -> Operands:
-    """Return the operands for quantised matrices of a layout."""
+    """Return the operands for quantised matrices with a given layout."""
     if are_int16(isa, x_bytes):
         return QuantisedInt16(isa, layout)
     return QuantisedBytes(isa, layout, x_bytes)
 
 
 class QuantisedBytes(Operands):
-    """Quantised matrices, and activations of one or two bytes."""
+    """Quantised matrices and one- or two-byte activations."""
 
     unpacked_bytes = SUPER * BLOCK_BYTES
 
@@ -131,7 +131,7 @@ class QuantisedBytes(Operands):
 
 
 def arranged(reader: TileReader, lines: list[Value], x_bytes: int) -> list[Value]:
-    """Return the lines of `TileReader.lines` in the layout of `add_block`."""
+    """Return lines from `TileReader.lines` in the layout for `add_block`."""
     is_joined = reader.isa.joins_halves and _adds_integers(reader, x_bytes)
     return reader.isa.joined(lines) if is_joined else lines
 
@@ -148,10 +148,10 @@ def add_block(
     offsets: PanelOffsets,
     sums: Sequence[Variable],
 ) -> None:
-    """Add the products of one block with a panel's tokens to their sums.
+    """Multiply one block by a panel's tokens; add the products to the tokens' sums.
 
     Args:
-        lines: weights of the block, see `arranged`.
+        lines: the block's weights; see `arranged`.
     """
     block = _Block(reader, lines, panel, offsets)
     scales, added = factors
@@ -169,7 +169,7 @@ def add_block(
 
 @dataclass(frozen=True, slots=True)
 class BlockPart:
-    """A block of a tile: its lines, see `arranged`, its factors, and the sums of some tokens."""
+    """A block in a tile: its lines (see `arranged`), its factors, and some tokens' sums."""
 
     lines: Sequence[Value]
     factors: Factors
@@ -179,7 +179,7 @@ class BlockPart:
 def shares_numbers(reader: TileReader, x_bytes: int) -> bool:
     """Return whether `add_blocks` is faster than `add_block`.
 
-    That is where loads limit products: with AVX-512 and both halves of a block scaled in F32.
+    It is if loads limit products: with AVX-512, if a block's two halves are scaled in F32.
     """
     return reader.isa.joins_halves and x_bytes == 1 and not _adds_integers(reader, x_bytes)
 
@@ -188,10 +188,10 @@ def add_blocks(
     reader: TileReader, parts: Sequence[BlockPart], panel: Value, offsets: PanelOffsets,
     first_token: int,
 ) -> None:  # fmt: skip
-    """Add the products of a block of several tiles with some tokens to their sums.
+    """Multiply one block in several tiles by some tokens; add the products to the tokens' sums.
 
-    A token's numbers are loaded once for all tiles; only if `shares_numbers`. Same bits as
-    `add_block`.
+    A token's numbers are loaded once for all tiles. Used only if `shares_numbers`. The bits are the
+    same as with `add_block`.
     """
     code, n_tokens = panel.code, len(parts[0].sums)
     tokens = range(first_token, first_token + n_tokens)
@@ -223,7 +223,7 @@ def _shared_sums(
 
 
 class _Block:
-    """A block of weights and its part of a panel."""
+    """A block of weights and the matching part of a panel."""
 
     def __init__(
         self, reader: TileReader, lines: Sequence[Value], panel: Value, offsets: PanelOffsets
@@ -244,7 +244,7 @@ class _Block:
         return [total.to(FLOATS) for total in totals]
 
     def joined_sums(self) -> list[Value]:
-        """Return the same as `scaled_sums`, from lines that hold both halves."""
+        """Return the same as `scaled_sums`, for lines that contain both halves."""
         offsets, code, found = self._offsets, self._code, []
         for token in self._tokens:
             x = [
@@ -259,7 +259,7 @@ class _Block:
         return found
 
     def float_sums(self, n_scales: int) -> list[list[Value]]:
-        """Return each token's dot products in units, F32: one, or one per 16 columns."""
+        """Return each token's dot products in units, F32: one in total, or one per 16 columns."""
         if n_scales == 1 and self._offsets.x_bytes > 1:
             return [
                 [number.to(FLOATS) * self._code.splat(self._scale(token, 0))]
@@ -272,7 +272,7 @@ class _Block:
         ]
 
     def scaled(self, token: int, halves: Sequence[Value], n_scales: int) -> list[Value]:
-        """Return a token's products with both halves, F32, in units: one sum or two."""
+        """Return a token's products with both halves, F32, in units: as one sum or two."""
         first, second = halves
         scale = [self._code.splat(self._scale(token, half)) for half in range(2)]
         if n_scales == 1:
@@ -287,7 +287,7 @@ class _Block:
         return reader.isa.dots(self._code, [weights], [[x]], [total], reader.largest_weight)[0]
 
     def x_sums(self, token: int, n: int) -> list[Value]:
-        """Return a token's sum over the block in units (n = 1) or over each 16 columns (n = 2)."""
+        """Return a token's sum over the block (n = 1) or every 16 columns (n = 2), in units."""
         if n < 2:
             return [self._code.splat(self._number(self._offsets.sum(token), F32))][:n]
         found = []
@@ -297,7 +297,7 @@ class _Block:
         return [self._code.splat(number) for number in found]
 
     def _sums(self, halves: Sequence[int]) -> list[Value]:
-        """Return the integer dot products of one or both halves with each token."""
+        """Return the integer dot products between one or both halves and each token."""
         code, offsets = self._code, self._offsets
         lines = [(half, n) for half in halves for n in range(4)]
         weights = [self._lines[4 * half + n] for half, n in lines]
@@ -315,7 +315,7 @@ class _Block:
         return totals
 
     def correction(self, token: int, halves: Sequence[int]) -> Value:
-        """Return the correction of a sum for the offset of the weights."""
+        """Return the correction of a sum for the weights' offset."""
         zero_point = self._reader.zero_point
         if not zero_point:
             return self._code.constant(INTS, 0)

@@ -1,4 +1,4 @@
-"""Decoding of quantised weights in planes, in blocks of 16 rows × 32 columns."""
+"""Decoding of quantised weights from planes, in blocks of 16 rows × 32 columns."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from engine.backends.cpu.kernels.products.panels import SUM_FACTOR
 from engine.formats.quants.layout import BLOCK, LINE_BYTES, SUPER, TILE, BlockPlaces, Layout
 
 AHEAD, FAR_AHEAD = 6144, 8192
-"""Prefetch distances into L2, in bytes, for one token and for several. For one token, a greater
-distance, or L1, is slower than no prefetch at all on AMD processors."""
+"""Prefetch distances into L2, in bytes, for one token and for several. For one token on AMD
+processors, a greater distance (or prefetching into L1) is slower than no prefetch at all."""
 
 BYTES_AHEAD = 2048
-"""The distance for one token and 8-bit weights."""
+"""Prefetch distance for one token and 8-bit weights."""
 
 EACH_BYTE = 0x01010101
-"""Factor that copies a byte to all bytes of an i32."""
+"""Factor that copies the lowest byte to all bytes of an i32."""
 
 BYTES, HALVES, INT16S = vector(I8, TILE), vector(I16, TILE), vector(I16, 2 * TILE)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockGroup:
-    """Blocks that share the super-block factors of K-quants.
+    """Blocks that share super-block factors in K-quants.
 
     Attributes:
-        index: number of the group in its tile.
+        index: index of the group in its tile.
         first, last: range of the blocks.
     """
 
@@ -47,7 +47,7 @@ class BlockGroup:
 
     @classmethod
     def at(cls, index: Value, n_blocks: Value, skip: Value) -> BlockGroup:
-        """Return a group by number.
+        """Return the group at an index.
 
         Args:
             skip: number of blocks missing at the start of the first group.
@@ -58,11 +58,11 @@ class BlockGroup:
 
     @classmethod
     def of(cls, block: Value, n_blocks: Value, skip: Value) -> BlockGroup:
-        """Return the group of a block."""
+        """Return a block's group."""
         return cls.at((block + skip) // SUPER, n_blocks, skip)
 
     def places(self, layout: Layout, tile: Value, block: Value) -> BlockPlaces:
-        """Return the addresses of a block in a tile."""
+        """Return the addresses of a block's parts in a tile."""
         return layout.places(tile, self.index, self.first, self.last, block)
 
 
@@ -76,9 +76,9 @@ class TileReader:
     def prefetch(self, group: BlockGroup, tile: Value, block: Value, n_tokens: int) -> None:
         """Prefetch a block's share of the group that is some KiB ahead.
 
-        This includes the scales, which are stored apart from the codes: without it each group
-        waits for them once. Only for one token and 8-bit weights, which need no decoding, that is
-        cheaper than prefetching them.
+        This includes the scales, which are stored apart from the codes; otherwise each group
+        would wait for them once. That wait is cheaper than prefetching scales only for one token
+        and 8-bit weights, which need no decoding.
 
         Args:
             tile: address of the tile.
@@ -98,7 +98,7 @@ class TileReader:
             code.prefetch(at + line * LINE_BYTES, cache=2)
 
     def lines(self, places: BlockPlaces) -> list[Value]:
-        """Decode the eight lines of a block: each 16 rows × 4 columns, as i32 of four bytes."""
+        """Decode a block's eight lines: each 16 rows × 4 columns, as i32 of four bytes."""
         layout, code = self.layout, places.low.code
         per_line = 8 // layout.low
         stored = [code.load(places.low + 64 * n, INTS) for n in range(8 // per_line)]
@@ -144,7 +144,7 @@ class TileReader:
 
     @property
     def offset(self) -> int:
-        """Offset of the bytes of `lines` from the numbers that scales multiply."""
+        """Offset of the bytes in `lines` from the numbers that scales multiply."""
         if self.isa.signed_weights or not self.zero_point:
             return self.layout.zero
         return self.zero_point - self.centre
@@ -156,7 +156,7 @@ class TileReader:
 
     @property
     def zero_point(self) -> int:
-        """Number that products subtract from the bytes of `lines`: 0 or a power of two."""
+        """Number that products subtract from the bytes in `lines`: 0 or a power of two."""
         layout = self.layout
         if self.isa.signed_weights:
             return layout.zero + self.centre
@@ -165,7 +165,7 @@ class TileReader:
 
     @property
     def fits_int16(self) -> bool:
-        """Whether sums of products of 16 columns with bytes fit in 16 bits."""
+        """Whether dot products with bytes over 16 columns fit in 16 bits."""
         layout = self.layout
         if layout.table:
             size = max(map(abs, layout.table))
@@ -176,7 +176,7 @@ class TileReader:
 
     @property
     def largest_weight(self) -> int:
-        """Argument `largest` of `Isa.dots`."""
+        """Argument `largest` for `Isa.dots`."""
         layout = self.layout
         if not layout.table and layout.low < 8:
             return int((1 << (layout.low + layout.high)) - 1)
@@ -185,7 +185,7 @@ class TileReader:
         return -max(map(abs, layout.table), default=128)
 
     def scales(self, places: BlockPlaces) -> tuple[list[Value], list[Value]]:
-        """Load the scales of the sub-blocks, and the (negated) minima if any, F32 for 16 rows."""
+        """Load the sub-blocks' scales, and the negated minima if there are any, F32 for 16 rows."""
         layout, code = self.layout, places.scales.code
         if layout.scale == "f16_min":
             scale, minimum = (
@@ -199,7 +199,7 @@ class TileReader:
         return scales, added
 
     def product_factors(self, places: BlockPlaces) -> tuple[list[Value], list[Value]]:
-        """Load the scales of the sub-blocks, and the factors of Σ x, if any."""
+        """Load the sub-blocks' scales, and the factors for Σ x if there are any."""
         scales, added = self.scales(places)
         if self.centre:
             added = [
@@ -210,13 +210,13 @@ class TileReader:
 
     @property
     def n_factors(self) -> tuple[int, int]:
-        """Numbers of vectors in both lists of `product_factors`."""
+        """Number of vectors in each of the two lists from `product_factors`."""
         layout = self.layout
         n_scales = 1 if layout.scale == "f16_min" else BLOCK // layout.sub
         return n_scales, n_scales if layout.has_minimum else 0
 
     def _own_scale(self, places: BlockPlaces, sub: int) -> Value:
-        """Load the F16, F32 or exponent scale of a sub-block, of a type without factors."""
+        """Load a sub-block's scale (F16, F32 or an exponent), in a type without factors."""
         code: Code = places.scales.code
         if self.layout.scale == "f16":
             return self.isa.f16_to_f32(code, code.load(places.scales + 32 * sub, HALVES))
@@ -227,7 +227,7 @@ class TileReader:
         return code.where(exponent < 2, tiny, (exponent - 1) << 23).bitcast(FLOATS)
 
     def _super_scales(self, places: BlockPlaces) -> tuple[list[Value], list[Value]]:
-        """Load the scales and the negated minima (if any) of the sub-blocks, times F16 factors."""
+        """Load the sub-blocks' scales and negated minima (if any), times F16 factors."""
         layout, code = self.layout, places.scales.code
         subs = range(BLOCK // layout.sub)
         factor = self.isa.f16_to_f32(code, code.load(places.supers, HALVES))
@@ -250,7 +250,7 @@ class Int16Reader(TileReader):
     """Decodes one block of 16 rows from the planes to int16.
 
     If a type has integer scales and a factor for 256 columns, codes are multiplied by their scale,
-    so that all 256 columns are added up as integers and scaled once; else 32 or 16 columns are.
+    so that all 256 columns are added up as integers and scaled once; otherwise 32 or 16 are.
     """
 
     @property
@@ -263,17 +263,17 @@ class Int16Reader(TileReader):
 
     @property
     def n_subs(self) -> int:
-        """Number of sub-blocks of a block."""
+        """Number of sub-blocks per block."""
         return 1 if self.layout.scale == "f16_min" else BLOCK // self.layout.sub
 
     @property
     def n_scales(self) -> int:
-        """Number of vectors of scales of a block: 0 if the numbers include them."""
+        """Number of scale vectors per block: 0 if the numbers include the scales."""
         return 0 if self.layout.has_supers else self.n_subs
 
     @property
     def n_minima(self) -> int:
-        """Number of vectors of minima of a block."""
+        """Number of vectors of minima per block."""
         return self.n_subs if self.layout.has_minimum else 0
 
     def numbers(self, places: BlockPlaces) -> list[Value]:
@@ -285,7 +285,7 @@ class Int16Reader(TileReader):
         if not self.layout.has_supers:
             return codes
         scales = [
-            ((scale & 0xFFFF) | (scale << 16)).bitcast(INT16S)  # for both numbers of a row
+            ((scale & 0xFFFF) | (scale << 16)).bitcast(INT16S)  # for a row's two numbers
             for scale in self.integer_scales(places)
         ]
         return [
@@ -294,7 +294,7 @@ class Int16Reader(TileReader):
         ]
 
     def codes(self, places: BlockPlaces) -> list[Value]:
-        """Decode the same as `numbers`, without integer scales."""
+        """Decode a block like `numbers`, but without multiplying by integer scales."""
         lines, layout = self.lines(places), self.layout
         is_signed = bool(layout.table) or layout.low == 8
         found = []
@@ -311,7 +311,7 @@ class Int16Reader(TileReader):
         return found
 
     def integer_scales(self, places: BlockPlaces) -> list[Value]:
-        """Load the sub-blocks' integer scales, i32 for 16 rows, if the type has any."""
+        """Load the sub-blocks' integer scales, i32 for 16 rows; only if the type has them."""
         code, layout = places.scales.code, self.layout
         found = []
         for n in range(BLOCK // layout.sub):
@@ -321,7 +321,7 @@ class Int16Reader(TileReader):
         return found
 
     def group_factor(self, places: BlockPlaces) -> Value:
-        """Load the factor of 256 columns, F32 for 16 rows, if the type has one."""
+        """Load the factor for 256 columns, F32 for 16 rows, if the type has one."""
         code = places.supers.code
         return self.isa.f16_to_f32(code, code.load(places.supers, HALVES))
 
@@ -334,6 +334,6 @@ class Int16Reader(TileReader):
 def for_each_group(
     code: Code, n_blocks: Value, skip: Value, body: Callable[[BlockGroup], None]
 ) -> None:
-    """Write a loop over the groups of a tile."""
+    """Emit a loop over a tile's groups."""
     with code.loop(code.number(0), (n_blocks + skip + (SUPER - 1)) // SUPER) as index:
         body(BlockGroup.at(index, n_blocks, skip))

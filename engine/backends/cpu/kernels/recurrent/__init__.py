@@ -1,1 +1,1 @@
-"""Kernels of recurrent layers, token by token: causal convolution, delta net, state space."""
+"""Kernels for recurrent layers, token by token: causal convolution, delta net, state space."""

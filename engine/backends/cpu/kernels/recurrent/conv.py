@@ -1,7 +1,7 @@
 """Causal depthwise convolution over the latest tokens, with activation and gates.
 
-Sums go from the oldest token to the newest, so the bits do not depend on how a prompt is split.
-Adjacent channels form groups; the filters and latest inputs of a group are on the stack.
+Tokens are added from oldest to newest, so the bits do not depend on how a prompt is split. Adjacent
+channels form groups; a group's filters and latest inputs are on the stack.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TAPS = (2, 3, 4)
 """Supported numbers of taps."""
 
 NAMES = ("conv", "conv_silu")
-"""Kernels: without activation, and with SiLU."""
+"""Names of the kernels: without activation, and with SiLU."""
 
 ARGUMENTS = (
     "x", "x_stride", "before", "before_stride", "after", "after_stride", "weight", "bias", "state",
@@ -40,27 +40,27 @@ ARGUMENTS = (
 with a stride in bytes. before, after: the gates, both or none (0). weight: (n_channel, n_tap).
 bias: (n_channel,), or 0. state: (n_channel, n_tap - 1) in each place, oldest first, `state_stride`
 bytes apart. chains, goals: see `kernels.recurrent.state_rows`. out: like x, contiguous. per_piece:
-number of groups of channels of a piece."""
+number of channel groups per piece."""
 
 WIDTH = 8
-"""Number of vectors of channels of a group."""
+"""Number of channel vectors per group."""
 
 GROUP = WIDTH * LANES
-"""Number of channels of a group."""
+"""Number of channels per group."""
 
 BLOCK = 16
-"""Tokens per block: their inputs are on the stack."""
+"""Number of tokens per block, whose inputs are on the stack."""
 
 AHEAD = 8
-"""Prefetch distance of inputs and results, in tokens: these are in different memory pages, where
-hardware prefetchers stop."""
+"""Prefetch distance for inputs and results, in tokens. Tokens are in different memory pages, and
+hardware prefetchers stop at page boundaries."""
 
 ROW = 4 * GROUP
-"""Bytes from token to token of the inputs, and from tap to tap of the filters, on the stack."""
+"""Bytes between tokens in the inputs, and between taps in the filters, on the stack."""
 
 
 def build(module: ir.Module, n_tap: int) -> None:
-    """Write `conv(pool, *ARGUMENTS)` and `conv_silu(pool, *ARGUMENTS)` for a number of taps."""
+    """Emit `conv(pool, *ARGUMENTS)` and `conv_silu(pool, *ARGUMENTS)` for `n_tap` taps."""
     add_run(module)
     for name in NAMES:
         for is_whole in (True, False):
@@ -87,9 +87,9 @@ def _emit_piece(code: Code, name: str, given: Named, index: Value) -> None:
 
 
 def _add_group(module: ir.Module, name: str, n_tap: int, *, is_whole: bool) -> None:
-    """Write `name_whole(*ARGUMENTS, channel, n)`, for n channels in whole vectors.
+    """Emit `name_whole(*ARGUMENTS, channel, n)`, for n channels in whole vectors.
 
-    `name_partial` is for less than a vector.
+    `name_partial` is for less than one vector.
     """
     part = f"{name}_{'whole' if is_whole else 'partial'}"
     code, (*values, channel, n) = internal(module, part, len(ARGUMENTS) + 2)
@@ -100,7 +100,7 @@ def _add_group(module: ir.Module, name: str, n_tap: int, *, is_whole: bool) -> N
 
 
 class _Group:
-    """Generates the code of a group of n channels."""
+    """Generates the code for a group of n channels."""
 
     def __init__(
         self, code: Code, given: Named, channel: Value, n: Value, n_tap: int, *, is_whole: bool
@@ -155,7 +155,7 @@ class _Group:
             self._code.store(held, self._inputs + row * ROW + at * 4)
 
     def _apart(self, address: Value, n: int, at: Value) -> list[Value]:
-        """Load n numbers of each of 16 channels; return n vectors."""
+        """Load n numbers for each of 16 channels; return n vectors."""
         code, address = self._code, address + (self._channel + at) * (4 * n)
         if self._is_whole:
             parts = [code.load(address + 4 * LANES * part, FLOATS) for part in range(n)]
@@ -169,7 +169,7 @@ class _Group:
         return [numbers.shuffle(range(row, LANES * n, n)) for row in range(n)]
 
     def _store_state(self, state: Value, at: Value) -> None:
-        """Store the latest inputs of 16 channels, channel by channel."""
+        """Store the latest inputs for 16 channels, channel by channel."""
         code, n = self._code, self._n_tap - 1
         address = state + (self._channel + at) * (4 * n)
         rows = [code.load(self._inputs + row * ROW + at * 4, FLOATS) for row in range(n)]
@@ -209,5 +209,5 @@ class _Group:
 
 
 def _joined(parts: Sequence[Value]) -> Value:
-    """Concatenate 1 to 4 vectors; of three, the last one twice."""
+    """Concatenate 1 to 4 vectors; if there are three, repeat the last one."""
     return concatenated([*parts, parts[-1]] if len(parts) == 3 else parts)

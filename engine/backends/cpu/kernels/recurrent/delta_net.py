@@ -1,12 +1,12 @@
 """Gated delta net, token by token.
 
-For each token `D = exp(g) S; S = D + k ⊗ β (v - Dᵀ k); o = Sᵀ q`. The columns of a head's state S
+For each token, `D = exp(g) S; S = D + k ⊗ β (v - Dᵀ k); o = Sᵀ q`. The columns of a head's state S
 are independent, so the work is split into strips of columns. The bits depend neither on how a
 prompt is split nor on the number of threads.
 
-A strip is copied to memory that stays in the core's cache and is visited once per token: the visit
-adds the token's write, reads the output, applies the next token's decay and reads the value of its
-key. Sums over the rows go from the first to the last.
+A strip is copied to memory that stays in the core's cache, and is visited once per token. The visit
+adds the token's write, reads the output, applies the next token's decay and reads the value for its
+key. Rows are added from first to last.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ ARGUMENTS = (
     "beta_stride", "step_bias", "rate", "key_of", "chains", "goals", "n_head", "n_key", "n_value",
     "scale", "eps", "state", "state_stride", "per_piece", "out",
 )  # fmt: skip
-"""Arguments of the kernel; see `forward.operands.DeltaInputs`. Strides are those between
-tokens, in bytes; a token's elements have no gaps. key_of: int64 (n_head,), or 0. chains, goals: see
-`kernels.recurrent.state_rows`. scale: factor on the normalised queries; it and eps are the bits of
-an F32. state: (n_head, n_key, n_value) in each place, `state_stride` bytes apart. out: (T, n_head,
-n_value), contiguous. per_piece: number of strips of a piece. With a decay by channel, step is (T,
+"""The kernel's arguments; see `forward.operands.DeltaInputs`. Strides are the bytes between
+tokens; a token's elements have no gaps. key_of: int64 (n_head,), or 0. chains, goals: see
+`kernels.recurrent.state_rows`. scale: factor for the normalised queries; scale and eps are F32
+bits. state: (n_head, n_key, n_value) in each place, `state_stride` bytes apart. out: (T, n_head,
+n_value), contiguous. per_piece: number of strips per piece. With decay by channel, step is (T,
 n_head, n_key) and step_bias (n_head, n_key)."""
 
 BLOCK = LANES
-"""Tokens per block: their keys, queries and decays are prepared at a time."""
+"""Number of tokens per block, whose keys, queries and decays are prepared together."""
 
 MAX_KEY = 1024
-"""Largest number of elements of a key: a strip and the keys of a block must fit in the stack."""
+"""Largest number of elements in a key, as a strip and a block's keys must fit on the stack."""
 
 
 def build(module: ir.Module, isa: Isa, *, by_channel: bool) -> None:
-    """Write `delta_net(pool, *ARGUMENTS)`.
+    """Emit `delta_net(pool, *ARGUMENTS)`.
 
     Args:
-        by_channel: whether each channel of a key has a separate decay.
+        by_channel: whether each of a key's channels has a separate decay.
     """
     add_run(module)
     _add_normalise(module)
@@ -88,7 +88,7 @@ def _n_strips(code: Code, given: Named, columns: int) -> Value:
 
 
 class _Block(NamedTuple):
-    """Stack memory for the prepared tokens of a block; see `STRIP`."""
+    """Stack memory for a block's prepared tokens; see `STRIP`."""
 
     keys: Value
     queries: Value
@@ -148,7 +148,7 @@ def _emit_block(
     code: Code, given: Named, head: Value, token: Value, n: Value, block: _Block,
     *, by_channel: bool,
 ) -> None:  # fmt: skip
-    """Prepare n tokens of a head: unit keys and queries, betas, and decay factors."""
+    """Prepare a head's n tokens: unit keys and queries, betas, and decay factors."""
     n_key = given["n_key"]
     key_head = code.variable(head)
     with code.when(given["key_of"].differs(0)):
@@ -171,7 +171,7 @@ def _emit_decays(
     code: Code, given: Named, head: Value, token: Value, n: Value, block: _Block,
     *, by_channel: bool,
 ) -> None:  # fmt: skip
-    """Prepare the decay factors of n tokens of a head: `exp(rate × softplus(step + bias))`."""
+    """Prepare a head's decay factors for n tokens: `exp(rate × softplus(step + bias))`."""
     n_key, stride, goal = given["n_key"], given["step_stride"], block.decays
     steps, biases = given["step"] + token * stride, given["step_bias"]
     rate = code.splat(code.load(given["rate"] + head * 4, F32))
@@ -196,14 +196,14 @@ def _emit_decays(
 
 
 def _gather(code: Code, source: Value, stride: Value, n: Value, goal: Value) -> None:
-    """Copy n floats that are `stride` bytes apart to one vector, padded with zeros."""
+    """Copy n floats that are `stride` bytes apart into one vector, padded with zeros."""
     code.store(code.constant(FLOATS, 0.0), goal)
     with code.loop(code.number(0), n) as index:
         code.store(code.load(source + index * stride, F32), goal + index * 4)
 
 
 def _add_normalise(module: ir.Module) -> None:
-    """Write `normalise_rows(x, stride, n_row, n, scale, eps, out, out_stride)`.
+    """Emit `normalise_rows(x, stride, n_row, n, scale, eps, out, out_stride)`.
 
     Each row becomes `x / max(|x|, eps) × scale`, padded with zeros to a multiple of 16 elements.
     """
@@ -238,21 +238,21 @@ STRIP = (
     "keys", "queries", "decays", "key_bytes", "betas", "n_token", "n_key", "v", "v_stride", "out",
     "out_stride", "state", "goal", "state_stride", "n_left", "held",
 )  # fmt: skip
-"""Arguments of the strip functions. keys, queries: unit vectors of n_key F32, `key_bytes` from
-token to token. decays: a factor per token or, by channel, a vector like a key. betas: a factor per
-token. v and out: the strip's columns for the first token; state and goal: its columns of the first
-row, before and after the tokens. Strides are in bytes. n_left: number of columns from here to the
-end of the state. held: memory for n_key rows of the strip."""
+"""Arguments of the strip functions. keys, queries: unit vectors of n_key F32, `key_bytes` apart.
+decays: one factor per token or, by channel, a vector like a key. betas: one factor per token. v and
+out: the strip's columns for the first token; state and goal: its columns in the first row, before
+and after the tokens. Strides are in bytes. n_left: number of columns from here to the end of the
+state. held: memory for n_key rows of the strip."""
 
 ROWS_AT_ONCE = 4
-"""Unrolling of the loop over rows."""
+"""Unroll factor for the loop over rows."""
 
 Visit = Callable[[Value], None]
-"""Function that writes the visit of a row, given its index."""
+"""Function that emits the visit to a row, given its index."""
 
 
 def columns_of(isa: Isa) -> int:
-    """Return the number of columns of a strip, so that its sums fit in registers."""
+    """Return the number of columns per strip for which its sums fit in registers."""
     return (2 if isa.register_bytes == 4 * LANES else 1) * LANES
 
 
@@ -275,7 +275,7 @@ def _part_name(*, is_whole: bool) -> str:
 
 
 class _Strip:
-    """Generates the code of a strip; `is_whole` if the state has all of its columns."""
+    """Generates the code for a strip; `is_whole` if the state has all the strip's columns."""
 
     def __init__(
         self, code: Code, values: list[Value], columns: int, *, by_channel: bool, is_whole: bool
@@ -346,7 +346,7 @@ class _Strip:
         return vectors
 
     def _decay(self, row: Value, token: Value, vectors: Sequence[Value]) -> None:
-        """Store a row with a token's decay, and add it to the value of the token's key."""
+        """Apply a token's decay to a row, store it, and add it to the value for the token's key."""
         code, key = self._code, self._number("keys", row, token)
         factor = self._number("decays", row, token) if self._by_channel else self._factor.get()
         for n, (vector, total) in enumerate(zip(vectors, self._read, strict=True)):
@@ -370,7 +370,7 @@ class _Strip:
             self._factor.set(self._of_token("decays", token))
 
     def _set_written(self, token: Value) -> None:
-        """Set a token's write: `β (v - Dᵀ k)`."""
+        """Compute a token's write: `β (v - Dᵀ k)`."""
         v = self._given["v"] + token * self._given["v_stride"]
         self._prefetch(v, self._given["v_stride"])
         beta = self._of_token("betas", token)
@@ -384,6 +384,6 @@ class _Strip:
             lanes.store(total.get(), out)
 
     def _prefetch(self, row: Value, stride: Value) -> None:
-        """Prefetch the strip's columns of the next token, in another memory page."""
+        """Prefetch the strip's columns for the next token, which are in another memory page."""
         for lanes in self._lanes:
             self._code.prefetch(row + stride + lanes.index * 4)

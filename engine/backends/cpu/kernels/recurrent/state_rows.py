@@ -1,7 +1,7 @@
-"""The state slots that the rows of a pass read and write, in memory for kernels.
+"""State slots that a pass's rows read and write, laid out for kernels.
 
-A recorded pass is replayed with the same addresses, so passes with equally many rows write their
-slots to the same memory.
+A recorded pass is replayed with the same addresses, so passes with the same number of rows write
+their slots to the same memory.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from engine.model.forward.batch import Batch
 
 WORDS = 4
-"""Words of a chain: its first row, its end, the slot of its initial state, and how many rows may be
-computed before their state is stored."""
+"""Number of words per chain: its first row, its end, the slot with its initial state, and how many
+rows may be computed before their state is stored."""
 
 TOGETHER = 1 << 30
-"""More rows than a pass has: the rows of a chain store one state, after the last."""
+"""More rows than a pass has, so that a chain's rows store a single state, after the last row."""
 
 
 class StateRows:
-    """Memory for the rows of passes with the same number of rows.
+    """Memory for the rows in passes with the same number of rows.
 
     Consecutive rows of a sequence are a *chain*: the tokens of a prompt, which share one state
     slot, or the next token of an answer and its draft tokens, each of which stores its state in a
@@ -33,10 +33,10 @@ class StateRows:
 
     Attributes:
         n_chain: number of chains.
-        most: rows of the longest chain.
-        n_slots: minimum number of slots of a layer.
-        chains: address of the number of chains, and of `WORDS` words for each.
-        goals: address of the slots that the rows store their states in.
+        most: number of rows in the longest chain.
+        n_slots: minimum number of slots in a layer.
+        chains: address of the number of chains, followed by `WORDS` words for each.
+        goals: address of the slots in which the rows store their states.
     """
 
     def __init__(self, n_rows: int) -> None:
@@ -47,7 +47,7 @@ class StateRows:
         self._held: list[tuple[int, int, int | None]] = []
 
     def set(self, batch: Batch) -> None:
-        """Write the rows of a batch with as many rows."""
+        """Write the rows of a batch, which must have the same number of rows."""
         held = [(piece.n, piece.state_slot, piece.source) for piece in batch.pieces]
         if held == self._held:
             return
@@ -75,5 +75,5 @@ def n_chains(code: Code, chains: Value) -> Value:
 
 
 def chain_words(code: Code, chains: Value, number: Value) -> list[Value]:
-    """Return the words of a chain."""
+    """Return a chain's words."""
     return code.load_array(chains + 8 + number * (8 * WORDS), WORDS)

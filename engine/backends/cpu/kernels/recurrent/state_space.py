@@ -1,9 +1,9 @@
-"""Scans of state-space models (Mamba 1 and 2), one token after the other.
+"""Scans for state-space models (Mamba 1 and 2), one token after another.
 
-For each token and row of the state `S = decay × S + Δ x ⊗ b; y = S c + d x`, then `silu(gate) y`.
-Rows are independent. Mamba 2 has heads of rows with one decay per head and token; Mamba 1 is one
-head where each row (channel) has a step Δ, and each element of the state a rate. Rows are computed
-in units of `UNIT`; the bits depend neither on how a prompt is split nor on the number of threads.
+For each token and state row, `S = decay × S + Δ x ⊗ b; y = S c + d x`, then `silu(gate) y`. Rows
+are independent. Mamba 2 has heads of rows, with one decay per head and token; Mamba 1 is one head
+in which each row (channel) has a step Δ and each state element a rate. Rows are computed in units
+of `UNIT`; the bits depend neither on how a prompt is split nor on the number of threads.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ ARGUMENTS = (
     "state_stride", "per_piece", "out",
 )  # fmt: skip
 """Arguments of both kernels; see `forward.operands.ScanInputs`, whose values are x. Strides
-are those between tokens, in bytes; a token's elements have no gaps. key_of: group of each head,
+are the bytes between tokens; a token's elements have no gaps. key_of: group of each head,
 int64 (n_head,), or 0. chains, goals: see `kernels.recurrent.state_rows`. state: (n_head, n_row,
 n_state) in each place, `state_stride` bytes apart. out: (T, n_head, n_row), contiguous. per_piece:
-number of units of a piece. `selective_scan` (see `forward.ops.Ops`) has one head, step (T,
+number of units per piece. `selective_scan` (see `forward.ops.Ops`) has one head, step (T,
 n_row), a (n_row, n_state), d (n_row,), and neither step_bias nor key_of."""
 
 UNIT = LANES
-"""Number of rows of a unit."""
+"""Number of rows per unit."""
 
 BLOCK = LANES
-"""Number of tokens for which a unit's steps are prepared at a time."""
+"""Number of tokens for which a unit's steps are prepared together."""
 
 TOGETHER = 4
-"""Rows that are computed together and share the loads of b and c."""
+"""Number of rows that are computed together and share the loads of b and c."""
 
 ROW = 4 * LANES
-"""Bytes between tokens in the prepared steps."""
+"""Distance in bytes between tokens in the prepared steps."""
 
 
 def build(module: ir.Module) -> None:
-    """Write `selective_scan(pool, *ARGUMENTS)` and `state_space_scan(pool, *ARGUMENTS)`."""
+    """Emit `selective_scan(pool, *ARGUMENTS)` and `state_space_scan(pool, *ARGUMENTS)`."""
     add_run(module)
     for name in NAMES:
         for n_rows in (TOGETHER, 1):
@@ -84,7 +84,7 @@ def _n_pieces(code: Code, given: Named) -> Value:
 
 
 class _Unit(NamedTuple):
-    """A unit of rows of one head of a chain, for the tokens of a block.
+    """A unit of rows in one head of a chain, for the tokens in a block.
 
     Attributes:
         place: slot of the state before the next token.
@@ -94,8 +94,8 @@ class _Unit(NamedTuple):
         token: index of the first token in the pass.
         n_token: number of tokens.
         written: address of Δ x for each token and row.
-        sums: address of a number per row.
-        steps: address of Δ for each token and row (Mamba 1), or of each token's decay (Mamba 2).
+        sums: address of one number per row.
+        steps: address of Δ for each token and row (Mamba 1), or each token's decay (Mamba 2).
     """
 
     place: Variable
@@ -136,7 +136,7 @@ def _of_token(given: Named, name: str, unit: _Unit, token: Value) -> Value:
 
 
 def _emit_steps(code: Code, given: Named, unit: _Unit) -> None:
-    """Prepare Δ and Δ x of each row and token."""
+    """Prepare Δ and Δ x for each row and token."""
     with code.loop(code.number(0), unit.n_token) as token:
         step = unit.rows.load(_of_token(given, "step", unit, token))
         step = maths.softplus(code, step)
@@ -148,7 +148,7 @@ def _emit_steps(code: Code, given: Named, unit: _Unit) -> None:
 
 
 def _emit_decays(code: Code, given: Named, unit: _Unit) -> None:
-    """Prepare the decay of each token, and Δ x of each row and token."""
+    """Prepare each token's decay, and Δ x for each row and token."""
     step, stride, none = given["step"] + unit.head * 4, given["step_stride"], code.number(0)
     code.store(code.constant(FLOATS, 0.0), unit.steps)
     with code.loop(none, unit.n_token) as token:
@@ -166,9 +166,9 @@ def _emit_decays(code: Code, given: Named, unit: _Unit) -> None:
 
 
 def _prefetch(code: Code, given: Named, unit: _Unit, token: Value) -> None:
-    """Prefetch a token's gate, its result, and the values of a token of the next block.
+    """Prefetch a token's gate, its result, and the values of a token in the next block.
 
-    Tokens are in different memory pages, where hardware prefetchers stop.
+    Tokens are in different memory pages, and hardware prefetchers stop at page boundaries.
     """
     code.prefetch(_of_token(given, "gate", unit, token))
     code.prefetch(_out(given, unit, token))
@@ -181,9 +181,9 @@ def _out(given: Named, unit: _Unit, token: Value) -> Value:
 
 
 def _emit_rows(code: Code, name: str, given: Named, unit: _Unit) -> None:
-    """Write the loop over the tokens of a block and the rows of the unit.
+    """Emit the loop over the block's tokens and the unit's rows.
 
-    Rows are the inner loop, so that b and c of a token stay in the cache.
+    Rows are the inner loop, so that a token's b and c stay in the cache.
     """
     group = code.variable(unit.head)
     with code.when(given["key_of"].differs(0)):
@@ -227,10 +227,10 @@ def _emit_result(code: Code, name: str, given: Named, unit: _Unit, token: Value)
 
 
 def _add_rows(module: ir.Module, name: str, n_rows: int) -> None:
-    """Write `name_n(written, steps, rates, b, c, n_state, before, after, sums)`: one token, n rows.
+    """Emit `name_n(written, steps, rates, b, c, n_state, before, after, sums)`: one token, n rows.
 
-    The rows' states before and after the token, and their sums, are adjacent; both states may be in
-    the same memory.
+    The rows' states before the token are adjacent in memory, as are those after it, and the sums.
+    Both states may be in the same memory.
     """
     code, values = internal(module, f"{name}_{n_rows}", 9)
     written, steps, rates, b, c, n_state, before, after, sums = values

@@ -1,10 +1,10 @@
-"""The log of kernel calls that is recorded while a token is computed, for replays.
+"""Log of the kernel calls for a token, recorded for replays.
 
 Every call from Python goes through a stub (`running.fastcall`), which records it if the pool's word
 `LOG` is the address of a log. A call is recorded as 64-bit integers: the kernel's address, the
 number of arguments, and the arguments.
 
-Code that computes a token-dependent value outside kernels calls `refuse_replay`, since a replay
+Code that computes a token-dependent value outside kernels calls `refuse_replay`, because a replay
 would use the old value.
 """
 
@@ -23,29 +23,29 @@ from engine.model.forward.recording import (
 )
 
 USED, ROOM, CALLS = 0, 8, 64
-"""Byte offsets in a log's memory: number of recorded words, capacity, the calls."""
+"""Byte offsets in a log's memory: number of recorded words, capacity, calls."""
 
 CHECKED = 1 << 32
-"""Flag in the number of arguments of an all-reduce: a replay may have to stop after it. Its first
-argument is a seat of `running.thread_all_reduce`."""
+"""Flag in an all-reduce's argument count: a replay may have to stop after this call. The call's
+first argument is a seat of `running.thread_all_reduce`."""
 
 MAX_ARGUMENTS = 26
-"""Largest number of arguments of a kernel that can be replayed."""
+"""Largest number of arguments that a replayable kernel may have."""
 
 MAX_WORDS = 1 << 18
-"""Capacity of a log, in words: more than any known model needs for a token."""
+"""Capacity of a log, in words: more than any known model needs per token."""
 
 Finish = Callable[[], None]
-"""Function that completes a call after which a replay stopped, or runs a step in Python."""
+"""Function that completes the call after which a replay stopped, or runs a Python step."""
 
 
 class CallLog(Replayable):
-    """Replayable calls of kernels, in order.
+    """Replayable kernel calls, in order.
 
     Attributes:
         address: address of the log's memory.
-        finishes: functions to call after a stop of the replay, by the call's index in `words`.
-        kept: owners of memory that the calls point to.
+        finishes: functions to call after a replay has stopped, by the last call's index in `words`.
+        kept: owners of the memory to which the calls point.
         add_step: adds a Python step after the calls recorded so far; None outside a recorder.
     """
 
@@ -83,13 +83,13 @@ class CallLog(Replayable):
 
 
 def current_log() -> CallLog | None:
-    """Return the log that this thread is recording to, or None."""
+    """Return the log to which this thread is recording, or None."""
     found = current_recording()
     return found if isinstance(found, CallLog) else None
 
 
 def take_step(step: Finish) -> None:
-    """Run a Python step now, and in each replay of this thread's recording.
+    """Run a Python step, both now and in each replay of this thread's recording.
 
     It must read and write the same memory each time; its own operations are not recorded.
     """
@@ -103,7 +103,7 @@ def take_step(step: Finish) -> None:
 
 
 def emit_log(code: Code, log: Value, kernel: Value, arguments: Sequence[Value]) -> None:
-    """Write code that records a call if `log` is not 0."""
+    """Emit code that records a call if `log` is not 0."""
     with code.when(log.differs(0)):
         used = code.load(log + USED, I64)
         words = [kernel, code.number(len(arguments)), *arguments]

@@ -1,10 +1,10 @@
-"""Binds kernels as Python functions, which are called in a sixth of the time of ctypes.
+"""Binds kernels as Python functions, calls to which take a sixth of the time of ctypes calls.
 
-Some kernels are as short as a ctypes call. CPython calls a "fastcall" function with an array of
-objects. A stub is compiled for each number of arguments; it converts them to 64-bit integers and
-calls a kernel. It reads the addresses of the kernel and of the interpreter's functions from the
-bytes object that it is bound to, so its code is the same in every process and can be cached on
-disk. It also adds up the time of a pool's kernels, and records calls for replays.
+This matters because some kernels are as short as a ctypes call. CPython calls a "fastcall" function
+with an array of objects. A stub is compiled for each number of arguments; it converts them to
+64-bit integers and calls a kernel. It reads the addresses of the kernel and the interpreter's
+functions from the bytes object to which it is bound, so its code is the same in every process and
+can be cached on disk. It also adds up the time of a pool's kernels, and records calls for replays.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from engine.backends.cpu.kernels.running.call_log import MAX_ARGUMENTS, emit_log
 from engine.backends.cpu.kernels.running.thread_pool import LOG, TICKS, ThreadPool, now
 
 Kernel = Callable[..., None]
-"""Python function of integers: a pool's address, then the kernel's arguments."""
+"""Python function that takes integers: a pool's address, then the kernel's arguments."""
 
 BYTES_START = bytes.__basicsize__ - 1
-"""Offset of the bytes in a bytes object."""
+"""Offset of the data in a bytes object."""
 
 METH_FASTCALL = 0x80
-"""CPython's flag for this calling convention."""
+"""CPython's flag for the "fastcall" convention."""
 
 INTERPRETER = (
     "PyLong_AsLongLong", "PyErr_Occurred", "PyErr_BadArgument", "PyEval_SaveThread",
     "PyEval_RestoreThread", "PyLong_FromLong",
 )  # fmt: skip
-"""The interpreter functions that a stub calls; their addresses follow the kernel's, in order."""
+"""Interpreter functions that a stub calls; their addresses follow the kernel's, in this order."""
 
 
 class _Method(ctypes.Structure):
@@ -51,22 +51,22 @@ class _Method(ctypes.Structure):
 
 
 def bind(address: int, n_arguments: int, *, holds_gil: bool) -> Kernel:
-    """Bind a kernel as a Python function of `n_arguments` integers.
+    """Bind a kernel as a Python function that takes `n_arguments` integers.
 
     Args:
-        address: address of a void function of 64-bit integers; the first is the address of a pool.
+        address: address of a void function that takes 64-bit integers, the first a pool's address.
         n_arguments: number of arguments, including the pool.
-        holds_gil: whether a call keeps the GIL, for kernels of a few microseconds.
+        holds_gil: whether calls keep the GIL, for kernels that take a few microseconds.
 
     Returns:
-        A function; it raises TypeError or OverflowError for arguments that are not 64-bit integers.
+        A function that raises TypeError or OverflowError if an argument is not a 64-bit integer.
     """
     assert n_arguments <= MAX_ARGUMENTS, "too many arguments for a replay"
     found = (getattr(ctypes.pythonapi, name) for name in INTERPRETER)
     places = (ctypes.cast(function, ctypes.c_void_p).value for function in found)
     known = struct.pack(f"{1 + len(INTERPRETER)}q", address, *places)
     method = _Method(b"kernel", _stub(n_arguments, holds_gil), METH_FASTCALL, None)
-    # never freed: functions read it in their destructor, at exit after this module's globals
+    # never freed, as functions read it in their destructor, at exit after this module's globals
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(method))
     make = ctypes.pythonapi["PyCFunction_NewEx"]
     make.restype = ctypes.py_object
@@ -79,7 +79,7 @@ class BoundKernel(NamedTuple):
     """A kernel as two Python functions.
 
     Attributes:
-        with_gil: function that keeps the GIL, for calls of a few microseconds.
+        with_gil: function that keeps the GIL, for calls that take a few microseconds.
         without_gil: function that releases the GIL.
         address: address of the kernel itself.
     """
@@ -89,7 +89,7 @@ class BoundKernel(NamedTuple):
     address: int
 
     def chosen(self, pool: ThreadPool, *, is_short: bool) -> Kernel:
-        """Return `with_gil` for short calls, else `without_gil`, and wake the pool."""
+        """Wake the pool; return `with_gil` for short calls, `without_gil` for others."""
         if is_short:
             return self.with_gil
         pool.wake()
@@ -115,7 +115,7 @@ def _stub(n_arguments: int, holds_gil: bool) -> int:
 
 
 def _build(module: ir.Module, n_arguments: int, holds_gil: bool) -> None:
-    """Write `call(known, objects, n)`: returns an int object, or 0 after setting an error."""
+    """Emit `call(known, objects, n)`: returns an int object, or 0 after setting an error."""
     code, (known, objects, n) = function(module, "call", 3, I64)
     kernel, as_int, failed, refuse, let_go, take_again, new_int = code.load_array(
         known + BYTES_START, 1 + len(INTERPRETER)
@@ -138,7 +138,7 @@ def _build(module: ir.Module, n_arguments: int, holds_gil: bool) -> None:
 
 
 def _run(code: Code, kernel: Value, numbers: list[Value]) -> None:
-    """Write the call of a kernel, and add its time to the pool's."""
+    """Emit a kernel call that adds its time to the pool's."""
     begun, so_far = now(code), numbers[0] + TICKS
     code.call_at(kernel, VOID, *numbers)
     code.store(code.load(so_far, I64) + (now(code) - begun), so_far)

@@ -1,4 +1,4 @@
-"""Compiles LLVM IR to native functions, with a cache of object code on disk."""
+"""Compiles LLVM IR to native functions, with an on-disk cache of object code."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ Build = Callable[[ir.Module], None]
 """Function that writes a module's IR."""
 
 REVISION = 1
-"""Part of all cache keys; raise it when the same IR compiles differently."""
+"""Part of all cache keys; increase it when the same IR compiles differently."""
 
 SOURCES_ELSEWHERE = (
     "formats/quants/layout.py", "model/forward/operands.py", "model/forward/pages.py",
     "model/forward/state.py",
 )  # fmt: skip
-"""Files outside this package with constants and formulas that end up in the IR."""
+"""Files outside this package that contain constants and formulas that end up in the IR."""
 
 _lock = threading.Lock()
-_engines: list[Any] = []  # compiled code lives as long as the program
+_engines: list[Any] = []  # compiled code lives as long as the process
 
 
 def addresses(name: str, isa: Isa, names: Iterable[str], build: Build) -> dict[str, int]:
-    """Compile a module, or load it from the disk cache under a hash of its IR.
+    """Compile a module, or load it from the disk cache, where its key is a hash of its IR.
 
     Args:
-        name: name of the module, in the names of the cached files.
+        name: name of the module, used in the cached files' names.
         isa: instruction set to compile for.
         names: names of the functions to return.
-        build: function that writes the module; must write the same IR each time.
+        build: function that writes the module; it must write the same IR each time.
 
     Returns:
         The addresses of the functions.
@@ -59,10 +59,10 @@ def addresses(name: str, isa: Isa, names: Iterable[str], build: Build) -> dict[s
 
 
 def addresses_by_source(name: str, isa: Isa, names: Iterable[str], build: Build) -> dict[str, int]:
-    """Compile a module, or load it from the disk cache under a hash of the package's source.
+    """Compile a module, or load it from the disk cache, where its key is a hash of all sources.
 
-    For modules of this package, with unique names. A cached module's IR is not even generated,
-    which would take longer than loading it.
+    For modules in this package, with unique names. A cached module's IR is not even generated, as
+    that would take longer than loading the module.
     """
     sources = _sources()
     if not sources:
@@ -76,7 +76,7 @@ def addresses_by_source(name: str, isa: Isa, names: Iterable[str], build: Build)
 
 @cache
 def _sources() -> str:
-    """Return a hash of the sources that the IR depends on; "" if they are not installed."""
+    """Return a hash of the sources on which the IR depends; "" if they are not installed."""
     package = Path(__file__).parents[1]
     files = sorted(package.rglob("*.py"))
     if not files:
@@ -91,7 +91,7 @@ def _sources() -> str:
 def _cached(name: str, make: Callable[[], bytes]) -> bytes:
     """Read object code from the disk cache, or compile it and store it there.
 
-    A folder that other users can write to is not used.
+    Does not use a folder that other users can write to.
     """
     folder = cache_folder()
     if folder and (why := exposure(folder)):
@@ -112,7 +112,7 @@ def _warn(why: str) -> None:
 
 
 def cache_folder() -> Path | None:
-    """Return the folder of the disk cache: `TANDEM_KERNEL_CACHE`, or in the user's cache folder.
+    """Return the disk cache's folder: `TANDEM_KERNEL_CACHE`, or one in the user's cache folder.
 
     None if there is neither, as in containers whose user has no home.
     """
@@ -123,13 +123,13 @@ def cache_folder() -> Path | None:
 
 
 def assembly(isa: Isa, build: Build, triple: str = "") -> str:
-    """Return the assembly of a compiled module, for tests and debugging."""
+    """Return a compiled module's assembly, for tests and debugging."""
     machine = _target_machine(isa, triple)
     return str(machine.emit_assembly(_optimise(_write_ir("shown", build, machine), machine)))
 
 
 def object_file(isa: Isa, build: Build, triple: str = "") -> bytes:
-    """Return the object file of a compiled module, for tests; `triple` names another system."""
+    """Return a compiled module's object file, for tests; `triple` names another system."""
     machine = _target_machine(isa, triple)
     return _compile(_write_ir("shown", build, machine), machine)
 
@@ -154,9 +154,9 @@ def _target_machine(isa: Isa, triple: str = "") -> Any:
 def _target(triple: str) -> tuple[str, str]:
     """Return the triple to compile for, and a feature string or "".
 
-    Windows uses ELF, since LLVM's in-memory linker cannot load COFF. Windows on ARM is compiled as
-    Linux, since LLVM 22 cannot compile all kernels for it as ELF; the calling conventions differ
-    only in register x18.
+    Windows uses ELF because LLVM's in-memory linker cannot load COFF. Code for Windows on ARM is
+    compiled as if for Linux, because LLVM 22 cannot compile all kernels for it as ELF; the calling
+    conventions differ only in register x18.
     """
     if "windows" not in triple:
         return triple, ""
@@ -194,7 +194,7 @@ def _compile(text: str, machine: Any) -> bytes:
 
 
 def _digest(text: str, isa: Isa) -> str:
-    """Return a cache key: a hash of a text, the compiler and the target."""
+    """Return a cache key: a hash of the text, the compiler and the target."""
     about = (REVISION, llvmlite.__version__, isa.cpu, isa.features)
     return hashlib.sha256(f"{about}\n{text}".encode()).hexdigest()[:24]
 

@@ -16,12 +16,12 @@ from engine.backends.cpu.kernels.running.thread_all_reduce import ADDED, COMPLET
 from engine.backends.cpu.kernels.running.thread_pool import WAITED, ThreadPool, now
 
 ARGUMENTS = ("calls", "place", "stop")
-"""Arguments of the kernel. calls: address of a log's words. place: address of a word index: the
-start, and on return the call after which the replay stopped. stop: index of the end."""
+"""The kernel's arguments. calls: address of a log's words. place: address of a word index: where to
+start and, on return, the call after which the replay stopped. stop: index of the end."""
 
 
 def build(module: ir.Module) -> None:
-    """Write `replay(pool, *ARGUMENTS)`."""
+    """Emit `replay(pool, *ARGUMENTS)`."""
     code, (pool, calls, place, stop) = function(module, "replay", 1 + len(ARGUMENTS))
     at = code.variable(code.load(place, I64))
     with code.forever() as leave:
@@ -66,7 +66,7 @@ class KernelReplay:
         """Replay the calls from word `start` to word `stop`.
 
         Raises:
-            threading.BrokenBarrierError: another rank of an all-reduce has failed.
+            threading.BrokenBarrierError: another rank in an all-reduce has failed.
         """
         calls, place = self._addresses
         self._place[0] = start

@@ -1,8 +1,8 @@
 """Reused memory for large results.
 
-The C library returns tensors of some MiB to the system as soon as they are freed; faulting in new
-pages took a tenth of a prompt's time. Here memory returns to the allocating thread once a result
-and all views of it are garbage.
+The C library returns tensors of some MiB to the system as soon as they are freed, and faulting in
+new pages took a tenth of a prompt's time. Here, memory returns to the allocating thread once a
+result and all views of it are garbage.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MIN_RESULT_BYTES = 256 << 10
-"""Smallest result whose memory is kept, in bytes; the C library keeps smaller ones."""
+"""Minimum size in bytes of results whose memory is kept; the C library keeps smaller blocks."""
 
 MAX_KEPT = 256 << 20
-"""Maximum unused bytes that a thread keeps."""
+"""Maximum number of unused bytes that a thread keeps."""
 
 MAX_SPARE = 2
-"""Maximum ratio of a block's size to its result."""
+"""Maximum ratio of a block's size to its result's size."""
 
 Bytes = NDArray[np.uint8]
 
 
 class FreeBlocks:
-    """Unused blocks of memory of one thread; other threads may add blocks."""
+    """One thread's unused blocks of memory; other threads may add blocks."""
 
     def __init__(self) -> None:
         self._blocks: list[Bytes] = []
@@ -62,12 +62,12 @@ class FreeBlocks:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all free blocks."""
+        """Total size of the free blocks, in bytes."""
         return sum(block.nbytes for block in self._blocks)
 
 
 class _OfThread(threading.local):
-    """The free blocks of each thread."""
+    """Each thread's free blocks."""
 
     def __init__(self) -> None:
         self.free = FreeBlocks()
@@ -79,18 +79,18 @@ _thread = _OfThread()
 
 
 def free_blocks() -> FreeBlocks:
-    """Return the free blocks of the calling thread."""
+    """Return the calling thread's free blocks."""
     return _thread.free
 
 
 def free_results() -> None:
-    """Free the unused memory of all threads."""
+    """Free all threads' unused memory."""
     for free in list(_all_threads):
         free.clear()
 
 
 def result(*shape: int) -> Tensor:
-    """Return an uninitialised F32 tensor; large ones are in reused memory."""
+    """Return an uninitialised F32 tensor, in reused memory if it is large."""
     n_bytes = 4 * prod(shape)
     if n_bytes < MIN_RESULT_BYTES:
         return torch.empty(shape)
@@ -105,7 +105,7 @@ class GrowingMemory:
     """Scratch memory that grows to the largest requested size.
 
     Args:
-        allocate: returns an uninitialised tensor of n elements.
+        allocate: returns an uninitialised tensor with n elements.
 
     Attributes:
         memory: the current tensor.
@@ -116,7 +116,7 @@ class GrowingMemory:
         self.memory = allocate(0)
 
     def tensor(self, n: int) -> Tensor:
-        """Return a tensor of at least n elements, valid until the next call."""
+        """Return a tensor with at least n elements, valid until the next call."""
         if self.memory.numel() < n:
             self.memory = self._allocate(n)
         return self.memory

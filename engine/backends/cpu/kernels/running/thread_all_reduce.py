@@ -1,14 +1,14 @@
-"""All-reduce among threads: each publishes its numbers, spins until all have, and sums them.
+"""All-reduce among threads: each publishes its numbers, spins until all have, and adds them up.
 
 Every member has a seat with the number of its last round. A member writes that number after the
-slot of the round: the address and the number of its F32 values. Two slots alternate, so there is no
-second barrier: a fast member can write the next slot while a slow one still reads this one, and to
-write this one again, it must have met all others in the round in between.
+round's slot: the address and the count of its F32 values. Two slots alternate, which makes a second
+barrier unnecessary: a fast member can write the next slot while a slow one is still reading this
+one, and it can only write this one again after meeting all others in the round in between.
 
-Members spin because waking a thread takes longer than adding a few thousand numbers. They spin for
-a bounded time: then a member counts itself as asleep, and the member that completes the round wakes
-it. A sleeper first counts itself, then checks the others again; an arriving member first writes its
-round, then checks for sleepers. So one of the two sees the other.
+Members spin because waking a thread takes longer than adding a few thousand numbers. After a
+bounded time, a spinning member counts itself as asleep, and the member that completes the round
+wakes it. A sleeper first counts itself, then checks the others again; an arriving member first
+writes its round, then checks for sleepers. So at least one of the two sees the other.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ from engine.backends.cpu.kernels.running.thread_pool import (
 )
 
 IS_BROKEN, N_ASLEEP, N_SEAT, HEAD_BYTES = 0, 8, 64, 128
-"""Byte offsets in the shared head: abort flag, number of sleeping members, number of seats. The
+"""Byte offsets in the shared header: abort flag, number of sleeping members, number of seats. The
 address of the system's yield function is at `YIELD`, as in a pool's memory."""
 
 ROUND, SHOWN, RESULT, SEAT_BYTES = 0, 8, 64, 128
-"""Byte offsets in a seat: number of rounds; two slots of an address and a count; result of the last
-call, in a cache line that the others do not read. That line also has `TICKS`, as a pool's memory,
-since a seat is the first argument of a bound kernel."""
+"""Byte offsets in a seat: number of rounds; two slots with an address and a count each; result of
+the last call, in a cache line that the others do not read. Like a pool's memory, that line also has
+`TICKS`, as a seat is a bound kernel's first argument."""
 assert RESULT < TICKS < SEAT_BYTES
 
 COMPLETE, ADDED, OTHERS_SLEEP = 1, 2, 4
-"""Bits of a call's result: all have arrived; `out` has the sum; members need waking."""
+"""Bits in a call's result: all have arrived; `out` has the sum; members need waking."""
 
 NO_NUMBERS = -1
-"""Count for a value that cannot be added here."""
+"""Count to give for a value that this all-reduce cannot add."""
 
 YIELD_TURNS = 50
-"""Spins before yielding the core; fewer than in a pool, since with fewer cores than ranks, the
-missing rank may need this core."""
+"""Number of spins before yielding the core; fewer than in a pool, because the missing rank may need
+this core if there are fewer cores than ranks."""
 
 ALL_REDUCE = ("head", "round", "address", "n", "out", "turns")
 COUNT_ASLEEP = ("head", "round", "change")
-"""Arguments of the kernels, after the seat. `round` counts from 1, 0 is the seat's next one;
+"""The kernels' arguments, after the seat. `round` counts from 1; 0 means the seat's next round.
 `turns` is the number of spins before giving up."""
 
 
 def build(module: ir.Module) -> None:
-    """Write `all_reduce` and `count_asleep`, see the methods of `ThreadAllReduce`."""
+    """Emit `all_reduce` and `count_asleep`; see the methods of `ThreadAllReduce`."""
     _add_all_arrived(module)
     _add_wait(module)
     _add_sum(module)
@@ -75,7 +75,7 @@ def build(module: ir.Module) -> None:
 
 
 def _build_all_reduce(module: ir.Module) -> None:
-    """Write `all_reduce(seat, *ALL_REDUCE)`, see `ThreadAllReduce.all_reduce`."""
+    """Emit `all_reduce(seat, *ALL_REDUCE)`; see `ThreadAllReduce.all_reduce`."""
     code, (seat, head, given, address, n, out, turns) = function(
         module, "all_reduce", 1 + len(ALL_REDUCE)
     )
@@ -95,7 +95,7 @@ def _build_all_reduce(module: ir.Module) -> None:
 
 
 def _add_all_arrived(module: ir.Module) -> None:
-    """Write `all_arrived(head, round)`: returns 1 if all have arrived in the round, else 0."""
+    """Emit `all_arrived(head, round)`: returns 1 if all have arrived in the round, else 0."""
     code, (head, number) = internal(module, "all_arrived", 2, I64)
     with (
         code.loop(code.number(0), load(code, head + N_SEAT)) as index,
@@ -106,9 +106,9 @@ def _add_all_arrived(module: ir.Module) -> None:
 
 
 def _add_wait(module: ir.Module) -> None:
-    """Write `wait(head, round, turns)`: spins until all have arrived; returns 1, or 0 on giving up.
+    """Emit `wait(head, round, turns)`: spins until all have arrived; returns 1, or 0 on giving up.
 
-    Returns 0 after an abort even if all have arrived: members may have freed their values.
+    It returns 0 after an abort even if all have arrived, as members may have freed their values.
     """
     code, (head, number, turns) = internal(module, "wait", 3, I64)
     waited = code.variable(code.number(0))
@@ -123,9 +123,9 @@ def _add_wait(module: ir.Module) -> None:
 
 
 def _add_sum(module: ir.Module) -> None:
-    """Write `add_up(shown, n_seat, n, out)`: returns 1 if all members with values have n, else 0.
+    """Emit `add_up(shown, n_seat, n, out)`: returns 1 if all members with values have n, else 0.
 
-    Adds in the order of the seats, so that all members get the same bits.
+    It adds in seat order, so that all members get the same bits.
     """
     code, (shown, n_seat, n, out) = internal(module, "add_up", 4, I64)
     with code.when(n < 1):
@@ -152,7 +152,7 @@ def _add_sum(module: ir.Module) -> None:
 
 
 class _Kernels(NamedTuple):
-    """The compiled kernels, and the address of `all_reduce` for logs."""
+    """The compiled kernels, and the address of `all_reduce`, for logs."""
 
     all_reduce: Kernel
     count_asleep: Kernel
@@ -172,9 +172,9 @@ def _kernels() -> _Kernels:
 
 
 class ThreadAllReduce:
-    """The shared memory of an all-reduce among threads, with a seat for each.
+    """Shared memory for an all-reduce among threads, with one seat per thread.
 
-    Methods that return bits return `COMPLETE` and others, or 0 after giving up or an abort.
+    Methods that return bits return `COMPLETE` and possibly others; 0 after giving up or an abort.
     """
 
     def __init__(self, n_seats: int) -> None:
@@ -189,11 +189,11 @@ class ThreadAllReduce:
         self._all_reduce, self._count_asleep, self._all_reduce_address = _kernels()
 
     def round(self, seat: int) -> int:
-        """Return the last round in which a seat has arrived, or 0."""
+        """Return the last round in which a seat has arrived; 0 if none."""
         return self._words[self._starts[seat] + ROUND // 8]
 
     def result(self, seat: int) -> int:
-        """Return the bits of the last call for a seat."""
+        """Return the bits from a seat's last call."""
         return self._words[self._starts[seat] + RESULT // 8]
 
     def all_reduce(self, seat: int, number: int, x: int, n: int, out: int, turns: int) -> int:
@@ -204,8 +204,8 @@ class ThreadAllReduce:
             number: number of the round, from 1.
             x: address of n F32 numbers, which must not change before the next round is complete; 0
                 for a member without values.
-            n: number of values, 0 if unknown, or `NO_NUMBERS`. Values are added only if all members
-                with values have n.
+            n: number of values; 0 if unknown, or `NO_NUMBERS`. Values are added only if all
+                members with values have n.
             out: address of the sum.
             turns: number of spins before giving up.
         """
@@ -213,7 +213,7 @@ class ThreadAllReduce:
         return self.result(seat)
 
     def called_s(self, seat: int) -> float | None:
-        """Return the total seconds of a seat's calls from Python; None without a counter."""
+        """Return the total seconds of a seat's calls from Python; None if there is no counter."""
         length = tick_s()
         return length and length * self._words[self._starts[seat] + TICKS // 8]
 
@@ -223,7 +223,7 @@ class ThreadAllReduce:
         """Record an all-reduce, to be replayed in the seat's next round.
 
         Args:
-            log: log to record in.
+            log: log in which to record.
             seat, x, n, out, turns: see `all_reduce`.
             end: function to call if a replay's bits are not `COMPLETE | ADDED`.
         """
@@ -231,10 +231,10 @@ class ThreadAllReduce:
         log.add_checked(self._all_reduce_address, arguments, end)
 
     def count_asleep(self, seat: int, number: int, change: int) -> int:
-        """Change the number of sleeping members, then check if all have arrived; return bits."""
+        """Change the count of sleeping members, then check if all have arrived; return bits."""
         self._count_asleep(self._seats[seat], self._head, number, change)
         return self.result(seat)
 
     def abort(self) -> None:
-        """Abort: waiting members give up, now and in all later rounds."""
+        """Make waiting members give up, now and in all later rounds."""
         self._words[IS_BROKEN // 8] = 1

@@ -1,20 +1,20 @@
-"""A pool of threads that run the pieces of kernels: they spin during a pass and sleep in between.
+"""A thread pool that runs the pieces of kernels; its threads spin during a pass and then sleep.
 
-A kernel's work is a function `task(arguments, index)`, called once for every index below `n`: its
-pieces. The calling thread works too, and each thread takes the next piece when it is free, so a
-thread that the system suspends delays only its own piece. All threads take pieces from the front
-(`run`), or each has a share of adjacent pieces and then helps others (`run_in_shares`): memory that
-is read in the order of the pieces is read fastest by one thread from front to back, whose
-prefetches continue from piece to piece.
+A kernel's work is a function `task(arguments, index)`, called once for every index below `n`; each
+call is a piece. The calling thread works too, and each thread takes the next piece when it is free,
+so a thread that the system suspends delays only its own piece. Either all threads take pieces from
+the front (`run`), or each has a share of adjacent pieces and then helps others (`run_in_shares`).
+Shares suit memory that is read in piece order: it is read fastest by one thread from front to back,
+because prefetching continues from one piece to the next.
 
-One 64-bit word describes the job: number of pieces, whether there are shares, and in its upper bits
-the number of jobs so far. Each share has a word with the same upper bits and the number of its
-remaining pieces; a word with other upper bits belongs to an earlier job, so no pieces of the
-current job have been taken. A thread takes a piece by compare-and-swap of that word, which fails if
-another thread or job came first; so if it succeeds, everything the thread has read about the job is
-valid.
+One 64-bit word describes the job: its number of pieces, whether there are shares, and, in the upper
+bits, the number of jobs so far. Each share has a word with the same upper bits and the number of
+pieces that it has left; a word with different upper bits belongs to an earlier job, which means
+that none of the current job's pieces has been taken. A thread takes a piece by compare-and-swap of
+that word, which fails if another thread or job came first. So if it succeeds, everything that the
+thread has read about the job is valid.
 
-Threads spin, for a bounded time, because waking one takes longer than a small kernel.
+Threads spin (for a bounded time) because waking one takes longer than a small kernel.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from engine.backends.cpu.kernels.language.values import (
 from engine.backends.cpu.kernels.running import jit
 
 CALIBRATION_S = 0.01
-"""Time over which the length of a tick is measured, in seconds."""
+"""Time spent measuring the length of a tick, in seconds."""
 
 
 def now(code: Code) -> Value:
-    """Write a read of the timestamp counter, in ticks; 0 on processors without a known counter."""
+    """Emit a read of the timestamp counter, in ticks; 0 on processors without a known counter."""
     family = code.builder.module.triple.split("-")[0]
     if family in ("x86_64", "amd64"):
-        return code.call("llvm.readcyclecounter", I64)  # at a constant rate
+        return code.call("llvm.readcyclecounter", I64)  # ticks at a constant rate
     if family in ("aarch64", "arm64"):  # the intrinsic may read a forbidden counter
         return _register(code, "cntvct_el0")
     return code.number(0)
@@ -67,7 +67,7 @@ def _register(code: Code, name: str) -> Value:
 
 @cache
 def tick_s() -> float | None:
-    """Return the length of a tick in seconds, measured once; None without a counter."""
+    """Return the length of a tick in seconds, measured once; None if there is no counter."""
     address = jit.addresses_by_source("clock", chosen(), ["read"], build)["read"]
     read = ctypes.CFUNCTYPE(ctypes.c_int64)(address)
     begun, first = time.perf_counter(), read()
@@ -77,7 +77,7 @@ def tick_s() -> float | None:
 
 
 def build(module: ir.Module) -> None:
-    """Write `read()`: returns the counter, in ticks."""
+    """Emit `read()`: returns the counter, in ticks."""
     code, _ = function(module, "read", 0, I64)
     code.builder.ret(now(code).raw)
 
@@ -86,37 +86,37 @@ JOIN_S = 5.0
 """Timeout for joining a worker thread, in seconds."""
 
 LEFT_BITS = 24
-"""Bits of a word that count pieces."""
+"""Number of a word's bits that count pieces."""
 
 MAX_PIECES = (1 << LEFT_BITS) - 1
-"""Largest number of pieces of a job."""
+"""Largest number of pieces in a job."""
 
 IN_SHARES = 1 << LEFT_BITS
-"""Bit of the job's word: each thread has a share."""
+"""Bit in the job's word that is set if each thread has a share."""
 
 ONE_JOB = 2 * IN_SHARES
-"""Increment of the job's word with each job."""
+"""Increment of the job's word per job."""
 
 WORD, TASK, ARGUMENTS, THREADS, YIELD = 0, 64, 72, 80, 88
 TICKS, REST, LOG, WAITED, DONE, SHARES = 96, 104, 112, 120, 128, 192
-"""Byte offsets in a pool's memory; words that several threads write are in separate cache lines.
+"""Byte offsets in a pool's memory; words written by several threads are in separate cache lines.
 
-`WORD`, `TASK` and `ARGUMENTS` describe the job, see above; `DONE` counts its finished pieces; the
-words of shares start at `SHARES`. `THREADS`: number of threads. `YIELD`: address of the system's
-function that yields the core. `TICKS`: total time of kernels, in ticks; `WAITED`: the part of it
-spent waiting for other ranks. `REST`: 1 if workers must not spin. `LOG`: address of the log of
+`WORD`, `TASK` and `ARGUMENTS` describe the job (see above); `DONE` counts its finished pieces; the
+shares' words start at `SHARES`. `THREADS`: number of threads. `YIELD`: address of the system's
+function that yields the core. `TICKS`: total kernel time, in ticks; `WAITED`: the part of it spent
+waiting for other ranks. `REST`: 1 if workers must not spin. `LOG`: address of the log of
 kernel calls, or 0.
 """
 
 SHARE_BYTES = 64
-"""Bytes between the words of shares."""
+"""Distance in bytes between the words of two shares."""
 
 SPIN_TURNS = 60_000
-"""Spins of an idle worker before it sleeps: one or two milliseconds, longer than ranks spin for
-each other, so that the first rank to continue finds its workers awake."""
+"""Number of spins before an idle worker sleeps: one or two milliseconds, longer than ranks spin for
+one another, so that the first rank to continue finds its workers awake."""
 
 YIELD_TURNS = 2_000
-"""Spins before yielding the core."""
+"""Number of spins before yielding the core."""
 
 
 def memory_bytes(n_threads: int) -> int:
@@ -125,7 +125,7 @@ def memory_bytes(n_threads: int) -> int:
 
 
 def add_run(module: ir.Module) -> None:
-    """Write `run` and `run_in_shares(pool, task, arguments, n)` for 0 to `MAX_PIECES` pieces."""
+    """Emit `run` and `run_in_shares(pool, task, arguments, n)` for 0 to `MAX_PIECES` pieces."""
     _add_take_pieces(module)
     for name, bit in (("run", 0), ("run_in_shares", IN_SHARES)):
         code, (pool, task, arguments, n) = function(module, name, 4)
@@ -144,9 +144,9 @@ def add_run(module: ir.Module) -> None:
 
 
 def _build_work_loop(module: ir.Module) -> None:
-    """Write `work_loop(pool, number, turns)`: the loop of a worker, numbered from 1.
+    """Emit `work_loop(pool, number, turns)`: a worker's loop; workers are numbered from 1.
 
-    It ends after `turns` spins without a piece; immediately if the pool is resting.
+    It ends after `turns` spins in which no piece was found, or immediately if the pool is resting.
     """
     _add_take_pieces(module)
     code, (pool, number, turns) = function(module, "work_loop", 3)
@@ -165,9 +165,9 @@ def _build_work_loop(module: ir.Module) -> None:
 
 
 def _add_take_pieces(module: ir.Module) -> None:
-    """Write `take_pieces(pool, word, number)`: runs remaining pieces; returns how many it ran.
+    """Emit `take_pieces(pool, word, number)`: runs remaining pieces; returns how many it ran.
 
-    `word` is the job's word, `number` the thread's number.
+    `word` is the job's word, `number` the thread's index.
     """
     _add_take_share(module)
     code, (pool, word, number) = internal(module, "take_pieces", 3, I64)
@@ -183,9 +183,9 @@ def _add_take_pieces(module: ir.Module) -> None:
 
 
 def _add_take_share(module: ir.Module) -> None:
-    """Write `take_share(pool, word, share, first, end)`: runs the remaining pieces of a share.
+    """Emit `take_share(pool, word, share, first, end)`: runs a share's remaining pieces.
 
-    The share's pieces are `first` to `end` - 1. Returns how many it ran.
+    The share's pieces are `first` to `end` - 1. The function returns how many it ran.
     """
     code, (pool, word, share, first, end) = internal(module, "take_share", 5, I64)
     task, arguments = (load(code, pool + at) for at in (TASK, ARGUMENTS))
@@ -196,7 +196,7 @@ def _add_take_share(module: ir.Module) -> None:
         before = load(code, address)
         is_begun = (before & -IN_SHARES).equals(job)
         left = code.where(is_begun, before & MAX_PIECES, end - first)
-        # read after `before`, which then does not belong to a later job
+        # read after `before`, so that `before` cannot belong to a later job
         leave(left.equals(0) | load(code, pool + WORD).differs(word))
         after = job + left - 1
         taken = code.builder.cmpxchg(place, before.raw, after.raw, "seq_cst", "seq_cst")
@@ -210,29 +210,29 @@ def _add_take_share(module: ir.Module) -> None:
 
 
 def load(code: Code, address: Value) -> Value:
-    """Load a 64-bit integer that several threads write (sequentially consistent)."""
+    """Load a 64-bit integer that several threads write; sequentially consistent."""
     place = code.builder.inttoptr(address.raw, I64.as_pointer())
     return Value(code, code.builder.load_atomic(place, "seq_cst", 8))
 
 
 def store(code: Code, number: Value, address: Value) -> None:
-    """Store a 64-bit integer that several threads read (sequentially consistent)."""
+    """Store a 64-bit integer that several threads read; sequentially consistent."""
     place = code.builder.inttoptr(address.raw, I64.as_pointer())
     code.builder.store_atomic(number.raw, place, "seq_cst", 8)
 
 
 def pause(code: Code, pool: Value, waited: Variable, yield_turns: int = YIELD_TURNS) -> None:
-    """Write one spin: a pause instruction, and every `yield_turns` spins a yield of the core.
+    """Emit one spin: a pause instruction and, every `yield_turns` spins, a yield of the core.
 
     Args:
-        pool: address of memory with the system's function at `YIELD`.
-        waited: number of spins so far; incremented here.
+        pool: address of memory that has the system's yield function at `YIELD`.
+        waited: number of spins so far, which this increments.
     """
     waited.set(waited.get() + 1)
     family = code.builder.module.triple.split("-")[0]
     if family in ("x86_64", "amd64"):
         code.call("llvm.x86.sse2.pause", VOID)
-    elif family in ("aarch64", "arm64"):  # YIELD does nothing on most; ISB takes about as long
+    elif family in ("aarch64", "arm64"):  # YIELD is mostly a no-op; ISB waits like `pause`
         code.call("llvm.aarch64.isb", VOID, code.constant(I32, 15))
     with code.when((waited.get() % yield_turns).equals(0)):
         code.call_at(code.load(pool + YIELD, I64), I32)
@@ -256,14 +256,14 @@ def yield_address() -> int:
 
 
 class _State:
-    """Sleep and wake-up of the workers.
+    """State for putting workers to sleep and waking them.
 
-    Workers refer to this, not to the pool, so that garbage collection of the pool ends them.
+    Workers refer to this, not to the pool, so that they stop when the pool is garbage-collected.
 
     Attributes:
         n_asleep: number of sleeping workers.
         n_calls: number of wake-up calls so far.
-        is_closed: whether the workers must end.
+        is_closed: whether the workers must stop.
     """
 
     def __init__(self) -> None:
@@ -273,7 +273,7 @@ class _State:
         self._condition = threading.Condition()
 
     def sleep(self, n_calls: int) -> None:
-        """Sleep until the next wake-up call; return immediately if it is past `n_calls`."""
+        """Sleep until the next wake-up call; return immediately if one followed `n_calls`."""
         with self._condition:
             self.n_asleep += 1
             if self.n_calls == n_calls:
@@ -283,7 +283,7 @@ class _State:
     def wake(self) -> None:
         """Wake all workers.
 
-        A worker about to sleep has either counted itself or sees the new call, so none is missed.
+        A worker about to sleep either has counted itself or sees the new call, so none is missed.
         """
         self.n_calls += 1
         if self.n_asleep:
@@ -296,7 +296,7 @@ class _State:
 
 
 def _work(state: _State, memory: object, address: int, number: int) -> None:
-    """Run a worker; it keeps `memory` alive, which contains the pool's `address`."""
+    """Run a worker; it keeps alive `memory`, which contains the pool's `address`."""
     take_part = _work_loop()
     while True:
         n_calls = state.n_calls  # read first: closing counts as a call
@@ -307,9 +307,9 @@ def _work(state: _State, memory: object, address: int, number: int) -> None:
 
 
 class ThreadPool:
-    """The calling thread and `n_threads - 1` workers, which run the pieces of kernels.
+    """The calling thread and `n_threads - 1` workers, which together run the pieces of kernels.
 
-    Only one thread at a time may call kernels with it.
+    Only one thread at a time may call kernels with a pool.
 
     Attributes:
         address: address of the pool's memory, the first argument of each kernel.
@@ -339,13 +339,13 @@ class ThreadPool:
 
     @property
     def kernel_s(self) -> float | None:
-        """Total time of kernels in seconds; None without a timestamp counter."""
+        """Total kernel time in seconds; None if there is no timestamp counter."""
         length = tick_s()
         return length and length * (self._word(TICKS) - self._word(WAITED))
 
     @property
     def waited_s(self) -> float | None:
-        """Time that replays waited for other ranks, in seconds; None without a counter."""
+        """Seconds that replays have waited for other ranks; None if there is no counter."""
         length = tick_s()
         return length and length * self._word(WAITED)
 
@@ -353,17 +353,17 @@ class ThreadPool:
         return ctypes.c_int64.from_address(self.address + offset).value
 
     def log_calls(self, log: int) -> None:
-        """Record kernel calls in the log at an address; 0 stops recording."""
+        """Record kernel calls in the log at an address; an address of 0 stops recording."""
         ctypes.c_int64.from_address(self.address + LOG).value = log
 
     def wake(self) -> None:
-        """Wake sleeping workers; call it before each kernel that uses them."""
+        """Wake sleeping workers; must be called before each kernel that uses them."""
         if self._is_resting:
             self._rest(wanted=False)
         self._state.wake()
 
     def rest(self) -> None:
-        """Stop the workers from spinning: other threads, such as torch's, need the cores."""
+        """Stop the workers from spinning, as other threads (such as torch's) need the cores."""
         if not self._is_resting:
             self._rest(wanted=True)
 
@@ -372,7 +372,7 @@ class ThreadPool:
         ctypes.c_int64.from_address(self.address + REST).value = wanted
 
     def close(self) -> None:
-        """End the workers and join them; safe to call twice."""
+        """Stop and join the workers; safe to call twice."""
         self.rest()
         self._finalizer()
         for thread in self._threads:

@@ -18,22 +18,21 @@ from engine.backends.cpu.kernels.running.thread_pool import add_run
 from engine.model.forward.operands import OAI_ALPHA
 
 KINDS = ("silu", "gelu", "relu", "relu2", "oai", "sigmoid")
-"""Activations, see `engine.model.forward.operands.Activation`."""
+"""Activations; see `engine.model.forward.operands.Activation`."""
 
 ARGUMENTS = ("gate", "gate_stride", "up", "up_stride", "n_rows", "n", "limit", "out")
 """Arguments of the kernels. gate and up are F32, (n_rows, n), with strides in bytes; out has their
-shape, contiguous. up is 0 for an activation without a gate. limit: the bits of an F32, infinity for
-none."""
+shape, contiguous. up is 0 for an activation without a gate. limit: F32 bits; infinity for none."""
 
 GELU_SCALE, GELU_CUBE = 0.7978845608028654, 0.044715
-"""√(2 / π), and the factor of x³ in GELU's tanh form (arXiv 1606.08415)."""
+"""√(2 / π), and the coefficient of x³ in GELU's tanh form (arXiv 1606.08415)."""
 
 COLUMNS = 4096
-"""Largest number of columns of a piece."""
+"""Largest number of columns per piece."""
 
 
 def build(module: ir.Module) -> None:
-    """Write a kernel `kind(pool, *ARGUMENTS)` for each activation."""
+    """Emit a kernel `kind(pool, *ARGUMENTS)` for each activation."""
     add_run(module)
     for kind in KINDS:
         _add_row(module, kind)
@@ -62,7 +61,7 @@ def _emit_piece(code: Code, kind: str, given: Named, index: Value) -> None:
 
 
 def _add_row(module: ir.Module, kind: str) -> None:
-    """Write `kind_alone(gate, n, out)` and `kind_both(gate, up, n, limit, out)`."""
+    """Emit `kind_alone(gate, n, out)` and `kind_both(gate, up, n, limit, out)`."""
     code, (gate, n, out) = internal(module, f"{kind}_alone", 3)
     for_each_vector(
         code, n, lambda lanes: lanes.store(activated(code, kind, lanes.load(gate)), out)
@@ -72,7 +71,7 @@ def _add_row(module: ir.Module, kind: str) -> None:
     limit = code.splat(bits.to(I32).bitcast(F32))
 
     def below(x: Value) -> Value:
-        """Return x, at most the limit; NaN stays."""
+        """Return x capped at the limit; NaN stays NaN."""
         return code.where(x > limit, limit, x)
 
     def emit(lanes: SimdLanes) -> None:

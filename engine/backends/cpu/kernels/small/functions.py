@@ -23,20 +23,20 @@ NAMES = ("softplus", "softcap", "xielu")
 PARAMETERS = ("a", "b", "c", "d")
 
 ARGUMENTS = ("x", "n", *PARAMETERS, "out")
-"""Arguments of the kernels: x and out have n F32 numbers each. The parameters are the bits of F32:
-none for the softplus; the cap; xIELU's factors `positive`, `negative`, `beta` and `eps`."""
+"""Arguments of the kernels: x and out have n F32 numbers each. The parameters are F32 bits:
+none for softplus; the cap for softcap; xIELU's factors `positive`, `negative`, `beta` and `eps`."""
 
 PAIRWISE = ("add", "multiply")
 
 PAIRWISE_ARGUMENTS = ("x", "y", "n", "out")
-"""Arguments of the sum and the product: x, y and out have n F32 numbers each."""
+"""Arguments of the sum and product kernels: x, y and out have n F32 numbers each."""
 
 PER_PIECE, PAIRWISE_PER_PIECE = 4096, 16384
-"""Elements of a piece."""
+"""Elements per piece."""
 
 
 def build(module: ir.Module) -> None:
-    """Write a kernel `name(pool, *ARGUMENTS)` for each of `NAMES`."""
+    """Emit a kernel `name(pool, *ARGUMENTS)` for each of `NAMES`."""
 
     def function(code: Code, name: str, given: Named, numbers: list[Value]) -> Value:
         (x,) = numbers
@@ -51,7 +51,7 @@ def build(module: ir.Module) -> None:
 
 
 def build_pairwise(module: ir.Module) -> None:
-    """Write `add(pool, *PAIRWISE_ARGUMENTS)` and `multiply(pool, *PAIRWISE_ARGUMENTS)`."""
+    """Emit `add(pool, *PAIRWISE_ARGUMENTS)` and `multiply(pool, *PAIRWISE_ARGUMENTS)`."""
 
     def function(_code: Code, name: str, _given: Named, numbers: list[Value]) -> Value:
         a, b = numbers
@@ -85,7 +85,7 @@ def _build(
 
 
 def _xielu(code: Code, x: Value, factors: list[Value]) -> Value:
-    """Return `positive × x² + beta × x` above 0, else `(e^min(x, eps) - 1 - x) × negative + …`."""
+    """Return `positive × x² + beta × x` if x > 0, else `(e^min(x, eps) - 1 - x) × negative + …`."""
     positive, negative, beta, eps = factors
     below = (maths.expm1(code, code.minimum(x, eps)) - x) * negative
     return code.where(x > 0.0, positive * x * x, below) + beta * x

@@ -1,7 +1,7 @@
 """RMSNorm and LayerNorm: `y = x / sqrt(mean(x²) + eps) × weight + bias`; LayerNorm first centres x.
 
-Sums are made in four vectors, always in the same order. `build_sums` fuses an addition to the
-residual stream with the next norm, with the same bits as the separate operations.
+Sums are accumulated in four vectors, always in the same order. `build_sums` fuses an addition to
+the residual stream with the next norm, with the same bits as the separate operations.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ARGUMENTS = (
 )  # fmt: skip
 """Arguments of both kernels. x is F32, (n_tokens, n_heads, n), with strides in bytes; out has its
 shape, contiguous. weight and bias are (n,) F32, or 0 for none; with a `weight_stride` (bytes), each
-head has its own. eps: the bits of an F32."""
+head has its own. eps: F32 bits."""
 
 SUM_NAMES = tuple(f"add_{name}" for name in NAMES)
 
@@ -46,12 +46,12 @@ SUM_ARGUMENTS = (
     "x", "x_stride", "delta", "delta_stride", "n_tokens", "n", "weight", "bias", "eps", "total",
     "out",
 )  # fmt: skip
-"""Arguments of the kernels of `build_sums`. x and delta are F32, (n_tokens, n), with strides in
+"""Arguments of the kernels from `build_sums`. x and delta are F32, (n_tokens, n), with strides in
 bytes; total, their sum, and out have that shape, contiguous. The others are as in `ARGUMENTS`."""
 
 
 def build(module: ir.Module) -> None:
-    """Write `rms_norm(pool, *ARGUMENTS)` and `layer_norm(pool, *ARGUMENTS)`."""
+    """Emit `rms_norm(pool, *ARGUMENTS)` and `layer_norm(pool, *ARGUMENTS)`."""
     add_run(module)
 
     def emit(name: str, code: Code, given: Named, token: Value) -> None:
@@ -71,7 +71,7 @@ def build(module: ir.Module) -> None:
 
 
 def build_sums(module: ir.Module) -> None:
-    """Write `add_rms_norm(pool, *SUM_ARGUMENTS)` and `add_layer_norm(pool, *SUM_ARGUMENTS)`."""
+    """Emit `add_rms_norm(pool, *SUM_ARGUMENTS)` and `add_layer_norm(pool, *SUM_ARGUMENTS)`."""
     add_run(module)
 
     def emit(name: str, code: Code, given: Named, token: Value) -> None:
@@ -93,7 +93,7 @@ def build_sums(module: ir.Module) -> None:
 
 
 def _add_row(module: ir.Module, name: str) -> None:
-    """Write `name_row(x, n, weight, bias, offset, eps, out)`: one row; offset of its weights."""
+    """Emit `name_row(x, n, weight, bias, offset, eps, out)`: one row; its weights are at offset."""
     is_centred = name == "layer_norm"
     code, (x, n, weight, bias, offset, eps, out) = internal(module, f"{name}_row", 7)
     count = n.to(F32)

@@ -16,7 +16,7 @@ from engine.backends.cpu.kernels.language.values import LANES, VOID, Code, Value
 from engine.backends.cpu.kernels.running.thread_pool import add_run
 
 STYLES = ("norm", "neox")
-"""Styles of pairing elements, see `engine.model.layers.norm`."""
+"""How elements are paired; see `engine.model.layers.norm`."""
 
 ARGUMENTS = (
     "x", "token_stride", "head_stride", "n_tokens", "n_heads", "head_dim", "n_pairs", "cos", "sin",
@@ -26,14 +26,14 @@ ARGUMENTS = (
 its shape, contiguous. cos and sin are (n_tokens, n_pairs). Elements after the pairs are copied."""
 
 EVENS, ODDS = range(0, 2 * LANES, 2), range(1, 2 * LANES, 2)
-"""Indices of the even and the odd elements of two vectors."""
+"""Indices of the even and odd elements in two vectors."""
 
 INTERLEAVED = [n // 2 + n % 2 * LANES for n in range(2 * LANES)]
 """Indices that interleave the elements of two vectors."""
 
 
 def build(module: ir.Module) -> None:
-    """Write a kernel `style(pool, *ARGUMENTS)` for each style."""
+    """Emit a kernel `style(pool, *ARGUMENTS)` for each style."""
     add_run(module)
     for style in STYLES:
         _add_head(module, style)
@@ -53,7 +53,7 @@ def _emit_token(code: Code, given: Named, token: Value, style: str) -> None:
 
 
 def _add_head(module: ir.Module, style: str) -> None:
-    """Write `style_head(x, head_dim, n_pairs, cos, sin, out)`: rotates one head of one token."""
+    """Emit `style_head(x, head_dim, n_pairs, cos, sin, out)`: rotates one head of one token."""
     code, (x, head_dim, n_pairs, cos, sin, out) = internal(module, f"{style}_head", 6)
 
     def rotate(lanes: SimdLanes) -> None:

@@ -1,7 +1,7 @@
 """Routing of tokens to experts, and the weighted sum of the experts' results (`layers.moe`).
 
-Scores are compared as integer keys in the same order, with the lowest key for experts that are
-already chosen, so NaNs select distinct experts, too. Of equal scores, the first wins.
+Scores are compared as integer keys that have the same order. Experts already chosen get the lowest
+key, so even NaNs select distinct experts. Of equal scores, the first wins.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ from engine.backends.cpu.kernels.language.values import (  # fmt: skip
 from engine.backends.cpu.kernels.running.thread_pool import add_run
 
 GATINGS = ("softmax", "sigmoid", "softmax_chosen")
-"""Functions from logits to scores, see `layers.moe`; `softmax_chosen` is applied to the logits of
-the chosen experts only."""
+"""Functions that turn logits into scores; see `layers.moe`. `softmax_chosen` is applied only to the
+chosen experts' logits."""
 
 ASSIGN = (
     "logits", "n_token", "n_expert", "n_used", "bias", "normalise", "scale", "smallest", "n_group",
     "n_group_used", "weights", "chosen", "table", "expert_of", "pair_of", "row_of", "n_found",
 )  # fmt: skip
 """Arguments of the routing kernels. logits are F32, (n_token, n_expert); bias (n_expert,), or 0 for
-none; `normalise` is 0 or 1; scale and smallest (the least sum that weights are divided by) are the
-bits of an F32. weights are F32, (n_token, n_used), in ascending order of experts, like `chosen`.
+none; `normalise` is 0 or 1; scale and smallest (the least sum by which weights are divided) are F32
+bits. weights are F32, (n_token, n_used), in ascending order of experts, like `chosen`.
 `table` to `row_of` are as in `forward.expert_rows.Groups`; n_found is the address of the number of
 experts in use."""
 
 SUM = ("y", "y_stride", "weights", "row_of", "n_token", "n_used", "n", "out")
 """Arguments of `sum_of_experts`. y is F32, (n_row, n) with a stride in bytes; weights (n_token,
-n_used), or 0 for none; row_of holds the rows of y that are added up for each token; out is F32,
+n_used), or 0 for none; row_of has the rows of y to add up for each token; out is F32,
 (n_token, n)."""
 
 TAKEN, OUT_OF_REACH = -(1 << 31), 1 - (1 << 31)
-"""Keys of chosen and of excluded experts; lower than the keys of all numbers."""
+"""Keys for chosen and for excluded experts, lower than any number's key."""
 
 MAX_EXPERTS = 4096
-"""Maximum number of experts; arrays of this length are on the stack."""
+"""Maximum number of experts, as arrays of this length are on the stack."""
 
 
 def build(module: ir.Module) -> None:
-    """Write `gating(pool, *ASSIGN)` for each gating, and `sum_of_experts(pool, *SUM)`."""
+    """Emit `gating(pool, *ASSIGN)` for each gating, and `sum_of_experts(pool, *SUM)`."""
     add_run(module)
     _add_take_largest(module)
     _add_best_groups(module)
@@ -79,7 +79,7 @@ def build(module: ir.Module) -> None:
 
 
 def _key(code: Code, x: Value) -> Value:
-    """Return integer keys in the order of the floats x; NaNs are lowest or highest by sign."""
+    """Return integer keys in the same order as floats x; NaNs are lowest or highest, by sign."""
     kind = INTS if isinstance(x.kind, ir.VectorType) else I32
     bits = x.bitcast(kind)
     key = code.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
@@ -92,7 +92,7 @@ def _number(code: Code, key: Value) -> Value:
 
 
 def _list(code: Code, n: Value) -> Value:
-    """Reserve n numbers of 32 bits on the stack, rounded up to 16, and return their address."""
+    """Reserve n 32-bit numbers on the stack, padded to a multiple of 16; return their address."""
     place = code.builder.alloca(I8, (_padded(n) * 4).raw)
     return Value(code, code.builder.ptrtoint(place, I64))
 
@@ -102,7 +102,7 @@ def _padded(n: Value) -> Value:
 
 
 def _add_take_largest(module: ir.Module) -> None:
-    """Write `take_largest(keys, n)`: marks the first of the largest keys as taken."""
+    """Emit `take_largest(keys, n)`: marks the first of the largest keys as taken."""
     code, (keys, n) = internal(module, "take_largest", 2)
     best = code.variable(code.constant(INTS, TAKEN))
     places = code.variable(code.constant(INTS, 0))
@@ -124,9 +124,9 @@ def _add_take_largest(module: ir.Module) -> None:
 
 
 def _add_best_groups(module: ir.Module) -> None:
-    """Write `best_groups(keys, n, n_group, n_used)`: excludes the experts of all other groups.
+    """Emit `best_groups(keys, n, n_group, n_used)`: excludes the experts in all other groups.
 
-    A group's score is the sum of its two highest.
+    A group's score is the sum of its two highest scores.
     """
     code, (keys, n, n_group, n_used) = internal(module, "best_groups", 4)
     groups, size, none = _list(code, n_group), n // n_group, code.number(0)
@@ -153,7 +153,7 @@ def _add_best_groups(module: ir.Module) -> None:
 
 
 def _add_softmax(module: ir.Module) -> None:
-    """Write `apply_softmax(x, n, out)`: a softmax; out is padded to a multiple of 16."""
+    """Emit `apply_softmax(x, n, out)`; out is padded to a multiple of 16."""
     code, (x, n, out) = internal(module, "apply_softmax", 3)
     lowest = code.constant(FLOATS, float("-inf"))
     largest, total = code.variable(lowest), code.variable(code.constant(FLOATS, 0.0))
@@ -180,7 +180,7 @@ def _add_softmax(module: ir.Module) -> None:
 
 
 def _add_normalise(module: ir.Module) -> None:
-    """Write `normalise(weights, n, smallest)`: divides by the larger of the sum and `smallest`."""
+    """Emit `normalise(weights, n, smallest)`: divides by the larger of the sum and `smallest`."""
     code, (weights, n, smallest) = internal(module, "normalise", 3)
     total = code.variable(code.constant(F32, 0.0))
     with code.loop(code.number(0), n) as index:
@@ -192,11 +192,11 @@ def _add_normalise(module: ir.Module) -> None:
 
 
 TOKEN = ("n_expert", "n_used", "bias", "normalise", "scale", "smallest", "n_group", "n_group_used")
-"""The arguments of `ASSIGN` for one token."""
+"""The arguments from `ASSIGN` that routing one token needs."""
 
 
 def _add_token(module: ir.Module, gating: str) -> None:
-    """Write `gating_token(logits, weights, chosen, *TOKEN)`: routes one token."""
+    """Emit `gating_token(logits, weights, chosen, *TOKEN)`: routes one token."""
     name = f"{gating}_token"
     code, (logits, weights, chosen, *values) = internal(module, name, 3 + len(TOKEN))
     given = dict(zip(TOKEN, values, strict=True))
@@ -230,9 +230,9 @@ def _add_token(module: ir.Module, gating: str) -> None:
 
 
 def _emit_keys(code: Code, given: Named, logits: Value, scores: Value, keys: Value) -> None:
-    """Write the keys for the choice of experts: of the biased scores.
+    """Emit the computation of the keys by which experts are chosen: those of the biased scores.
 
-    Without bias and groups, of the logits, since different logits may have equal scores.
+    If there is neither bias nor groups, use the logits, as different logits may have equal scores.
     """
     bias = given["bias"]
     source = code.where(bias.equals(0) & given["n_group"].equals(1), logits, scores)
@@ -252,7 +252,7 @@ def _emit_keys(code: Code, given: Named, logits: Value, scores: Value, keys: Val
 def _emit_chosen(
     code: Code, n: Value, keys: Value, scores: Value, weights: Value, chosen: Value
 ) -> None:
-    """Write the chosen experts, in ascending order, and their scores."""
+    """Store the chosen experts in ascending order, and their scores."""
     place = code.variable(code.number(0))
     with (
         code.loop(code.number(0), n) as expert,
@@ -265,7 +265,7 @@ def _emit_chosen(
 
 
 def _add_sort(module: ir.Module) -> None:
-    """Write `sort_rows(*ASSIGN)`: a counting sort of pairs (token, expert) by expert."""
+    """Emit `sort_rows(*ASSIGN)`: a counting sort of (token, expert) pairs by expert."""
     code, values = internal(module, "sort_rows", len(ASSIGN))
     given, none = dict(zip(ASSIGN, values, strict=True)), code.number(0)
     n_pairs, n_expert = given["n_token"] * given["n_used"], given["n_expert"]
@@ -296,7 +296,7 @@ def _add_sort(module: ir.Module) -> None:
 
 
 def _add_assign(module: ir.Module, gating: str) -> None:
-    """Write `gating(pool, *ASSIGN)`: routes all tokens, then sorts the rows."""
+    """Emit `gating(pool, *ASSIGN)`: routes all tokens, then sorts the rows."""
     with piece(module, gating, ASSIGN) as (code, given, index):
         per_piece = rows_per_piece(code, given["n_expert"])
         stop = code.min_signed((index + 1) * per_piece, given["n_token"])

@@ -1,7 +1,7 @@
-"""Small operations for torch tensors: norms, activations, RoPE, add and multiply.
+"""Small operations on torch tensors: norms, activations, RoPE, add and multiply.
 
-A method returns None if its kernel does not support a tensor (F32 on the CPU, with contiguous
-rows); the caller then uses torch. Most calls take a few microseconds, so they keep the GIL, and
+Kernels support F32 tensors on the CPU that have contiguous rows. For other tensors, methods return
+None, and the caller uses torch. Most calls take a few microseconds, so they keep the GIL, and
 checks are kept to a minimum.
 """
 
@@ -34,7 +34,7 @@ class SmallKernels:
 
     Attributes:
         norms: RMSNorm and LayerNorm.
-        sums_and_norms: norms of a sum of two tensors.
+        sums_and_norms: norms of the sum of two tensors.
         activations: activations, gated or not.
         ropes: RoPE, by style.
         pairwise: element-wise sum and product.
@@ -51,7 +51,7 @@ class SmallKernels:
 
 @cache
 def kernels(name: str) -> SmallKernels:
-    """Compile the small kernels for an instruction set, by its name."""
+    """Compile the small kernels for an instruction set, given its name."""
     isa = named(name)
     found = []
     for group, names, arguments, build in (
@@ -69,13 +69,13 @@ def kernels(name: str) -> SmallKernels:
 
 @cache
 def f32_bits(number: float) -> int:
-    """Return the bits of a number as F32."""
+    """Return a number's bits as F32."""
     return int.from_bytes(struct.pack("<f", number), "little")
 
 
 @cache
 def _limit(kind: str, limit: float) -> int:
-    """Return the bits of an activation's limit; infinity if 0 means none."""
+    """Return the bits of an activation's limit; those of infinity if 0 means no limit."""
     return f32_bits(limit if limit or kind == "oai" else inf)
 
 
@@ -84,7 +84,7 @@ class SmallOps:
 
     Args:
         pool: threads that compute.
-        isa: instruction set of the kernels; None for the best of this processor.
+        isa: instruction set of the kernels; None for the best that this processor supports.
     """
 
     def __init__(self, pool: ThreadPool, isa: Isa | None = None) -> None:
@@ -127,7 +127,7 @@ class SmallOps:
         self, kind: str, x: Tensor, delta: Tensor, weight: Tensor | None, bias: Tensor | None,
         eps: float,
     ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
-        """Return x + delta, both (T, n), and its norm of a kind, see `NormLayer.kind`."""
+        """Return x + delta, both (T, n), and the sum's norm; see `NormLayer.kind` for `kind`."""
         rows, others = row_layout(x), row_layout(delta)
         if rows is None or others is None or x.dim() != 2 or x.shape != delta.shape:
             return None
@@ -142,14 +142,14 @@ class SmallOps:
         return total, out
 
     def activation(self, kind: str, limit: float) -> tuple[int, int] | None:
-        """Return the address and the argument `limit` of an activation kernel."""
+        """Return an activation kernel's address and its argument `limit`."""
         kernel = self._activations.get(kind)
         return kernel and (kernel.address, _limit(kind, limit))
 
     def gated(
         self, kind: str, limit: float, gate: Tensor, up: Tensor | None, *, in_place: bool = False
     ) -> Tensor | None:
-        """Compute `Ops.gated`, or `activate` if up is None; gate and up have the same shape.
+        """Compute `Ops.gated`, or `activate` if up is None; gate and up must have the same shape.
 
         Args:
             in_place: whether the result may overwrite gate.
@@ -176,7 +176,7 @@ class SmallOps:
         return out
 
     def function(self, name: str, x: Tensor, *parameters: float) -> Tensor | None:
-        """Compute a function of `kernels.small.functions` for x of any shape."""
+        """Compute a function from `kernels.small.functions` for x of any shape."""
         if not _is_f32(x):
             return None
         x = x.contiguous()
@@ -188,7 +188,7 @@ class SmallOps:
         return out
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor | None:
-        """Apply RoPE to x (T, n_head, head_dim), by cos and sin (T, 1, n_rot / 2)."""
+        """Apply RoPE to x (T, n_head, head_dim), with cos and sin (T, 1, n_rot / 2)."""
         rows = row_layout(x)
         if rows is None or x.dim() != 3 or not is_plain(cos) or not is_plain(sin):
             return None
@@ -203,7 +203,7 @@ class SmallOps:
         return out
 
     def pairwise(self, name: str, x: Tensor, y: Tensor) -> Tensor | None:
-        """Return x + y ("add") or x * y ("multiply"); shapes may differ in leading ones."""
+        """Return x + y ("add") or x * y ("multiply"); shapes may differ only in leading 1s."""
         long, short = (x, y) if x.dim() >= y.dim() else (y, x)
         extra = long.dim() - short.dim()
         if long.shape[extra:] != short.shape or long.shape[:extra].count(1) != extra:
@@ -224,7 +224,7 @@ RowLayout = tuple[int, int, int, int, int]
 
 
 def row_layout(x: Tensor) -> RowLayout | None:
-    """Return the layout of x (T, n) or (T, n_head, n), or None if unsupported."""
+    """Return the layout of x, (T, n) or (T, n_head, n); None if unsupported."""
     if x.dtype is not F32 or not x.is_cpu:
         return None
     shape, strides = x.shape, x.stride()
@@ -238,7 +238,7 @@ def row_layout(x: Tensor) -> RowLayout | None:
 def _weights(
     weight: Tensor | None, bias: Tensor | None, rows: RowLayout
 ) -> tuple[int, int, int] | None:
-    """Return the addresses of weight and bias, or 0, and their stride per head, in bytes."""
+    """Return the addresses of weight and bias (or 0), and their stride per head, in bytes."""
     n_heads, n = rows[3:]
     first = bias if weight is None else weight
     if first is None:
@@ -255,7 +255,7 @@ def _weights(
 
 
 def is_plain(x: Tensor) -> bool:
-    """Return whether x is F32, on the CPU and contiguous."""
+    """Return whether x is F32, contiguous and on the CPU."""
     return _is_f32(x) and x.is_contiguous()
 
 
