@@ -221,9 +221,11 @@ final norm, and token lists of shortened heads, which are read elsewhere.
 
 def _check_all_used(file: GGUFFile, source: TensorSource, hp: HParams) -> None:
     """Check that all tensors are used; with part of a model missing, answers would be nonsense."""
-    for name in file.tensors:
-        block = split_name(name)
-        if IGNORED.fullmatch(name) or (block is not None and block[0] >= hp.n_layer):
+    blocks = {name: split_name(name) for name in file.tensors}
+    mtp_blocks = {block[0] for block in blocks.values() if block and block[1].startswith("nextn.")}
+    for name, block in blocks.items():
+        is_left_out = block is not None and block[0] >= hp.n_layer and block[0] in mtp_blocks
+        if is_left_out or IGNORED.fullmatch(name):
             continue
         if name in source.used and source.is_fully_used(name):
             continue

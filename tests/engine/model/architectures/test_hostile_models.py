@@ -237,3 +237,10 @@ def test_every_malformed_reference_file_is_refused() -> None:
         with pytest.raises(EngineError):
             load_model(file).close()
         assert time.monotonic() - start < 5, file
+
+
+def test_a_block_that_is_falsely_counted_as_an_mtp_block_is_named(
+    sound: ModelDraft, path: Path
+) -> None:
+    problem = refusal(changed(sound, {"nextn_predict_layers": 1}), path)
+    assert "it has the tensor 'blk." in problem
