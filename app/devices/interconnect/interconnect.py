@@ -256,7 +256,7 @@ def measure_links(
             return
         if a is b and a.kind != "cpu":
             continue
-        say(tr("Measuring {one} with {other} …").format(one=a.id, other=b.id))
+        say(tr("Measuring between {one} and {other} …").format(one=a.id, other=b.id))
         try:
             file.keep_link(a, b, engine.measure_link(a.id, b.id).facts)
         except EngineError as error:

@@ -62,7 +62,7 @@ FIGURES: Final[Mapping[str, Figure]] = {
         tr_later("PCIe traffic"), "GB/s", "{:.1f}", lambda s: _scaled(traffic(s), 1e9)
     ),
     "others": Figure(
-        tr_later("Memory of other programs"), "GiB", "{:.1f}",
+        tr_later("Other programs' memory"), "GiB", "{:.1f}",
         lambda s: _scaled(s.others_bytes, GIB),
     ),
 }  # fmt: skip

@@ -348,7 +348,7 @@ def kinds_of(row: RowFigures) -> list[tuple[str, int]]:
         (tr_later("draft model"), memory.draft),
         (tr_later("images"), memory.pictures + row.apart),
         (tr_later("overhead"), row.overhead),
-        (tr_later("KV cache of GPUs"), row.guests),
+        (tr_later("GPU KV cache"), row.guests),
         (tr_later("state checkpoints"), row.kept),
     ]
     return [(name, size) for name, size in kinds if size]

@@ -89,10 +89,10 @@ def estimate_text(estimate: TuneEstimate) -> str:
     """Return a search's number of trials and duration as text."""
     n = estimate.n_choices
     return tr_n(
-        "Tries {n} combination of devices and modes. Runs: about {n_runs} of {run_s} s, {total} in "
-        "total, at most {limit}.",
-        "Tries {n} combinations of devices and modes. Runs: about {n_runs} of {run_s} s, {total} "
-        "in total, at most {limit}.",
+        "Tries {n} combination of devices and modes, in about {n_runs} runs of {run_s} s each. "
+        "This takes {total} in total, {limit} at most.",
+        "Tries {n} combinations of devices and modes, in about {n_runs} runs of {run_s} s each. "
+        "This takes {total} in total, {limit} at most.",
         n,
         n_runs=estimate.n_trials,
         run_s=decimal(f"{estimate.trial_s:.1f}"),

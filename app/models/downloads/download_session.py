@@ -190,7 +190,7 @@ def _read(path: Path) -> DownloadJob | None:
     except (
         OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, EngineError,
     ) as error:  # fmt: skip
-        log.info("%s is not a record of a download: %s", path.name, type(error).__name__)
+        log.info("%s is not a download record: %s", path.name, type(error).__name__)
         return None
     return replace(job, state="failed" if job.state == "failed" else "paused")
 

@@ -369,7 +369,7 @@ USES = {
 def missing_intro(former: Pack | None) -> str:
     """Return the page's introduction if there is no engine; `former` is an unusable pack."""
     if former is not None:
-        text = tr("{engine} can no longer be used: it is for another Python or was deleted.")
+        text = tr("{engine} can no longer be used: it is for another Python or has been deleted.")
         return (
             f"{text.format(engine=pack_title(former))} {tr('Reinstall it, or choose another one.')}"
         )

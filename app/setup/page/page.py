@@ -114,7 +114,7 @@ class EngineSettings(QObject):
             tips: dict[QWidget, str] = {panel.change: tr("Show the progress")}
             panel.show_engine(tr("An engine is being installed."), "", "", tips)
         elif facts.origin == "own":
-            details = tr("It was installed together with Tandem, which uses only this one.")
+            details = tr("It was installed with Tandem, which uses only this engine.")
             panel.show_engine(tr("PyTorch installed with Tandem"), details, "", {})
         elif facts.origin == "none" or pack is None:
             tips = self._tips(panel.change, panel.environment)
@@ -384,7 +384,7 @@ class EnginePage(QObject):
 
     def _made(self) -> EnginePagePresenter:
         if self._presenter is None:
-            # late: not needed for the window's first frame
+            # imported here because the window's first frame does not need it
             from app.setup.page.engine_view import EngineView
 
             self.view = EngineView()

@@ -127,7 +127,7 @@ STALL_S = 20.0  # timeout for the next byte, in seconds
 
 MAX_HOPS = 8
 MAX_WAIT_S = 120.0
-EXPIRED = {400, 401, 403, 404, 410}  # status codes if a cached address has expired
+EXPIRED = {400, 401, 403, 404, 410}  # status codes if a cached address may have expired
 
 BUSY = {408, 425, 429, 500, 502, 503, 504}
 RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
@@ -330,7 +330,7 @@ def _check_status(response: httpx2.Response) -> None:
     if status in BUSY:
         after = response.headers.get("retry-after", "")
         wait_s = min(float(after), MAX_WAIT_S) if after.isdecimal() else 0.0
-        limited, failed = tr("{host} limits requests."), tr("{host} returned error {status}.")
+        limited, failed = tr("{host} is limiting requests."), tr("{host} returned error {status}.")
         why = limited if status == 429 else failed
         raise TryLater(why.format(host=host, status=status), wait_s)
     raise EngineError(
