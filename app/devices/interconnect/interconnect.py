@@ -160,7 +160,7 @@ def links_picture(
 
 
 def _is_shown(pair: tuple[str, str], ids: Sequence[str]) -> bool:
-    """Return whether to show a link; for two machines, only their first devices' link is shown."""
+    """Return whether to show a link; of the links between two machines, show the first devices'."""
     a, b = map(machine_of, pair)
     if a == b:
         return True

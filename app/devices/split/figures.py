@@ -45,7 +45,7 @@ class RowFigures:
         overhead: fixed memory cost of using the device, counted once for all its ranks.
         guests: the GPUs' KV cache kept in this device's memory (host memory only).
         kept: state checkpoints of recurrent layers (host memory only).
-        apart: memory to encode images if no rank is on the device (host memory only).
+        apart: memory for encoding images if no rank is on the device (host memory only).
         reserve: memory to keep free.
         is_taker: whether the rank has no share and holds only tensors moved to it.
         note: caveat about the device, for example that it is untested, or "".

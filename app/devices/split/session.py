@@ -58,7 +58,7 @@ from engine import (
 if TYPE_CHECKING:
     from engine import Choice, Evaluation, Forecaster
 
-LARGE_CHANGE = 0.01  # fraction of a device's memory; larger changes are shown at once
+LARGE_CHANGE = 0.01  # fraction of a device's memory; larger changes are shown immediately
 
 SMALL_EVERY = 4
 """Readings per update for smaller changes, which occur in nearly every reading."""

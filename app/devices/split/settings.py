@@ -437,7 +437,7 @@ def _drafter(params: LoadParams) -> str:
 
 
 def settings_for(settings: SplitSettings, params: LoadParams) -> SplitSettings:
-    """Return settings that load `params` on those of its devices that exist; none is locked.
+    """Return settings that load `params` on those of its devices that exist; no share is locked.
 
     The active ranks are ordered as in `params`, within the same set of indices.
     """

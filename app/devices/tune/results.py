@@ -117,7 +117,7 @@ def result_text(result: TuneResult) -> str:
         return translated(result.reason) or tr("No split could be run.")
     ended = "" if result.is_complete else tr("The search ended early.")
     parts = (
-        tr("Best is “{split}”.").format(split=trial_text(winner)),
+        tr("Best split: “{split}”.").format(split=trial_text(winner)),
         translated(result.reason),
         translated(result.note),
         ended,

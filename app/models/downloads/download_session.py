@@ -158,7 +158,7 @@ class JobStore:
         self._folder = folder
 
     def load(self) -> list[DownloadJob]:
-        """Return the downloads, oldest first; all that have not failed become paused."""
+        """Return the downloads, oldest first; those that have not failed become paused."""
         with suppress(OSError):
             paths = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
             return [job for path in paths if (job := _read(path)) is not None]

@@ -426,7 +426,7 @@ def shown_engines(facts: EngineFacts) -> list[ShownEngine]:
 def shown_offer(offer: PackOffer, current: Pack | None) -> ShownEngine:
     """Return an offer as a row on the page."""
     lock = offer.lock
-    sizes = tr("Download {download}, {disk} on the disk · PyTorch {version}").format(
+    sizes = tr("Download {download}, {disk} on disk · PyTorch {version}").format(
         version=lock.version,
         download=decimal_size(lock.n_bytes),
         disk=decimal_size(lock.unpacked_bytes),

@@ -137,13 +137,15 @@ class EngineSettings(QObject):
     def _tips(self, *controls: QWidget) -> dict[QWidget, str]:
         panel, facts = self._panel, self._session.facts
         previous = facts.previous if facts is not None else None
-        text = tr("Go back to {engine}, which is kept")
+        text = tr("Go back to {engine}, which was kept")
         back = text.format(engine=pack_title(previous)) if previous is not None else ""
         tips: dict[QWidget, str] = {
             panel.change: tr("Choose another engine"),
-            panel.update_engine: tr("Install the newer engine; this one is kept until it works"),
+            panel.update_engine: tr(
+                "Install the newer engine; this one is kept until that one works"
+            ),
             panel.roll_back: back,
-            panel.environment: tr("Use the PyTorch of an existing Python environment"),
+            panel.environment: tr("Use PyTorch from an existing Python environment"),
             panel.remove: tr("Delete all engines that Tandem installed"),
         }
         return {control: tips[control] for control in controls}

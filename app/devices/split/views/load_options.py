@@ -222,7 +222,7 @@ ROPE_NAMES = {
 }  # fmt: skip
 ROPE_HINTS = {
     "": tr_later("Scales positions as the model's file says"),
-    "none": tr_later("Does not scale positions, even if the file says so"),
+    "none": tr_later("Does not scale positions, even if the file says to"),
     "linear": tr_later("Scales all positions equally; costs some accuracy"),
     "yarn": tr_later("Scales only slow rotations, which is more accurate"),
 }

@@ -70,7 +70,7 @@ def safe_name(name: str) -> str:
     if is_bad or not _is_text(name):
         raise EngineError(
             tr("“{name}” is not a valid file name.").format(name=one_line(name, 80)),
-            tr("Nothing was downloaded. Report it to the model's publisher."),
+            tr("Nothing was downloaded. Report this to the model's publisher."),
         )
     return name
 
@@ -348,12 +348,12 @@ def _denial(response: httpx2.Response) -> EngineError:
         )
     if "authorization" in response.request.headers:
         return Denied(
-            tr("Your token has no access to this file on {host}.").format(host=host),
+            tr("Your token cannot access this file on {host}.").format(host=host),
             tr("Check the token, and whether your account has access to the model."),
         )
     return Denied(
         tr("{host} requires a token for this file.").format(host=host),
-        tr("Enter your token; a gated model also has conditions on its page."),
+        tr("Enter your token. If the model is gated, accept its conditions, too."),
     )
 
 

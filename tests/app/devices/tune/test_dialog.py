@@ -105,7 +105,7 @@ def test_the_winner_is_explained_and_can_be_applied(dialog: TuneDialog, qtbot: Q
     assert not dialog.apply.isEnabled()
     dialog.finish(result())
     assert dialog.outcome.text() == (
-        "Best is “Tensor: GPU 0 62.0 %, GPU 1 38.0 %”. It is 12 % faster than one device."
+        "Best split: “Tensor: GPU 0 62.0 %, GPU 1 38.0 %”. It is 12 % faster than one device."
     )
     with qtbot.waitSignal(dialog.apply_requested) as applied:
         dialog.apply.click()
