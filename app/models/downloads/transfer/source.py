@@ -141,7 +141,7 @@ class TryLater(Exception):
     """Temporary failure, with a sentence to show if it persists.
 
     Args:
-        wait_s: seconds to wait according to the server; 0 if it did not say.
+        wait_s: seconds to wait according to the server; 0 if it gave no time.
     """
 
     def __init__(self, why: str, wait_s: float = 0.0) -> None:
