@@ -167,7 +167,7 @@ class Banner(QFrame):
 
 
 class FloatingBanner(Banner):
-    """Banner on top of a page, which stays in place; `width` and `margin` are pixels at 100 %."""
+    """Banner that floats over a page; `width` and `margin` are pixels at 100 %."""
 
     def __init__(self, page: QWidget, width: int, margin: int) -> None:
         super().__init__(page.parentWidget())

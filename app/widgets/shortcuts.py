@@ -31,7 +31,7 @@ MESSAGE: Final = tr_later("In the message")
 CONVERSATION: Final = tr_later("In the conversation")
 CHATS: Final = tr_later("In the chat list")
 PAGES: Final = tr_later("On the pages for models and settings")
-ORDER: Final = tr_later("In the order of sampling steps")
+ORDER: Final = tr_later("In the list of sampling steps")
 SPLIT: Final = tr_later("In the split panel")
 MAP: Final = tr_later("In the tensor map")
 

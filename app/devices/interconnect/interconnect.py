@@ -160,7 +160,7 @@ def links_picture(
 
 
 def _is_shown(pair: tuple[str, str], ids: Sequence[str]) -> bool:
-    """Return whether to show a link; for two machines, only their first devices' link is shown."""
+    """Return whether to show a link; of the links between two machines, show the first devices'."""
     a, b = map(machine_of, pair)
     if a == b:
         return True
@@ -256,7 +256,7 @@ def measure_links(
             return
         if a is b and a.kind != "cpu":
             continue
-        say(tr("Measuring {one} with {other} …").format(one=a.id, other=b.id))
+        say(tr("Measuring between {one} and {other} …").format(one=a.id, other=b.id))
         try:
             file.keep_link(a, b, engine.measure_link(a.id, b.id).facts)
         except EngineError as error:

@@ -33,7 +33,7 @@ def measure_apart(
     """
     names = [device.id for device in devices if device.usable]
     request = {"devices": names, "language": language()}
-    step = tr("its start")
+    step = tr("startup")
     try:
         with engine.TrialProcess(COMMAND, request, {}) as child:
             for message in child.messages(MAX_S, MAX_S):

@@ -48,7 +48,7 @@ def pins_of(overrides: Sequence[tuple[str, str]]) -> dict[Part, str]:
 
 
 def parts_of(pattern: str) -> tuple[Part, ...]:
-    """Return the parts that a pattern written by this module selects; none for other patterns."""
+    """Return the parts selected by a pattern that this module wrote; none for other patterns."""
     for end, written in AT_ENDS.items():
         if pattern == written:
             return ((None, end),)
@@ -225,7 +225,7 @@ def tensor_text(tensor: TensorPlace) -> str:
 
 
 def cell_lines(cell: Cell, most: int = 3) -> list[str]:
-    """Return one line per tensor in a cell, at most `most`; the smallest tensors share the last."""
+    """Return at most `most` lines, one per tensor in a cell; the smallest share the last line."""
     if len(cell.tensors) <= most:
         return [tensor_text(tensor) for tensor in cell.tensors]
     largest = sorted(cell.tensors, key=lambda tensor: -tensor.n_bytes)[: most - 1]

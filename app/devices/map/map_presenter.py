@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from engine import PlacementMap, Planner
 
 WAIT_MS: Final = 60
-"""Milliseconds from a change to the split to a new map, because drags change it every frame."""
+"""Delay of a new map in milliseconds, because drags change the split every frame."""
 
 
 class PlacementPresenter(QObject):

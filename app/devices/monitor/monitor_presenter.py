@@ -101,7 +101,7 @@ def _written(path: Path, write: Callable[[], object]) -> Path:
 
 
 def _csv(rows: Sequence[Sequence[str]]) -> bytes:
-    import csv  # late: rarely used
+    import csv  # imported here because it is rarely used
     import io
 
     text = io.StringIO()

@@ -62,7 +62,7 @@ FIGURES: Final[Mapping[str, Figure]] = {
         tr_later("PCIe traffic"), "GB/s", "{:.1f}", lambda s: _scaled(traffic(s), 1e9)
     ),
     "others": Figure(
-        tr_later("Memory of other programs"), "GiB", "{:.1f}",
+        tr_later("Other programs' memory"), "GiB", "{:.1f}",
         lambda s: _scaled(s.others_bytes, GIB),
     ),
 }  # fmt: skip
@@ -234,14 +234,14 @@ class MonitorRecord:
         self.histories[RATE].append(self.now_s, {RATE: self._take_rate()})
 
     def add_rate(self, tokens_per_s: float, n_answers: int = 1) -> None:
-        """Set the total rate of all answers, 0 when the last one finishes."""
+        """Set the total rate over all answers; 0 once the last one finishes."""
         self._has_ended = tokens_per_s <= 0
         if not self._has_ended:
             self._rate, self._rate_s = tokens_per_s, time.monotonic()
             self.n_answers = n_answers
 
     def mark_message(self) -> None:
-        """Mark the current time as that of a message, and reset `drafts`."""
+        """Add a message mark at the current time, and reset `drafts`."""
         self.drafts = ""
         self._marks.append(Mark(time.monotonic()))
 

@@ -45,7 +45,7 @@ class RowFigures:
         overhead: fixed memory cost of using the device, counted once for all its ranks.
         guests: the GPUs' KV cache kept in this device's memory (host memory only).
         kept: state checkpoints of recurrent layers (host memory only).
-        apart: memory to encode images if no rank is on the device (host memory only).
+        apart: memory for encoding images if no rank is on the device (host memory only).
         reserve: memory to keep free.
         is_taker: whether the rank has no share and holds only tensors moved to it.
         note: caveat about the device, for example that it is untested, or "".
@@ -348,7 +348,7 @@ def kinds_of(row: RowFigures) -> list[tuple[str, int]]:
         (tr_later("draft model"), memory.draft),
         (tr_later("images"), memory.pictures + row.apart),
         (tr_later("overhead"), row.overhead),
-        (tr_later("KV cache of GPUs"), row.guests),
+        (tr_later("GPU KV cache"), row.guests),
         (tr_later("state checkpoints"), row.kept),
     ]
     return [(name, size) for name, size in kinds if size]

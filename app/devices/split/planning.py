@@ -284,7 +284,7 @@ class _StoppedError(Exception):
 def find_out(
     question: FitQuestion, factory: PlannerFactory, stopped: threading.Event
 ) -> FitAnswer | None:
-    """Answer a question with a new planner; return None if `stopped` gets set."""
+    """Answer a question with a new planner; return None if `stopped` is set."""
     try:
         with closing(factory(question.params.path)) as planner:
             return _answer(question, planner, stopped)

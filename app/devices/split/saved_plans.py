@@ -98,7 +98,7 @@ class PlanMenu(QWidget):
         elided = shown if len(shown) <= MAX_SHOWN else shown[: MAX_SHOWN - 1] + "…"
         self.button.setText(f"{caption_text(elided)} ▾")
         self.button.setAccessibleName(tr("Plan: {name}").format(name=shown))
-        set_tip(self.button, shown if elided != shown else tr("Saved plans of this model"))
+        set_tip(self.button, shown if elided != shown else tr("Saved plans for this model"))
 
     def fill(self) -> None:
         """Fill the menu."""
@@ -113,7 +113,7 @@ class PlanMenu(QWidget):
             action.triggered.connect(partial(self._choose, entry.name))
         if self._entries:
             fastest = menu.addAction(tr("Fastest that fits"))
-            set_tip(fastest, tr("The fastest measured plan that fits into the free memory"))
+            set_tip(fastest, tr("The fastest measured plan that fits in free memory"))
             fastest.triggered.connect(lambda: self.fastest_requested.emit())
             menu.addSeparator()
         menu.addAction(tr("Save as…")).triggered.connect(lambda: self._save())
@@ -344,7 +344,7 @@ class PlansPresenter(QObject):
     @Slot(object)
     def _on_fastest(self, plan: engine.SavedPlan | None) -> None:
         if plan is None:
-            what = tr("No plan fits into the free memory.")
+            what = tr("No plan fits in free memory.")
             self._fail(EngineError(what, tr("Free some memory.")))
         else:
             self._do(lambda key: self._choose(key, plan.name))

@@ -58,10 +58,10 @@ from engine import (
 if TYPE_CHECKING:
     from engine import Choice, Evaluation, Forecaster
 
-LARGE_CHANGE = 0.01  # fraction of a device's memory; larger changes are shown at once
+LARGE_CHANGE = 0.01  # fraction of a device's memory; larger changes are shown immediately
 
 SMALL_EVERY = 4
-"""Smaller changes occur in nearly every reading, so they are shown once in this many readings."""
+"""Readings per update for smaller changes, which occur in nearly every reading."""
 
 MAX_INT: Final = 2**31 - 1  # maximum of a Qt signal's int; a damaged file may claim more context
 

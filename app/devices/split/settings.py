@@ -91,7 +91,7 @@ class SplitSettings(LoadOptions):
     draft_path: str = load_option(
         "", place="rare", title=tr_later("Draft model"),
         tip=tr_later(
-            "A smaller model with the same vocabulary that drafts tokens, or the model's MTP "
+            "A smaller model that drafts tokens and has the same vocabulary, or the model's MTP "
             "block, which GPUs load only if it is chosen here"
         ),
     )  # fmt: skip
@@ -437,7 +437,7 @@ def _drafter(params: LoadParams) -> str:
 
 
 def settings_for(settings: SplitSettings, params: LoadParams) -> SplitSettings:
-    """Return settings that load `params` on those of its devices that exist; none is locked.
+    """Return settings that load `params` on those of its devices that exist; no share is locked.
 
     The active ranks are ordered as in `params`, within the same set of indices.
     """

@@ -89,7 +89,7 @@ class TemplateDialog(QDialog):
         self.source, self.preview = QPlainTextEdit(), QPlainTextEdit()
         self.use = button(tr("Use this template"), "primary")
         self.reset = button(tr("Use the file's"))
-        self._note = label(tr("The prompt of a short conversation"), "muted")
+        self._note = label(tr("The prompt for a short conversation"), "muted")
         self._timer = QTimer(self, singleShot=True, interval=TYPED_MS)
         self._timer.timeout.connect(self.flush)
         self._build()
@@ -111,7 +111,7 @@ class TemplateDialog(QDialog):
             with QSignalBlocker(self.source):
                 self.source.setPlainText(made.source)
         self.preview.setPlainText(made.problem or made.text)
-        caption = tr("The prompt of a short conversation")
+        caption = tr("The prompt for a short conversation")
         self._note.setText(tr("This template does not work:") if made.problem else caption)
         set_role(self._note, "warn" if made.problem else "muted")
         self.use.setEnabled(not made.problem)

@@ -89,10 +89,10 @@ def estimate_text(estimate: TuneEstimate) -> str:
     """Return a search's number of trials and duration as text."""
     n = estimate.n_choices
     return tr_n(
-        "Tries {n} combination of devices and modes. Runs: about {n_runs} of {run_s} s, {total} in "
-        "total, at most {limit}.",
-        "Tries {n} combinations of devices and modes. Runs: about {n_runs} of {run_s} s, {total} "
-        "in total, at most {limit}.",
+        "Tries {n} combination of devices and modes, in about {n_runs} runs of {run_s} s each. "
+        "This takes {total} in total, {limit} at most.",
+        "Tries {n} combinations of devices and modes, in about {n_runs} runs of {run_s} s each. "
+        "This takes {total} in total, {limit} at most.",
         n,
         n_runs=estimate.n_trials,
         run_s=decimal(f"{estimate.trial_s:.1f}"),
@@ -117,7 +117,7 @@ def result_text(result: TuneResult) -> str:
         return translated(result.reason) or tr("No split could be run.")
     ended = "" if result.is_complete else tr("The search ended early.")
     parts = (
-        tr("Best is “{split}”.").format(split=trial_text(winner)),
+        tr("Best split: “{split}”.").format(split=trial_text(winner)),
         translated(result.reason),
         translated(result.note),
         ended,

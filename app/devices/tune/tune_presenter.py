@@ -56,7 +56,7 @@ def estimate(question: Question) -> Answer:
         return plan.estimate, tuple(plan.space.regions())
 
 
-LEFT_OUT = tr_later("Pins to one of several ranks of a device are ignored.")
+LEFT_OUT = tr_later("Pins to one of several ranks on a device are ignored.")
 
 
 def _is_of_rank(override: tuple[str, str]) -> bool:

@@ -169,7 +169,7 @@ class DownloadPresenter(QObject):
             self.noticed.emit(Notice.of(error))
             return
         if not self._session.add(job):
-            self._view.set_status(tr("This model is already in the list of downloads."))
+            self._view.set_status(tr("This model is already in the download list."))
 
     @Slot()
     def _show_jobs(self) -> None:
@@ -191,7 +191,7 @@ class DownloadPresenter(QObject):
             return
         text = tr("{name} has been downloaded.").format(name=job.title)
         is_verified = all(file.sha256 for file in job.files)
-        warning = tr("Its server has no checksum, so only the size was verified.")
+        warning = tr("Its server provides no checksum, so only the size was verified.")
         hint = "" if is_verified else warning
         act = partial(self.open_requested.emit, path)
         self.noticed.emit(Notice(text, hint, "info", tr("Open"), act, is_news=True))
@@ -218,7 +218,7 @@ class DownloadPresenter(QObject):
     @Slot()
     def _choose_folder(self) -> None:
         folder = QFileDialog.getExistingDirectory(
-            self._view, tr("Folder of downloaded models"), str(self.folder)
+            self._view, tr("Folder for downloaded models"), str(self.folder)
         )
         if folder:
             self._keep(replace(self._settings.current, download_folder=folder))

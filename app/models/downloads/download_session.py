@@ -158,7 +158,7 @@ class JobStore:
         self._folder = folder
 
     def load(self) -> list[DownloadJob]:
-        """Return the downloads, oldest first; all that have not failed become paused."""
+        """Return the downloads, oldest first; those that have not failed become paused."""
         with suppress(OSError):
             paths = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
             return [job for path in paths if (job := _read(path)) is not None]
@@ -190,7 +190,7 @@ def _read(path: Path) -> DownloadJob | None:
     except (
         OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, EngineError,
     ) as error:  # fmt: skip
-        log.info("%s is not a record of a download: %s", path.name, type(error).__name__)
+        log.info("%s is not a download record: %s", path.name, type(error).__name__)
         return None
     return replace(job, state="failed" if job.state == "failed" else "paused")
 

@@ -349,7 +349,7 @@ class DownloadView(QWidget):
 
     def _build(self) -> None:
         head = fill(QHBoxLayout(), (self.search, 1), self.go, spacing=8)
-        folder = button(tr("Change…"), "quiet", tr("Change the folder of downloaded models"))
+        folder = button(tr("Change…"), "quiet", tr("Change the folder for downloaded models"))
         folder.clicked.connect(self.folder_requested)
         token = button(tr("Token…"), "quiet", tr("Enter a Hugging Face token"))
         token.clicked.connect(self.token_requested)
@@ -369,7 +369,7 @@ class DownloadView(QWidget):
 def _hint() -> PlainLabel:
     hint = label(
         tr(
-            "Find a model on Hugging Face by name.\nBefore you download a quantisation, you see"
+            "Find a model on Hugging Face by name.\nBefore you download a quantisation, you can see"
             " whether it fits your devices.\nTandem does not use the network until you press"
             " Search."
         ),

@@ -77,7 +77,7 @@ class DownloadsPart(QObject):
 
     @Slot()
     def _make(self) -> None:
-        # late: not needed for the window's first frame
+        # imported here because the window's first frame does not need it
         from app.models.downloads.download_presenter import DownloadPresenter
         from app.models.downloads.download_session import DownloadSession, JobStore
         from app.models.downloads.download_view import DownloadView

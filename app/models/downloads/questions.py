@@ -65,7 +65,7 @@ def estimate(offer: ModelOffer, free_bytes: dict[str, int]) -> LibraryCell:
     if not free:
         return LibraryCell("–", -1.0, tr("The devices are not known yet."))
     fits = ROOM_FOR_REST * n_weights <= free
-    tip = tr("Estimated from its size; {free} of memory are free. “Check fit” reads its header.")
+    tip = tr("Estimated from its size; {free} of memory is free. “Check fit” reads its header.")
     return LibraryCell(
         tr("probably fits") if fits else tr("probably too large"),
         float(fits),

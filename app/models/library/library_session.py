@@ -313,14 +313,14 @@ def question_of(found: FoundModel, files: list[Path]) -> str:
 
 def move_to_trash(files: Iterable[Path]) -> list[Path]:
     """Move files to the trash; return those that could not be moved."""
-    from send2trash import send2trash  # late: starts a service on some systems
+    from send2trash import send2trash  # imported here because it starts a service on some systems
 
     kept = []
     for path in files:
         try:
             send2trash(path)
         except OSError as error:
-            log.info("%s is not moved: %s", path.name, error.strerror or type(error).__name__)
+            log.info("%s was not moved: %s", path.name, error.strerror or type(error).__name__)
             kept.append(path)
     return kept
 

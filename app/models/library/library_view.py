@@ -78,7 +78,7 @@ def cells(entry: LibraryEntry, last: LastUse, *, is_pinned: bool, mark: Mark) ->
         LibraryCell(
             f"{count_text(info.n_params)} {info.architecture}" if info else unread,
             info.n_params if info else 0,
-            tr("Number of parameters and architecture"),
+            tr("Parameter count and architecture"),
         ),
         LibraryCell(
             context_text(info.n_ctx_train) if info and info.n_ctx_train else unread,
@@ -267,7 +267,7 @@ class LibraryView(QWidget):
     def show_folders(self, folders: Sequence[str]) -> None:
         """Set the folders that are named if no models are found."""
         text = tr(
-            "Tandem searches {folders} and the folders of Hugging Face, LM Studio, Ollama,"
+            "Tandem searches {folders} and the folders used by Hugging Face, LM Studio, Ollama,"
             " llama.cpp and Jan."
         )
         shown = ", ".join(folders).replace(os.sep, os.sep + ZERO_WIDTH_SPACE)

@@ -245,7 +245,7 @@ class LibraryPage(QObject):
             self.view.search.setFocus()
 
     def _make(self) -> QTabWidget:
-        # late: not needed for the window's first frame
+        # imported here because the window's first frame does not need it
         from app.models.library.library_session import LibrarySession
         from app.models.library.library_view import LibraryView
 

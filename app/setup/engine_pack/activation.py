@@ -35,7 +35,7 @@ def activate() -> Origin:
             return "own"
         pack = None
         if engines_dir().is_dir():
-            from app.setup.engine_pack.store import PackStore  # late: rarely needed
+            from app.setup.engine_pack.store import PackStore  # imported here: rarely needed
 
             store = PackStore()
             pack = store.current if store.is_private else None

@@ -155,7 +155,7 @@ def _check_addresses(lock: Lock) -> None:
     if not lock.is_complete:
         raise MissingAddresses(
             tr("This engine cannot be downloaded: its wheels have no addresses."),
-            tr("Use a folder with its wheels."),
+            tr("Use a folder that contains its wheels."),
         )
 
 
@@ -183,9 +183,9 @@ def check_folder(lock: Lock, folder: Path, stopped: threading.Event, report: Rep
         path, counter = folder / wheel.file.name, _Counter(lock, wheel, n_before, report)
         if _hash(path, stopped, counter) != wheel.file.sha256:
             raise MissingWheels(
-                tr("{path} is corrupted or another build: its checksum does not match.").format(
-                    path=path
-                ),
+                tr(
+                    "{path} is corrupted or from another build: its checksum does not match."
+                ).format(path=path),
                 tr("Copy it again."),
             )
         n_before += wheel.file.n_bytes
@@ -207,7 +207,7 @@ def _missing(missing: Sequence[Wheel], folder: Path) -> MissingWheels:
     names = ", ".join(wheel.file.name for wheel in missing[:3])
     return LackingWheels(
         tr_n(
-            "{folder} lacks {n} wheel: {names}.", "{folder} lacks {n} wheels, such as {names}.",
+            "{folder} lacks {n} wheel: {names}.", "{folder} lacks {n} wheels, including {names}.",
             len(missing), folder=folder, names=names,
         ),
         tr("Put all wheels of this engine there."),
@@ -317,7 +317,7 @@ def _failure(ended: Ended, folder: Path) -> EngineError:
         )
     if FULL.search(ended.errors) or shutil.disk_usage(folder).free < SPARE:
         return NoRoom(
-            tr("The disk of {folder} filled up while the engine was being unpacked.").format(
+            tr("The disk with {folder} filled up while the engine was being unpacked.").format(
                 folder=folder
             ),
             tr("Free some space, then resume; the downloaded files are kept."),

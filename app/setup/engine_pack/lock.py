@@ -141,11 +141,11 @@ def read_lock(path: Path) -> Lock:
             digest=hashlib.sha256(data).hexdigest(),
         )
         if not lock.version:
-            raise ValueError("it has no torch")
+            raise ValueError("torch is missing")
         return lock
     except WRONG as error:
         raise BadLock(
-            tr("{path} is not a lock file of an engine: {why}.").format(path=path, why=error),
+            tr("{path} is not an engine lock file: {why}.").format(path=path, why=error),
             tr("Create it with packaging/lock."),
         ) from None
 
@@ -161,7 +161,7 @@ def _wheel(package: dict[str, Any]) -> Wheel:
     url = str(found.get("url", ""))
     parts = urlsplit(url)
     if url and parts.scheme not in ("https", "http"):
-        raise ValueError(f"{name} has the address {url[:80]}")
+        raise ValueError(f"{name} has an unexpected address: {url[:80]}")
     file_name = str(found.get("name") or found.get("path") or parts.path.rpartition("/")[2])
     file_name = file_name.replace("%2B", "+").replace("%2b", "+")
     if not file_name.endswith(".whl"):

@@ -146,7 +146,7 @@ class PackStore:
             if why := exposure(self.folder):
                 raise EngineError(
                     tr("Other users could change the engine: {why}.").format(why=why),
-                    tr("Make the folder private, or set TANDEM_HOME to another one."),
+                    tr("Make the folder private, or set TANDEM_HOME to another folder."),
                 )
             if not _try_to_lock(handle):
                 raise PackBusy(

@@ -369,7 +369,7 @@ USES = {
 def missing_intro(former: Pack | None) -> str:
     """Return the page's introduction if there is no engine; `former` is an unusable pack."""
     if former is not None:
-        text = tr("{engine} can no longer be used: it is for another Python or was deleted.")
+        text = tr("{engine} can no longer be used: it is for another Python or has been deleted.")
         return (
             f"{text.format(engine=pack_title(former))} {tr('Reinstall it, or choose another one.')}"
         )
@@ -426,7 +426,7 @@ def shown_engines(facts: EngineFacts) -> list[ShownEngine]:
 def shown_offer(offer: PackOffer, current: Pack | None) -> ShownEngine:
     """Return an offer as a row on the page."""
     lock = offer.lock
-    sizes = tr("Download {download}, {disk} on the disk · PyTorch {version}").format(
+    sizes = tr("Download {download}, {disk} on disk · PyTorch {version}").format(
         version=lock.version,
         download=decimal_size(lock.n_bytes),
         disk=decimal_size(lock.unpacked_bytes),

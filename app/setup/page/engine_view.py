@@ -141,7 +141,7 @@ class InstallPanel(QWidget):
         for text in (self._title, self._stage, self._problem, self._hint):
             text.setWordWrap(True)
         self._bar = QProgressBar(self, minimum=0, maximum=STEPS, textVisible=False)
-        self._bar.setAccessibleName(tr("Progress of the installation"))
+        self._bar.setAccessibleName(tr("Installation progress"))
         self.pause, self.resume = button(tr("Pause")), button(tr("Resume"), "primary")
         self.retry = button(tr("Try again"), "primary")
         self.cancel, self.leave = button(tr("Cancel")), button(tr("Choose another engine"))

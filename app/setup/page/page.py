@@ -114,7 +114,7 @@ class EngineSettings(QObject):
             tips: dict[QWidget, str] = {panel.change: tr("Show the progress")}
             panel.show_engine(tr("An engine is being installed."), "", "", tips)
         elif facts.origin == "own":
-            details = tr("It was installed together with Tandem, which uses only this one.")
+            details = tr("It was installed with Tandem, which uses only this engine.")
             panel.show_engine(tr("PyTorch installed with Tandem"), details, "", {})
         elif facts.origin == "none" or pack is None:
             tips = self._tips(panel.change, panel.environment)
@@ -137,13 +137,15 @@ class EngineSettings(QObject):
     def _tips(self, *controls: QWidget) -> dict[QWidget, str]:
         panel, facts = self._panel, self._session.facts
         previous = facts.previous if facts is not None else None
-        text = tr("Go back to {engine}, which is kept")
+        text = tr("Go back to {engine}, which was kept")
         back = text.format(engine=pack_title(previous)) if previous is not None else ""
         tips: dict[QWidget, str] = {
             panel.change: tr("Choose another engine"),
-            panel.update_engine: tr("Install the newer engine; this one is kept until it works"),
+            panel.update_engine: tr(
+                "Install the newer engine; this one is kept until that one works"
+            ),
             panel.roll_back: back,
-            panel.environment: tr("Use the PyTorch of an existing Python environment"),
+            panel.environment: tr("Use PyTorch from an existing Python environment"),
             panel.remove: tr("Delete all engines that Tandem installed"),
         }
         return {control: tips[control] for control in controls}
@@ -384,7 +386,7 @@ class EnginePage(QObject):
 
     def _made(self) -> EnginePagePresenter:
         if self._presenter is None:
-            # late: not needed for the window's first frame
+            # imported here because the window's first frame does not need it
             from app.setup.page.engine_view import EngineView
 
             self.view = EngineView()

@@ -94,10 +94,10 @@ class UpdateSession(QObject):
         """Send a request now."""
         address = self.address
         if not self.version:
-            text = tr("This Tandem runs from its source tree and has no version.")
+            text = tr("Tandem runs from its source tree and has no version.")
             self.failed.emit(EngineError(text))
         elif not address:
-            text = tr("This Tandem has no address for release checks.")
+            text = tr("Tandem has no address for release checks.")
             self.failed.emit(EngineError(text, tr("Enter one in the settings.")))
         elif self._job is None:
             self._keep(replace(self._settings.current, releases_checked=int(time.time())))
@@ -111,7 +111,7 @@ class UpdateSession(QObject):
 
     def _ask(self, address: str) -> None:
         def work() -> Release:
-            from app.setup.updates.source import fetch_release  # late: slow import
+            from app.setup.updates.source import fetch_release  # imported here because it is slow
 
             return fetch_release(address)
 
@@ -247,9 +247,9 @@ class UpdatePresenter(QObject):
 
         current = self._settings.current
         if current.release_address and not is_web_page(current.release_address.strip()):
-            return {"release_address": tr("Only addresses starting with https:// are used.")}
+            return {"release_address": tr("Only addresses starting with https:// are accepted.")}
         if current.checks_releases and not self.session.address:
-            return {"checks_releases": tr("This Tandem has no default address: enter one below.")}
+            return {"checks_releases": tr("Tandem has no default address; enter one below.")}
         return {}
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ MAX_LABELS: Final = 3  # maximum number of labelled lines; more labels would ove
 SIDES: Final = 0.55  # distance of the outermost GPUs from the top, as a fraction of the height
 
 WIDTHS: Final = {"nvlink": 4.0, "p2p": 2.5, "host": 1.2, "network": 1.2}
-"""Line width in pixels by kind of link."""
+"""Line width in pixels per kind of link."""
 
 
 @dataclass(frozen=True, slots=True)

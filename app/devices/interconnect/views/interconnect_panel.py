@@ -31,8 +31,8 @@ HEADERS = (tr_later("Devices"), tr_later("Link"), tr_later("Latency"), tr_later(
 TIPS = (
     "",
     "",
-    tr_later("Time of an all-reduce between two ranks for one token"),
-    tr_later("Bytes per second of an all-reduce in a long prompt"),
+    tr_later("Time for a one-token all-reduce between two ranks"),
+    tr_later("All-reduce bandwidth between two ranks in a long prompt"),
 )
 SHORT_ROUTES = {
     "PCIe, directly": "PCIe P2P",
@@ -172,7 +172,7 @@ class InterconnectPanel(QWidget):
         for text in (self.cost, self.problems, self.status):
             text.setWordWrap(True)
         self.measure.clicked.connect(self._on_button)
-        set_tip(self.machines, tr("Run a model together with other machines"))
+        set_tip(self.machines, tr("Run a model across several machines"))
         self.machines.clicked.connect(self.machines_requested)
         top = Qt.AlignmentFlag.AlignTop
         below = fill(
@@ -212,8 +212,8 @@ def _rest_text(rests: Sequence[Node], names: dict[str, str]) -> str:
         return ""
     who = ", ".join(names[node.device] for node in rests)
     return tr_n(
-        "{who} is below full slot speed, perhaps because idle.",
-        "{who} are below full slot speed, perhaps because idle.",
+        "{who} is below full slot speed, perhaps because it is idle.",
+        "{who} are below full slot speed, perhaps because they are idle.",
         len(rests), who=who,
     )  # fmt: skip
 
@@ -221,4 +221,4 @@ def _rest_text(rests: Sequence[Node], names: dict[str, str]) -> str:
 def _estimate_text(*, is_simulated: bool) -> str:
     if is_simulated:
         return tr("~ marks estimates.")
-    return tr("~ marks estimates; measure for real values.")
+    return tr("~ marks estimates; measure to get real values.")

@@ -323,7 +323,7 @@ class PlacementView(QTableView):
 
 EMPTY = tr_later("Open a model to see which device holds each tensor.")
 HINT = tr_later("Select cells and drag them to a device, or press its number.")
-HINT_TIP = tr_later("Click the title of a row or column to select all of it")
+HINT_TIP = tr_later("Click a row or column title to select all of it")
 DETAIL_LINES = 4  # maximum number of lines in the details
 
 
@@ -403,7 +403,7 @@ class PlacementPanel(QWidget):
     def _show_cell(self, cell: Cell | None) -> None:
         lines = [] if cell is None else [*cell_lines(cell), ranks_text(cell, self._labels)]
         if cell is not None and cell.is_shared:
-            lines.append(tr("Every rank of the block holds a full copy."))
+            lines.append(tr("Each of the block's ranks holds a full copy."))
         self.detail.setText("\n".join(lines))
 
     def _build(self) -> None:

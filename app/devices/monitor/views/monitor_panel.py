@@ -170,7 +170,7 @@ class MonitorPanel(QWidget):
         self.server.setVisible(bool(text))
 
     def add_rate(self, tokens_per_s: float, n_answers: int = 1) -> None:
-        """Add the total rate of all answers, 0 once they finish; drawn with the next snapshot."""
+        """Add the total rate over all answers, 0 once they finish; drawn with the next snapshot."""
         self.record.add_rate(tokens_per_s, n_answers)
 
     def note_drafts(self, finished: Finished) -> None:

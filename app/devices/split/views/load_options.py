@@ -214,7 +214,7 @@ class ContextSlider(QSlider):
             painter.fillRect(QRectF(x - 1, middle - 7, 2, 14), QColor(colours.text))
 
 
-SAME_HINT = tr_later("Keys and values both have the KV cache type")
+SAME_HINT = tr_later("Keys and values both use the KV cache type")
 
 ROPE_NAMES = {
     "": tr_later("As the file says"), "none": tr_later("None"), "linear": tr_later("Linear"),
@@ -222,7 +222,7 @@ ROPE_NAMES = {
 }  # fmt: skip
 ROPE_HINTS = {
     "": tr_later("Scales positions as the model's file says"),
-    "none": tr_later("Does not scale positions, even if the file says so"),
+    "none": tr_later("Does not scale positions, even if the file says to"),
     "linear": tr_later("Scales all positions equally; costs some accuracy"),
     "yarn": tr_later("Scales only slow rotations, which is more accurate"),
 }
@@ -397,7 +397,7 @@ class RareOptions(QWidget):
             title, tip = tr(option.title), tr(option.tip)
             if name == "kv_type":
                 title = tr("Values in KV cache")
-                tip = tr("Data type of values if it differs from that of keys")
+                tip = tr("Data type for values, if it differs from that for keys")
             caption = label(title, "muted")
             caption.setBuddy(field)
             field.setAccessibleName(title)

@@ -45,7 +45,7 @@ class LoadFooter(QWidget):
         self.progress.setRange(0, PROGRESS_STEPS)
         self.progress.setTextVisible(False)
         self.undo = QPushButton(tr("Undo"))
-        set_tip(self.undo, with_keys(tr("Undo the last change of the split"), "undo-split"))
+        set_tip(self.undo, with_keys(tr("Undo the last change to the split"), "undo-split"))
         self.cancel = QPushButton(tr("Cancel"))
         self.load = QPushButton(tr("Load"))
         self.load.setProperty("role", "primary")
@@ -106,7 +106,7 @@ def _load_texts(picture: SplitPicture | None) -> tuple[str, str]:
     if picture is None or picture.load_state != "loaded":
         return tr("Load"), ""
     if picture.has_changed and not picture.can_apply:
-        return tr("Reload to apply"), tr("Loads the model again and recomputes the chat")
+        return tr("Reload to apply"), tr("Reloads the model and recomputes the chat")
     return tr("Apply live"), tr("Changes the split of the loaded model and keeps the chat")
 
 

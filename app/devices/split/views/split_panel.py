@@ -44,7 +44,7 @@ MODE_TEXTS: dict[Mode, tuple[str, str]] = {
     "single": (tr_later("One device"), tr_later("The whole model on one device")),
     "tensor": (
         tr_later("Tensor"),
-        tr_later("Every layer is split across devices, which all work at the same time"),
+        tr_later("Every layer is split across all devices, which work at the same time"),
     ),
     "layer": (
         tr_later("Layers"),
@@ -52,7 +52,7 @@ MODE_TEXTS: dict[Mode, tuple[str, str]] = {
     ),
     "groups": (
         tr_later("Groups"),
-        tr_later("Each group of devices gets whole layers and splits each of them"),
+        tr_later("Each group of devices gets whole layers and splits each layer"),
     ),
 }
 HINT = tr_later("Drag or arrow keys")
@@ -274,7 +274,7 @@ class SplitPanel(SplitLayout):
 
     @Slot()
     def _edit_template(self) -> None:
-        from app.devices.split.template_preview import (  # late: rarely used
+        from app.devices.split.template_preview import (  # imported here because it is rarely used
             TemplateDialog,
             TemplatePreviewer,
         )

@@ -266,7 +266,7 @@ class TuneDialog(QDialog):
 
     def _make_results(self) -> None:
         self.progress = QProgressBar()
-        self.progress.setAccessibleName(tr("Runs done"))
+        self.progress.setAccessibleName(tr("Completed runs"))
         self.plot = TunePlot()
         self.outcome = label()
         self.outcome.setWordWrap(True)
@@ -274,7 +274,7 @@ class TuneDialog(QDialog):
         self._rows.setHorizontalHeaderLabels([tr(text) for text in HEADERS])
         self.table = QTableView()
         self.table.setModel(self._rows)
-        self.table.setAccessibleName(tr("Tried splits"))
+        self.table.setAccessibleName(tr("Splits tried"))
         self.table.setShowGrid(False)
         self.table.setTabKeyNavigation(False)
         self.table.verticalHeader().hide()

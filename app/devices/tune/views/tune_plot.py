@@ -1,4 +1,4 @@
-"""Graph of the tried splits: speed over the first device's share."""
+"""Graph of the splits tried: speed versus the first device's share."""
 
 from __future__ import annotations
 

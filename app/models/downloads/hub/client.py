@@ -136,7 +136,7 @@ class Hub:
 
     def _api(self) -> HfApi:
         check_online()
-        import huggingface_hub  # late: takes half a second
+        import huggingface_hub  # imported here because it takes half a second
         from huggingface_hub import constants
 
         constants.HF_HUB_DISABLE_TELEMETRY = True
@@ -331,7 +331,7 @@ def _extend(
             for chunk in answer.chunks:
                 data += chunk
                 if is_stopped():
-                    raise Cancelled("The look at the model")
+                    raise Cancelled("Checking the model")
                 if len(data) >= wanted:
                     break
     except TryLater as failure:

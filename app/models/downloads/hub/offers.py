@@ -133,7 +133,7 @@ def is_offline(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def parse_address(text: str, endpoint: str = HUB) -> Address | None:
-    """Return the address in a text, or None if the text is a search."""
+    """Return the address in a text, or None if the text is a search query."""
     text = text.strip()
     if match := REPO.fullmatch(text):
         return _repo(match[1], match[2] or "")

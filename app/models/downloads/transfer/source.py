@@ -70,7 +70,7 @@ def safe_name(name: str) -> str:
     if is_bad or not _is_text(name):
         raise EngineError(
             tr("“{name}” is not a valid file name.").format(name=one_line(name, 80)),
-            tr("Nothing was downloaded. Report it to the model's publisher."),
+            tr("Nothing was downloaded. Report this to the model's publisher."),
         )
     return name
 
@@ -127,7 +127,7 @@ STALL_S = 20.0  # timeout for the next byte, in seconds
 
 MAX_HOPS = 8
 MAX_WAIT_S = 120.0
-EXPIRED = {400, 401, 403, 404, 410}  # status codes if a cached address has expired
+EXPIRED = {400, 401, 403, 404, 410}  # status codes if a cached address may have expired
 
 BUSY = {408, 425, 429, 500, 502, 503, 504}
 RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
@@ -141,7 +141,7 @@ class TryLater(Exception):
     """Temporary failure, with a sentence to show if it persists.
 
     Args:
-        wait_s: seconds to wait according to the server; 0 if it did not say.
+        wait_s: seconds to wait according to the server; 0 if it gave no time.
     """
 
     def __init__(self, why: str, wait_s: float = 0.0) -> None:
@@ -330,7 +330,7 @@ def _check_status(response: httpx2.Response) -> None:
     if status in BUSY:
         after = response.headers.get("retry-after", "")
         wait_s = min(float(after), MAX_WAIT_S) if after.isdecimal() else 0.0
-        limited, failed = tr("{host} limits requests."), tr("{host} returned error {status}.")
+        limited, failed = tr("{host} is limiting requests."), tr("{host} returned error {status}.")
         why = limited if status == 429 else failed
         raise TryLater(why.format(host=host, status=status), wait_s)
     raise EngineError(
@@ -348,12 +348,12 @@ def _denial(response: httpx2.Response) -> EngineError:
         )
     if "authorization" in response.request.headers:
         return Denied(
-            tr("Your token has no access to this file on {host}.").format(host=host),
+            tr("Your token cannot access this file on {host}.").format(host=host),
             tr("Check the token, and whether your account has access to the model."),
         )
     return Denied(
         tr("{host} requires a token for this file.").format(host=host),
-        tr("Enter your token; a gated model also has conditions on its page."),
+        tr("Enter your token. If the model is gated, accept its conditions, too."),
     )
 
 

@@ -49,7 +49,7 @@ BEGIN = 'print(\'{"said": "Measuring cuda:0"}\', flush=True);'
     ("code", "said", "seconds"),
     [
         (BEGIN + "import os; os.abort()", "the last step was: Measuring cuda:0", 60.0),
-        ("import sys; sys.exit(3)", r"exit status 3\); the last step was: its start", 60.0),
+        ("import sys; sys.exit(3)", r"exit status 3\); the last step was: startup", 60.0),
         ("import time; time.sleep(60)", "hung", 0.2),
     ],
     ids=["crash", "exit", "hang"],

@@ -216,7 +216,7 @@ def test_what_was_moved_to_a_device_that_is_off_shows_in_its_row() -> None:
     assert share_text(cpu) == "actual 25.0 %"
     assert gpu.overhead == plan.overhead()["cuda:0"]
     assert gpu.free == 24 * GIB - 9 * GIB - gpu.overhead
-    assert kinds_of(cpu) == [("weights", 3 * GIB), ("KV cache of GPUs", GIB)]
+    assert kinds_of(cpu) == [("weights", 3 * GIB), ("GPU KV cache", GIB)]
     assert shortages([replace(cpu, free=-GIB)]) == [
         "CPU: 4.0 GiB needed, 3.0 GiB available, 1.0 GiB short."
     ]

@@ -54,8 +54,8 @@ def test_what_it_costs_is_said_before_anything_happens(qtbot: QtBot) -> None:
     assert not dialog.start.isEnabled(), "nobody knows yet what would be done"
     dialog.show_estimate(ESTIMATE)
     assert dialog.what.text() == (
-        "Tries 4 combinations of devices and modes. Runs: about 12 of 1.5 s, 18 s in total, "
-        "at most 22 s."
+        "Tries 4 combinations of devices and modes, in about 12 runs of 1.5 s each. "
+        "This takes 18 s in total, 22 s at most."
     )
     assert dialog.budget.value() == 22
     assert dialog.start.isEnabled()
@@ -105,7 +105,7 @@ def test_the_winner_is_explained_and_can_be_applied(dialog: TuneDialog, qtbot: Q
     assert not dialog.apply.isEnabled()
     dialog.finish(result())
     assert dialog.outcome.text() == (
-        "Best is “Tensor: GPU 0 62.0 %, GPU 1 38.0 %”. It is 12 % faster than one device."
+        "Best split: “Tensor: GPU 0 62.0 %, GPU 1 38.0 %”. It is 12 % faster than one device."
     )
     with qtbot.waitSignal(dialog.apply_requested) as applied:
         dialog.apply.click()

@@ -136,7 +136,7 @@ def test_a_server_that_knows_no_ranges_gives_one_stream(run: Run) -> None:
         (Mischief(cut_after=10), "The connection was lost."),
         (Mischief(stall_after=0), "The server does not respond."),
         (Mischief(status=500), "returned error 500."),
-        (Mischief(status=429), "limits requests."),
+        (Mischief(status=429), "is limiting requests."),
         (Mischief(ignores_range=True, cut_after=100), "The connection was lost."),
     ],
 )

@@ -128,7 +128,7 @@ def test_a_damaged_lock_is_a_sentence(pack: FakePack, old: str, new: str) -> Non
     text = pack.lock.read_text()
     assert old in text
     pack.lock.write_text(text.replace(old, new))
-    with pytest.raises(BadLock, match="is not a lock file of an engine"):
+    with pytest.raises(BadLock, match="is not an engine lock file"):
         read_lock(pack.lock)
 
 

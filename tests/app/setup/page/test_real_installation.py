@@ -85,7 +85,7 @@ def test_a_folder_of_wheels_needs_no_network(
     view = view_of(qtbot, shell)
     view.wheels.click()
     qtbot.waitUntil(lambda: view.panel.leave.isVisible())
-    assert view.panel.text.startswith(f"{empty} lacks 3 wheels, such as torch-9.1.0")
+    assert view.panel.text.startswith(f"{empty} lacks 3 wheels, including torch-9.1.0")
     assert view.panel._hint.text() == "Put all wheels of this engine there.", "it names no commands"
     view.panel.leave.click()
     with qtbot.waitSignal(shell.client.ready, timeout=20_000):
