@@ -131,7 +131,7 @@ class ChatCache(QObject):
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            log.info("cannot create the cache folder of the chats: %s", error)
+            log.info("cannot create the chats' cache folder: %s", error)
             return False
         return True
 
@@ -171,9 +171,7 @@ class ChatCache(QObject):
 
     @Slot(object)
     def _on_saved(self, saved: StateSaved) -> None:
-        log.info(
-            "the cache of a chat was saved: %d tokens, %d bytes", saved.n_tokens, saved.n_bytes
-        )
+        log.info("a chat's cache was saved: %d tokens, %d bytes", saved.n_tokens, saved.n_bytes)
         files = sorted((*_age_and_size(path), path) for path in self._files())
         n_bytes = sum(size for _, size, _ in files)
         for _, size, path in files:
@@ -184,7 +182,7 @@ class ChatCache(QObject):
 
     @Slot(object, object)
     def _on_state_failed(self, error: EngineError, command: SaveState | LoadState) -> None:
-        log.info("the cache of a chat is not used: %s", error)
+        log.info("a chat's cache is not used: %s", error)
         if isinstance(command, LoadState) and isinstance(error, StateFileError):
             _remove(Path(error.path))
 
@@ -207,7 +205,7 @@ def _touch(path: Path) -> None:
     try:
         os.utime(path)
     except OSError as error:
-        log.info("the time of %s cannot be updated: %s", path.name, error)
+        log.info("the timestamp of %s cannot be updated: %s", path.name, error)
 
 
 def _remove(path: Path) -> None:

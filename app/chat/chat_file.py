@@ -37,7 +37,7 @@ def parse_chat(data: bytes) -> Conversation:
     """
     values = decoded(data)
     if not isinstance(values, dict):
-        raise ValueError("no JSON object")
+        raise ValueError("not a JSON object")
     return Conversation.from_json(values)
 
 
@@ -62,7 +62,7 @@ def salvaged(text: str) -> Conversation:
         found = ENTRY.search(text, end)  # skips other objects, such as attachments
         place = -1 if found is None else found.end() - 1
     if not messages:
-        raise ValueError("no whole message")
+        raise ValueError("no complete message")
     try:
         chat = Conversation(tree=MessageTree(messages))
     except ValueError:
@@ -75,7 +75,7 @@ def salvaged(text: str) -> Conversation:
 
 def _head(text: str) -> dict[str, Any]:
     if not re.match(r'\s*\{\s*"(schema|id)"', text):
-        raise ValueError("no chat")
+        raise ValueError("not a chat")
     try:
         head: dict[str, Any] = json.loads(text.rstrip().rstrip(",") + "}")
     except ValueError:
@@ -205,7 +205,7 @@ def changed(chat: Conversation, change: Change) -> Conversation:
         head = {name: value for name, value in (chat.head() | values).items() if name not in lost}
         return Conversation.of_parts(head, tree)
     except WRONG as error:
-        raise ValueError(f"no change: {error!r}") from error
+        raise ValueError(f"not a change: {error!r}") from error
 
 
 def _changed_tree(tree: MessageTree, change: Change) -> MessageTree:
@@ -244,7 +244,7 @@ def _read_once(path: Path) -> OldChat:
     data = read_file(path, MAX_BYTES)
     chat = parse_chat(data)
     if chat.id != path.stem or not SAFE_ID.fullmatch(path.stem):
-        raise ValueError("the id is not the file's name")
+        raise ValueError("the id does not match the file's name")
     if stamps[1] is not None:
         base, changes = read_journal(read_file(path.with_suffix(JOURNAL), MAX_BYTES))
         if base == hashlib.sha256(data).hexdigest():

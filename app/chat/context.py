@@ -181,18 +181,18 @@ class ContextPresenter(QObject):
             return True
         hint = tr("Shorten it, or load the model with a longer context.")
         if not usage.fits_alone:
-            text = tr("This message alone has {n} tokens; the context has {size}.")
+            text = tr("This message alone has {n} tokens; the context holds {size}.")
             n = usage.n_draft
             if n < usage.size:
                 text = tr(
-                    "This message and the system prompt have {n} tokens; the context has {size}."
+                    "This message and the system prompt have {n} tokens; the context holds {size}."
                 )
                 hint = tr("Shorten one of them, or load the model with a longer context.")
                 n += usage.n_kept
             filled = text.format(n=n, size=usage.size)
             self.noticed.emit(Notice(filled, hint, "warning", chat=chat.id))
             return False
-        text_of = tr("With this message the chat has {n} tokens; the context has {size}.")
+        text_of = tr("With this message, the chat has {n} tokens; the context holds {size}.")
         self.noticed.emit(
             Notice(
                 text_of.format(n=usage.used, size=usage.size), hint, "warning",
@@ -216,8 +216,8 @@ class ContextPresenter(QObject):
             Notice(
                 sentence,
                 tr(
-                    "From now on, the oldest messages of this chat are dropped when the context is"
-                    " full; the system prompt stays."
+                    "From now on, the oldest messages in this chat are dropped when the context is"
+                    " full; the system prompt is kept."
                 ),
                 "warning",
                 tr("Drop the oldest and continue"),

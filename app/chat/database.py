@@ -188,7 +188,7 @@ class ChatDatabase:
             return True
         if _code(error) not in DAMAGE and extended != sqlite3.SQLITE_IOERR_SHORT_READ:
             return False
-        log.error("the database of the chats is damaged: %s", error)
+        log.error("the chat database is damaged: %s", error)
         with self._lock:
             opened = self._open.get(threading.get_ident())
             self._forget()
@@ -235,7 +235,7 @@ class ChatDatabase:
         Path(f"{self.path}-shm").unlink(missing_ok=True)
         new.replace(self.path)
         self.set_aside.append(aside)
-        log.warning("%s was set aside; %d chats were read", aside.name, n_chats)
+        log.warning("%s was set aside; %d chats were recovered", aside.name, n_chats)
 
 
 def put_chat(

@@ -378,6 +378,6 @@ class ChatFinder(QObject):
 
     def _on_found(self, search: _Search, error: Exception | None) -> None:
         if error is not None:
-            log.error("a search has failed", exc_info=error)
+            log.error("a search failed", exc_info=error)
         if search.number == self._number:
             self.found.emit(search.typed, search.hits)

@@ -211,8 +211,8 @@ class ChatSession(QObject):
             return False
         if self._is_busy_in(chat):  # only Stop may end an answer
             text = tr(
-                "The answer is still being written. Wait for it, or press Esc to stop it;"
-                " your message stays here as a draft."
+                "The answer is still being written. Wait for it to finish, or press Esc to stop"
+                " it; your message stays here as a draft."
             )
             self.noticed.emit(Notice(text))
             return False

@@ -107,7 +107,7 @@ class ChatStore:
     def set_aside(self) -> list[DamagedChat]:
         """Return the damaged databases that this or earlier windows have replaced."""
         paths = sorted(self.folder.glob(DAMAGED)) if self.folder.is_dir() else []
-        return [DamagedChat(path, tr("it holds no intact chat")) for path in paths]
+        return [DamagedChat(path, tr("it contains no intact chat")) for path in paths]
 
     def bring_in(self, chat_ids: Iterable[str]) -> Survey:
         """Import files of older versions into the database, and move them to `OLD_FOLDER`.
@@ -273,7 +273,7 @@ def why_unreadable(error: Exception) -> str:
     """Return why a chat cannot be read, as words that complete a sentence."""
     if isinstance(error, OSError):
         return reason_of(error)
-    return str(error) if isinstance(error, NewerChat) else tr("it holds no intact chat")
+    return str(error) if isinstance(error, NewerChat) else tr("it contains no intact chat")
 
 
 def _import(file: sqlite3.Connection, read: Iterable[OldChat]) -> list[ChatSummary]:

@@ -145,14 +145,14 @@ def _checked(call: ToolUse) -> ToolUse:
 
 
 WITHOUT_RESULT: Final[dict[CallState, str]] = {
-    "writing": "This call was cut off before it was whole, so it did not run.",
-    "cut": "This call was cut off before it was whole, so it did not run.",
-    "waiting": "The user has not let this call run.",
+    "writing": "This call was cut off before it was complete, so it did not run.",
+    "cut": "This call was cut off before it was complete, so it did not run.",
+    "waiting": "The user has not approved this call.",
     "running": "This call has no result yet.",
-    "done": "This call has succeeded without any output.",
-    "failed": "This call has failed.",
-    "refused": "The user has refused this call.",
-    "stopped": "The user has stopped this call before it had a result.",
+    "done": "This call succeeded without any output.",
+    "failed": "This call failed.",
+    "refused": "The user refused this call.",
+    "stopped": "The user stopped this call before it had a result.",
 }
 """Results that the model sees for calls that have none, by state."""
 

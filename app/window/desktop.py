@@ -200,7 +200,7 @@ class Tray(QObject):
         """Return why settings have no effect, by setting name."""
         if TrayIcon.isSystemTrayAvailable():
             return {}
-        return dict.fromkeys(NAMES, tr("Has no effect: this desktop has no tray."))
+        return dict.fromkeys(NAMES, tr("Has no effect because this desktop has no tray."))
 
     @Slot()
     def apply(self) -> None:

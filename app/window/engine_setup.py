@@ -174,7 +174,7 @@ class EngineSetup(QObject):
         if not self.is_missing:
             self._client.start()
             if self.page.go_on(is_shown=False):
-                text = tr("The installation of an engine was not completed.")
+                text = tr("The engine installation was not completed.")
                 self._offer(Notice(text, "", "info"), tr("Show"))
             return
         self._models.block()

@@ -200,12 +200,12 @@ class AttachmentPresenter(QObject):
             name=name, n=file.n_tokens, room=room
         )
         if parts:
-            hint = tr("Choose a part of it, or load the model with more context.")
+            hint = tr("Choose a part of it, or load the model with a longer context.")
             first = tr("Attach the first part")
             offer = partial(self._choose, file, parts, 1)
             self.noticed.emit(Notice(text, hint, "warning", first, offer, chat=chat))
         else:
-            hint = tr("Remove it, start a new chat, or load the model with more context.")
+            hint = tr("Remove it, start a new chat, or load the model with a longer context.")
             self.noticed.emit(Notice(text, hint, "warning", chat=chat))
 
     def _on_read(self, chat_id: str, file: DraftFile, found: ReadFile | EngineError) -> None:

@@ -107,9 +107,9 @@ class AttachmentReader(QObject):
         try:
             answer = self._child.ask(request, MAX_MEMORY, MAX_SECONDS)
         except (engine.ChildEnded, OSError) as error:
-            log.info("%s is not read: %s", shown, error)
+            log.info("%s cannot be read: %s", shown, error)
             raise EngineError(
-                tr("{name} cannot be read: it needs too much time or memory.").format(name=shown),
+                tr("{name} cannot be read: it takes too much time or memory.").format(name=shown),
                 tr("Attach a smaller file, or paste the relevant part."),
             ) from None
         if "problem" in answer:
@@ -124,14 +124,16 @@ def problem_text(answer: Mapping[str, object]) -> str:
     texts = {
         Problem.FOLDER: tr("{name} is a folder. Attach the files in it."),
         Problem.NO_FILE: tr("{name} is not a readable file."),
-        Problem.TOO_LARGE: tr("{name} is larger than the 64 MB that can be attached."),
-        Problem.TOO_LONG: tr("{name} has more text than the 8 million characters allowed."),
+        Problem.TOO_LARGE: tr("{name} is larger than 64 MB, the limit for attachments."),
+        Problem.TOO_LONG: tr(
+            "{name} is longer than 8 million characters, the limit for attachments."
+        ),
         Problem.EMPTY: tr("{name} is empty."),
         Problem.PICTURE: tr("{name} is an image."),
         Problem.NO_TEXT: tr("{name} is not a text file. Text, code and PDF files can be attached."),
         Problem.LOCKED: tr("{name} is password-protected. Attach a copy without a password."),
         Problem.DAMAGED: tr("{name} is not a readable PDF."),
-        Problem.SCANNED: tr("{name} has images of pages and no text."),
+        Problem.SCANNED: tr("{name} contains images of pages but no text."),
         Problem.UNREADABLE: tr("{name} cannot be read: {why}."),
     }
     return texts[Problem(str(answer["problem"]))]

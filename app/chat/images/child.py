@@ -83,7 +83,7 @@ def refusal(answer: Mapping[str, Any], name: str) -> EngineError:
         "damaged": tr("{name} is damaged and cannot be opened."),
         "large": tr("{name} has {n} megapixels; the limit is {most}."),
         "bytes": tr("{name} is larger than 32 MiB, the limit for images."),
-        "excess": tr("{name} cannot be read: it needs too much time or memory."),
+        "excess": tr("{name} cannot be read: it takes too much time or memory."),
         "unreadable": tr("{name} cannot be read: {why}."),
         "locked": tr("{name} is password-protected. Attach a copy without a password."),
         "no-pdf": tr("{name} is not a readable PDF."),

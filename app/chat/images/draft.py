@@ -213,7 +213,7 @@ class DraftImages(QObject):
     def _choose_pages(self, pictures: Sequence[ChatImage]) -> None:
         first, last = pictures[0].page, pictures[-1].page
         title = tr("Choose pages of {name}").format(name=one_line(pictures[0].name, MAX_IMAGE_NAME))
-        label = tr("Pages, such as 1-3, 7:")
+        label = tr("Pages, for example 1-3, 7:")
         over = QApplication.activeWindow()
         text, is_wanted = QInputDialog.getText(over, title, label, text=f"{first}-{last}")
         if is_wanted:

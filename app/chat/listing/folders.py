@@ -140,7 +140,7 @@ class ShelfStore(QObject):
         try:
             self.current = _read(path)
         except OSError as error:  # the first change will report it
-            log.info("the folders of the chats cannot be read: %s", error)
+            log.info("the chat folders cannot be read: %s", error)
             self.current = Shelf()
         self._stored = self.current
 
@@ -175,7 +175,7 @@ class ShelfStore(QObject):
         elif not self._is_loss_known:
             self._is_loss_known = True
             reason = reason_of(error)
-            text = tr("The folders of the chats cannot be saved ({reason}).").format(reason=reason)
+            text = tr("The chat folders cannot be saved ({reason}).").format(reason=reason)
             hint = tr("They are kept in memory until the window closes.")
             self.noticed.emit(Notice(text, hint, "warning"))
 
@@ -191,7 +191,7 @@ def _read(path: Path) -> Shelf:
     except FileNotFoundError:
         return Shelf()
     except (ValueError, RecursionError) as error:
-        log.info("the folders of the chats are broken and set aside: %s", error)
+        log.info("the file with the chat folders is damaged and was set aside: %s", error)
         path.replace(path.with_name(path.name + ".broken"))
         return Shelf()
 

@@ -333,7 +333,7 @@ class ChatList(QWidget):
         search.setClearButtonEnabled(True)
         search.setPlaceholderText(tr("Search chats"))
         search.setAccessibleName(tr("Search chats"))
-        tip = tr("Up and Down select a result, Enter opens it.")
+        tip = tr("Up and Down select a result; Enter opens it.")
         title = with_keys(tr("Search all chats"), "search-chats")
         set_tip(search, f"{title}. {tip}")
         scaled(search, search.setMinimumHeight, 32)

@@ -161,7 +161,7 @@ class LogDialog(PageDialog):
         set_tip(
             self.copy,
             tr("Versions, devices, settings and the last lines of the log, without chats, folders, "
-               "names and tokens"),
+               "names or tokens"),
         )  # fmt: skip
         self.copy.clicked.connect(self.copy_requested)
         self._status = label(role="muted")
