@@ -19,10 +19,10 @@ from engine import read_file
 
 MESSAGES: Final = re.compile(r'"messages":\s*\[\s*')
 ENTRY: Final = re.compile(r",\s*\{")
-"""Start of the messages in a chat file, and of each further one; in texts, quotes are escaped."""
+"""Patterns before the first message in a chat file (texts have no bare quotes), and the others."""
 
 MAX_FAILED: Final = 100
-"""Number of failed attempts to decode a message before giving up on a damaged file."""
+"""Maximum number of failed attempts to decode a message in a damaged file."""
 
 SLICE: Final = 1 << 16
 """Characters encoded at a time; encoding holds the GIL, so 10 MB in one go would block the window
@@ -125,7 +125,7 @@ SUFFIX, JOURNAL = ".json", ".journal"
 MAX_BYTES: Final = 256 << 20
 
 MAX_TRIES: Final = 3
-"""Number of attempts to read a chat that an older version is writing."""
+"""Maximum number of attempts to read a chat that an older version is writing."""
 
 TEXTS: Final = ("title", "system_prompt", "draft")
 """Chat attributes that a journal stores as appended text."""
@@ -136,7 +136,7 @@ WRONG: Final = (KeyError, TypeError, AttributeError, OverflowError, IndexError)
 Change = Mapping[str, Any]
 
 Stamp = tuple[int, int, int]
-"""A file's modification time, inode and size; if its content changes, so does one of these."""
+"""A file's modification time, inode and size; if its content changes, so does one of them."""
 
 Stamps = tuple[Stamp | None, Stamp | None]
 """Stamps of a chat file and its journal; None for a missing file."""
@@ -232,7 +232,7 @@ def _changed_row(row: Sequence[Message], change: Change) -> MessageTree:
 
 
 def _grown(before: str, growth: tuple[int, str]) -> str:
-    """Return a text after `growth`: how many characters to keep, and the text to append."""
+    """Apply `growth` to a text: the number of characters to keep, and the text to append."""
     n_kept, added = growth
     if not 0 <= n_kept <= len(before):
         raise ValueError("text is missing")

@@ -38,9 +38,9 @@ class ContextCounter(QObject):
         super().__init__(parent)
         self._client, self._session = client, session
         self._draft, self._n_image_tokens = draft, n_image_tokens
-        self._messages: _Prompt | None = None  # the prompt whose tokens are `n_before`
+        self._messages: _Prompt | None = None  # the prompt that has `n_before` tokens
         self._request: _Prompt | None = None
-        self._pending_draft: str | None = None  # the draft being counted; None if none is
+        self._pending_draft: str | None = None  # the draft being counted, or None
         self._counted_draft: str | None = None
         self._is_stale = True  # whether the messages may have changed
         self.usage = ContextUsage()

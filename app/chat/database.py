@@ -34,7 +34,7 @@ VERSION: Final = 1
 """Version of the table schema."""
 
 BUSY_S: Final = 5.0
-"""Longest wait for another writer, in seconds."""
+"""Maximum wait for another writer, in seconds."""
 
 TABLES: Final = """
 CREATE TABLE chats(number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, version INTEGER NOT NULL,
@@ -312,7 +312,7 @@ def _configured(connection: sqlite3.Connection) -> sqlite3.Connection:
     try:
         connection.execute("PRAGMA journal_mode = WAL")  # readers never wait for a writer
         connection.execute("PRAGMA synchronous = FULL")  # commits survive a power cut
-        connection.execute("PRAGMA secure_delete = ON")  # overwrite the text of deleted chats
+        connection.execute("PRAGMA secure_delete = ON")  # overwrite deleted chats' text
     except BaseException:
         connection.close()
         raise

@@ -1,4 +1,4 @@
-"""All chats of a window: summaries, and the full chats that have been opened.
+"""A window's chats: all summaries, and the full chats that have been opened.
 
 A thread writes chats, so a slow disk never blocks the window. Changes are written immediately, and
 growing text after a short delay. If a write fails, the chat stays in memory for a retry.
@@ -272,7 +272,7 @@ class ChatLibrary(QObject):
                 self.noticed.emit(Notice(tr("All chats are now saved.")))
 
     def delete(self, chat_ids: Iterable[str]) -> list[Deletion]:
-        """Delete chats; until the next deletion, `bring_back` can undo this with the result."""
+        """Delete chats; until the next deletion, `bring_back` can restore them from the result."""
         self._deletions.clear()
         for chat_id in chat_ids:
             whole = self._whole.pop(chat_id, None)

@@ -39,16 +39,16 @@ class ChatSession(QObject):
     leaving = Signal()  # before another chat opens
     opened = Signal(object)  # Conversation
     path_changed = Signal()  # the open chat now shows other messages
-    message_changed = Signal(int)  # id of the open chat's message whose text changed
-    shown_at = Signal(int)  # id of the open chat's message to scroll to
+    message_changed = Signal(int)  # id of a message in the open chat whose text changed
+    shown_at = Signal(int)  # id of a message in the open chat to scroll to
     answer_text = Signal(str)  # text added to the open chat's last message
-    answer_closed = Signal(int)  # id of the message in the open chat
+    answer_closed = Signal(int)  # id of the answer, in the open chat
     busy_changed = Signal(bool)  # whether the open chat has a running answer
     answers_changed = Signal()  # the set of running answers
     filled = Signal(object, str)  # Conversation with a full context, sentence about it
     answered = Signal(object)  # Conversation whose answer has finished
     draft_restored = Signal(str)
-    calls_changed = Signal(int)  # id of the open chat's message whose calls changed
+    calls_changed = Signal(int)  # id of a message in the open chat whose calls changed
     calls_wait = Signal(object)  # Conversation whose calls await approval
     answering = Signal(str)  # id of the chat, before the engine starts answering
     begun = Signal(object)  # WrittenAnswer
@@ -245,7 +245,7 @@ class ChatSession(QObject):
             self._writer.go_on(self.current)
 
     def resume(self) -> None:
-        """Continue all `lost_answers` from their last tokens, with one of their chats open."""
+        """Continue all `lost_answers` from their last tokens, and open one of their chats."""
         if not (cuts := self.lost_answers) or not self._may_answer():
             return
         if all(cut.chat is not self.current for cut in cuts):

@@ -1,4 +1,4 @@
-"""The chat store: reads and writes chats, and imports those of older versions.
+"""The chat store: reads and writes chats, and imports those from older versions.
 
 Several windows may share the folder, so unchanged chats are not written, and chats that another
 window has changed are not overwritten. Unreadable old files are reported and left alone.
@@ -32,7 +32,7 @@ FILE: Final = "chats.db"
 DAMAGED: Final = "chats-damaged-*.db"
 
 OLD_FOLDER: Final = "json"
-"""Folder to which the files of older versions are moved after import."""
+"""Folder to which files from older versions are moved after import."""
 
 READ_AT_ONCE = 1 << 20
 """Maximum bytes of old files read before the window appears; reading them takes about 10 ms."""
@@ -110,7 +110,7 @@ class ChatStore:
         return [DamagedChat(path, tr("it contains no intact chat")) for path in paths]
 
     def bring_in(self, chat_ids: Iterable[str]) -> Survey:
-        """Import files of older versions into the database, and move them to `OLD_FOLDER`.
+        """Import files from older versions into the database, and move them to `OLD_FOLDER`.
 
         Unreadable files stay; if writing fails, the next start retries.
         """

@@ -32,7 +32,7 @@ LEVELS = dict(
 
 
 class ThinkingSwitch(QObject):
-    """The buttons for thinking and reasoning effort, shown if the chat template supports these."""
+    """The buttons for thinking and reasoning effort, shown if the chat template supports them."""
 
     def __init__(
         self, composer: Composer, session: ChatSession, client: EngineClient, parent: QObject

@@ -109,7 +109,7 @@ def with_event(
 
 
 def ended(calls: Calls, reason: str, *, is_whole: bool) -> Calls:
-    """Return the calls of an answer that has finished.
+    """Return a finished answer's calls.
 
     Args:
         reason: why the answer stopped.

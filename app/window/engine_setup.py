@@ -27,7 +27,7 @@ CLOSE_S = 5.0
 
 
 class EngineReplacement(QObject):
-    """Replaces the engine, after the running answers have finished."""
+    """Replaces the engine after the running answers have finished."""
 
     noticed = Signal(object)  # Notice
 
@@ -55,7 +55,7 @@ class EngineReplacement(QObject):
 
     @property
     def is_under_way(self) -> bool:
-        """Whether an engine is stopping, or the next one is waiting for the devices."""
+        """Whether an engine is stopping or its successor is waiting for the devices."""
         return self._then is not None or self._is_starting
 
     def end(self, then: Callable[[], None]) -> None:

@@ -22,12 +22,12 @@ COMMAND: Final = program_command("app.chat.attachments.documents")
 MAX_SHOWN_NAME: Final = 60
 
 Marks = tuple[tuple[int, int], ...]
-"""Pairs of an offset in a text and the number of tokens before it; the last is at its end."""
+"""Pairs of an offset in a text and the number of tokens before it; the last is for its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadFile:
-    """A file's text; `marks` are where it may be cut, and empty if no model is loaded."""
+    """A file's text; `marks` says where it may be cut, and is empty if no model is loaded."""
 
     text: str
     n_bytes: int
@@ -48,7 +48,7 @@ class NoTextThere(EngineError):
 
 
 class AttachmentReader(QObject):
-    """Reader that reads files one at a time, on a thread."""
+    """Reads files one at a time, on a thread."""
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
@@ -160,7 +160,7 @@ class DraftFile:
     Attributes:
         file: its text; None while it is being read.
         part: part to send; None for the whole file.
-        number, n_parts: number of that part, from 1, and how many parts there are.
+        number, n_parts: index of that part, starting at 1, and the number of parts.
     """
 
     key: str
@@ -183,7 +183,7 @@ class DraftFile:
         return self.file.marks[-1][1] if self.file is not None and self.file.marks else None
 
     def choose(self, parts: tuple[FilePart, ...], number: int) -> None:
-        """Select the part to send, counted from 1."""
+        """Select part `number` to send, counting from 1."""
         self.part, self.number, self.n_parts = parts[number - 1], number, len(parts)
 
     def attachment(self) -> Attachment:
@@ -198,7 +198,7 @@ class DraftFile:
 
 
 def parts_of(marks: Marks, room: int) -> tuple[FilePart, ...]:
-    """Split a text into parts of at most `room` tokens; empty if the marks are too far apart."""
+    """Split a text into parts of at most `room` tokens; none if the marks are too far apart."""
     parts: list[FilePart] = []
     start = before = 0  # offset and token count where the part starts
     last = (0, 0)

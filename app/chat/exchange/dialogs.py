@@ -72,7 +72,7 @@ class ChatExchange(QObject):
             self._write(chat.copy(), path)
 
     def _may_replace(self, path: Path) -> bool:
-        # the path is not the one that the dialog has checked
+        # the dialog has checked a different path
         if not path.exists():
             return True
         text = tr("{name} already exists. Replace it?").format(name=path.name)

@@ -19,7 +19,7 @@ PAGE_SIDE: Final = 1600  # longer side of a rendered page, in pixels
 MAX_PDF: Final = 256 << 20  # bytes
 
 LOCKED, NO_PDF = "locked", "no-pdf"
-"""Problems with a PDF."""
+"""Values of "problem" for a PDF."""
 
 
 def answer(request: dict[str, Any]) -> dict[str, object]:

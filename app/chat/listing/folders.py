@@ -30,7 +30,7 @@ FLUSH_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ChatFolder:
-    """A folder, expanded or collapsed, with the ids of its chats, which may have been deleted."""
+    """A folder, expanded or collapsed, with the ids of its chats; some may have been deleted."""
 
     name: str
     chats: frozenset[str] = frozenset()
@@ -54,7 +54,7 @@ class Shelf:
         return next((folder.name for folder in self.folders if chat_id in folder.chats), "")
 
     def with_folder(self, name: str) -> Shelf:
-        """Return a shelf that has a folder with that name."""
+        """Return a shelf with this folder added, unless it already exists."""
         name = valid_name(name)
         if not name or name in self.names:
             return self

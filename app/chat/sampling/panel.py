@@ -51,7 +51,7 @@ class SamplingPanel(QScrollArea):
 
     Attributes:
         own: checkbox that gives the open chat its own values.
-        host_note: note on why tokens are sampled on the CPU.
+        host_note: note that says why tokens are sampled on the CPU.
     """
 
     chosen_changed = Signal(object)  # dict of values by field, as set by the user
