@@ -84,7 +84,7 @@ def _head(text: str) -> dict[str, Any]:
 
 
 def encoded(value: object) -> Iterator[bytes]:
-    """Yield a value's JSON piece by piece; texts may have lone surrogates."""
+    """Yield a value's JSON piece by piece; texts may contain lone surrogates."""
     return (piece.encode(errors="surrogatepass") for piece in _pieces(value))
 
 
@@ -191,7 +191,7 @@ def changed(chat: Conversation, change: Change) -> Conversation:
     """Return a copy of a chat with a change applied.
 
     Raises:
-        ValueError: it is not a change of this chat.
+        ValueError: the change does not fit this chat.
     """
     try:
         if "n_kept" in change:

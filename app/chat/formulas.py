@@ -231,7 +231,7 @@ class _Waiting:
     formula: Formula
     style: QTextCharFormat  # of the surrounding text
     cursor: QTextCursor  # at the start of its source
-    length: int  # of its source in UTF-16 units, the unit of documents
+    length: int  # of its source, in UTF-16 units as in documents
 
 
 class InlineFormulas(QObject):
@@ -256,7 +256,7 @@ class InlineFormulas(QObject):
         """
         look = self._look(formula, style)
         if not self._waiting:
-            self._pictures.ready.connect(self._show)  # before `want`, or the signal may be missed
+            self._pictures.ready.connect(self._show)  # before `want`, so as not to miss it
         is_coming = self._pictures.want(look)
         picture = self._pictures.find(look)
         shown = printable(formula.source).replace("\n", "\u2028")

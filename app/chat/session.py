@@ -239,7 +239,7 @@ class ChatSession(QObject):
         return True
 
     def go_on(self) -> None:
-        """Continue the last answer where it stopped, or after the results of its calls."""
+        """Continue the last answer where it stopped, or after its calls' results."""
         messages = self.current.messages
         if messages and messages[-1].is_answer and self._may_answer():
             self._writer.go_on(self.current)
@@ -315,7 +315,7 @@ class ChatSession(QObject):
         self._save_soon(self.current)
 
     def set_sampling(self, chosen: dict[str, Any] | None, chat: Conversation | None = None) -> None:
-        """Set the sampling values of `chat` (default: the open one); None for the global ones."""
+        """Set the sampling values for `chat` (default: the open one); None for the global ones."""
         chat = chat or self.current
         chat.sampling = chosen
         self._save_soon(chat)
@@ -329,7 +329,7 @@ class ChatSession(QObject):
     def set_draft_pictures(
         self, pictures: tuple[ChatImage, ...], chat: Conversation | None = None
     ) -> None:
-        """Set the draft images of `chat` (default: the open one)."""
+        """Set the draft images in `chat` (default: the open one)."""
         chat = chat or self.current
         chat.draft_pictures = pictures
         self._save_soon(chat)

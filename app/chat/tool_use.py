@@ -158,7 +158,7 @@ WITHOUT_RESULT: Final[dict[CallState, str]] = {
 
 
 def call_turns(text: str, thought: str, calls: Sequence[ToolUse]) -> list[ChatMessage]:
-    """Return the turns for an answer with calls: the answer, then the result of each call."""
+    """Return the turns for an answer with calls: the answer, then each call's result."""
     tool_calls = tuple(ToolCall(call.name, _arguments(call), call.id) for call in calls)
     results = [
         ChatMessage("tool", _result_text(call), tool_call_id=call.id, name=call.name)

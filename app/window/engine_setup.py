@@ -59,7 +59,7 @@ class EngineReplacement(QObject):
         return self._then is not None or self._is_starting
 
     def end(self, then: Callable[[], None]) -> None:
-        """Stop the engine after the running answers, and then call `then`."""
+        """Stop the engine after the running answers have finished, and call `then`."""
         self._then = then
         if n := len(self._chats.answers):
             text = tr_n(

@@ -22,7 +22,7 @@ COMMAND: Final = program_command("app.chat.attachments.documents")
 MAX_SHOWN_NAME: Final = 60
 
 Marks = tuple[tuple[int, int], ...]
-"""Pairs of an offset in a text and the number of tokens before it; the last is for its end."""
+"""Pairs of a text offset and the number of tokens before it; the last pair is for the end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,7 +193,7 @@ class ChatImageReader(QObject):
         try:
             width, height = self._child.size(self._folder.own_path(chat_id, file), name)
         except EngineError:
-            if not had:  # else a message may refer to it
+            if not had:  # otherwise, a message may refer to it
                 self._folder.remove(chat_id, file)
             raise
         return ChatImage(name, file, width, height, page)

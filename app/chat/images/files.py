@@ -130,7 +130,7 @@ class ImageFolder:
                 (own / OWNER).unlink(missing_ok=True)
 
     def tidy(self, chats: Iterable[Conversation], chat_ids: Collection[str]) -> None:
-        """Delete images of deleted chats, and unused images of `chats`, as loaded from disk."""
+        """Delete images of deleted chats, and unused images of `chats` (as loaded from disk)."""
         with suppress(OSError):
             for hidden in self._folder.glob(f"*{HIDDEN}"):
                 owner = _text(hidden / OWNER)

@@ -257,7 +257,7 @@ class CodeView(QFrame):
         self._shown = code
         language = code.language.lower()
         if not self._waits:
-            lexers().ready.connect(self._on_lexer)  # before `want`, or the signal may be missed
+            lexers().ready.connect(self._on_lexer)  # before `want`, so as not to miss it
             self._waits = True
         if not lexers().want(language):
             lexers().ready.disconnect(self._on_lexer)
