@@ -1,4 +1,4 @@
-"""Running answers: how they grow, how they end, and how they continue after a failure."""
+"""Running answers: how they grow, end, and continue after a failure."""
 
 from __future__ import annotations
 
@@ -91,15 +91,15 @@ class WrittenAnswer:
 
 
 class AnswerWriter(QObject):
-    """Writes answers into their chats, whether or not these are open, with at most one per chat.
+    """Writes answers into their chats, open or not; at most one answer per chat at a time.
 
     Args:
         sampling: returns a chat's sampling parameters; called at the start of each answer.
-        tools: returns the tools that models may call in a chat; called then, too.
+        tools: returns the tools that models may call in a chat; also called then.
         pictures: returns a lookup for a chat's image files; see `Conversation.prompt`.
 
     Attributes:
-        cuts: answers cut off by failures, each until its chat gets another answer.
+        cuts: answers cut off by failures, each kept until its chat gets another answer.
     """
 
     beginning = Signal(str)  # id of the chat, before the engine starts answering
@@ -118,7 +118,7 @@ class AnswerWriter(QObject):
         super().__init__(parent)
         self._client, self._sampling, self._tools = client, sampling, tools
         self._pictures = pictures
-        self._written: dict[int, WrittenAnswer] = {}  # by number of the running answer
+        self._written: dict[int, WrittenAnswer] = {}  # by the running answer's number
         self.cuts: list[CutAnswer] = []
         client.text.connect(self._on_text)
         client.called.connect(self._on_call)
@@ -162,7 +162,7 @@ class AnswerWriter(QObject):
         self.answer(chat, question.id)
 
     def go_on(self, chat: Conversation) -> None:
-        """Continue a chat's last message, an answer; cut off any running answer in the chat.
+        """Continue the answer that ends a chat; cut off any running answer in the chat.
 
         If its calls have finished, the model continues with their results.
         """

@@ -2,8 +2,8 @@
 
 The engine keeps the caches of several chats while they fit, so switching chats is free. Caches are
 saved before the model is unloaded, before another chat may need their space, and, except for the
-last chat, when the engine has been idle for a while. An answer in a chat other than the last one
-loads that chat's file; if it is missing, old or broken, the engine computes the cache again.
+last chat, when the engine has been idle for a while. Before an answer in a chat other than the last
+one, that chat's file is loaded; if it is missing or unusable, the cache is computed again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine import EngineError, Finished, LoadState, SaveState, StateFileError, 
 log = logging.getLogger(__name__)
 
 MIN_TOKENS = 128
-"""Smallest chat worth a file, in tokens; for fewer tokens, prefill is faster than reading."""
+"""Minimum tokens for a chat to get a file; with fewer, prefill is faster than reading."""
 
 LAST_S = 3.0
 """Maximum seconds that a closing window waits for the last files."""
@@ -68,7 +68,7 @@ class ChatCache(QObject):
 
     @Slot(str)
     def enter(self, chat_id: str) -> None:
-        """Load the cache of a chat about to be answered, unless it was also answered last."""
+        """Load a chat's cache before an answer, unless that chat also had the last answer."""
         if chat_id == next(reversed(self._held), None):
             return
         self._make_room(chat_id)
@@ -86,7 +86,7 @@ class ChatCache(QObject):
 
     @Slot(object)
     def begin(self, written: WrittenAnswer) -> None:
-        """Track an answer that starts."""
+        """Track a new answer."""
         before = self._held.pop(written.chat.id, None)
         n_before = before.n_tokens if before is not None else 0
         self._held[written.chat.id] = _Held(written.running, n_before)
@@ -131,7 +131,7 @@ class ChatCache(QObject):
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            log.info("cannot create the cache folder of the chats: %s", error)
+            log.info("cannot create the chats' cache folder: %s", error)
             return False
         return True
 
@@ -171,9 +171,7 @@ class ChatCache(QObject):
 
     @Slot(object)
     def _on_saved(self, saved: StateSaved) -> None:
-        log.info(
-            "the cache of a chat was saved: %d tokens, %d bytes", saved.n_tokens, saved.n_bytes
-        )
+        log.info("a chat's cache was saved: %d tokens, %d bytes", saved.n_tokens, saved.n_bytes)
         files = sorted((*_age_and_size(path), path) for path in self._files())
         n_bytes = sum(size for _, size, _ in files)
         for _, size, path in files:
@@ -184,7 +182,7 @@ class ChatCache(QObject):
 
     @Slot(object, object)
     def _on_state_failed(self, error: EngineError, command: SaveState | LoadState) -> None:
-        log.info("the cache of a chat is not used: %s", error)
+        log.info("a chat's cache is not used: %s", error)
         if isinstance(command, LoadState) and isinstance(error, StateFileError):
             _remove(Path(error.path))
 
@@ -207,7 +205,7 @@ def _touch(path: Path) -> None:
     try:
         os.utime(path)
     except OSError as error:
-        log.info("the time of %s cannot be updated: %s", path.name, error)
+        log.info("the timestamp of %s cannot be updated: %s", path.name, error)
 
 
 def _remove(path: Path) -> None:

@@ -36,7 +36,7 @@ class CallRunner(QObject):
     """The running calls of all chats."""
 
     ended = Signal(object, object)  # RunningUse, ToolResult; not emitted for stopped calls
-    _done = Signal(int, object)  # number of a running call, ToolResult; emitted on any thread
+    _done = Signal(int, object)  # a running call's number, ToolResult; emitted on any thread
 
     def __init__(self, source: ToolSession, parent: QObject) -> None:
         super().__init__(parent)
@@ -81,8 +81,8 @@ MAX_ROUNDS: Final = 25
 """Rounds of calls per question before the window asks whether to continue."""
 
 CHARACTERS_OF_TOKEN: Final = 2
-"""Maximum result characters per context token, so that ordinary text fills half the context. Longer
-results are cut, or the model could not continue."""
+"""Maximum result characters per context token; ordinary text then fills half the context. Longer
+results are cut, as the model could not continue otherwise."""
 
 
 class CallFlow(QObject):

@@ -19,10 +19,10 @@ from engine import read_file
 
 MESSAGES: Final = re.compile(r'"messages":\s*\[\s*')
 ENTRY: Final = re.compile(r",\s*\{")
-"""Start of the messages in a chat file, and of each further one; in texts, quotes are escaped."""
+"""Patterns before the first message in a chat file (texts have no bare quotes), and the others."""
 
 MAX_FAILED: Final = 100
-"""Number of failed attempts to decode a message before giving up on a damaged file."""
+"""Maximum number of failed attempts to decode a message in a damaged file."""
 
 SLICE: Final = 1 << 16
 """Characters encoded at a time; encoding holds the GIL, so 10 MB in one go would block the window
@@ -37,7 +37,7 @@ def parse_chat(data: bytes) -> Conversation:
     """
     values = decoded(data)
     if not isinstance(values, dict):
-        raise ValueError("no JSON object")
+        raise ValueError("not a JSON object")
     return Conversation.from_json(values)
 
 
@@ -62,7 +62,7 @@ def salvaged(text: str) -> Conversation:
         found = ENTRY.search(text, end)  # skips other objects, such as attachments
         place = -1 if found is None else found.end() - 1
     if not messages:
-        raise ValueError("no whole message")
+        raise ValueError("no complete message")
     try:
         chat = Conversation(tree=MessageTree(messages))
     except ValueError:
@@ -75,7 +75,7 @@ def salvaged(text: str) -> Conversation:
 
 def _head(text: str) -> dict[str, Any]:
     if not re.match(r'\s*\{\s*"(schema|id)"', text):
-        raise ValueError("no chat")
+        raise ValueError("not a chat")
     try:
         head: dict[str, Any] = json.loads(text.rstrip().rstrip(",") + "}")
     except ValueError:
@@ -84,7 +84,7 @@ def _head(text: str) -> dict[str, Any]:
 
 
 def encoded(value: object) -> Iterator[bytes]:
-    """Yield a value's JSON piece by piece; texts may have lone surrogates."""
+    """Yield a value's JSON piece by piece; texts may contain lone surrogates."""
     return (piece.encode(errors="surrogatepass") for piece in _pieces(value))
 
 
@@ -125,7 +125,7 @@ SUFFIX, JOURNAL = ".json", ".journal"
 MAX_BYTES: Final = 256 << 20
 
 MAX_TRIES: Final = 3
-"""Number of attempts to read a chat that an older version is writing."""
+"""Maximum number of attempts to read a chat that an older version is writing."""
 
 TEXTS: Final = ("title", "system_prompt", "draft")
 """Chat attributes that a journal stores as appended text."""
@@ -136,7 +136,7 @@ WRONG: Final = (KeyError, TypeError, AttributeError, OverflowError, IndexError)
 Change = Mapping[str, Any]
 
 Stamp = tuple[int, int, int]
-"""A file's modification time, inode and size; if its content changes, so does one of these."""
+"""A file's modification time, inode and size; if its content changes, so does one of them."""
 
 Stamps = tuple[Stamp | None, Stamp | None]
 """Stamps of a chat file and its journal; None for a missing file."""
@@ -191,7 +191,7 @@ def changed(chat: Conversation, change: Change) -> Conversation:
     """Return a copy of a chat with a change applied.
 
     Raises:
-        ValueError: it is not a change of this chat.
+        ValueError: the change does not fit this chat.
     """
     try:
         if "n_kept" in change:
@@ -205,7 +205,7 @@ def changed(chat: Conversation, change: Change) -> Conversation:
         head = {name: value for name, value in (chat.head() | values).items() if name not in lost}
         return Conversation.of_parts(head, tree)
     except WRONG as error:
-        raise ValueError(f"no change: {error!r}") from error
+        raise ValueError(f"not a change: {error!r}") from error
 
 
 def _changed_tree(tree: MessageTree, change: Change) -> MessageTree:
@@ -232,7 +232,7 @@ def _changed_row(row: Sequence[Message], change: Change) -> MessageTree:
 
 
 def _grown(before: str, growth: tuple[int, str]) -> str:
-    """Return a text after `growth`: how many characters to keep, and the text to append."""
+    """Apply `growth` to a text: the number of characters to keep, and the text to append."""
     n_kept, added = growth
     if not 0 <= n_kept <= len(before):
         raise ValueError("text is missing")
@@ -244,7 +244,7 @@ def _read_once(path: Path) -> OldChat:
     data = read_file(path, MAX_BYTES)
     chat = parse_chat(data)
     if chat.id != path.stem or not SAFE_ID.fullmatch(path.stem):
-        raise ValueError("the id is not the file's name")
+        raise ValueError("the id does not match the file's name")
     if stamps[1] is not None:
         base, changes = read_journal(read_file(path.with_suffix(JOURNAL), MAX_BYTES))
         if base == hashlib.sha256(data).hexdigest():

@@ -238,7 +238,9 @@ class ChatPresenter(QObject):
 
     @Slot(int, object)
     def _on_shifted(self, n_dropped: int, answer: RunningAnswer) -> None:
-        text = tr("The context was full: the oldest {n} tokens were dropped.").format(n=n_dropped)
+        text = tr("The context was full, so the oldest {n} tokens were dropped.").format(
+            n=n_dropped
+        )
         chat = next((one.chat for one in self._session.answers if one.running is answer), None)
         if chat is not None and chat is not self._session.current:
             text = f"“{chat.shown_title}”: {text}"

@@ -38,9 +38,9 @@ class ContextCounter(QObject):
         super().__init__(parent)
         self._client, self._session = client, session
         self._draft, self._n_image_tokens = draft, n_image_tokens
-        self._messages: _Prompt | None = None  # the prompt whose tokens are `n_before`
+        self._messages: _Prompt | None = None  # the prompt that has `n_before` tokens
         self._request: _Prompt | None = None
-        self._pending_draft: str | None = None  # the draft being counted; None if none is
+        self._pending_draft: str | None = None  # the draft being counted, or None
         self._counted_draft: str | None = None
         self._is_stale = True  # whether the messages may have changed
         self.usage = ContextUsage()
@@ -181,18 +181,18 @@ class ContextPresenter(QObject):
             return True
         hint = tr("Shorten it, or load the model with a longer context.")
         if not usage.fits_alone:
-            text = tr("This message alone has {n} tokens; the context has {size}.")
+            text = tr("This message alone has {n} tokens; the context holds {size}.")
             n = usage.n_draft
             if n < usage.size:
                 text = tr(
-                    "This message and the system prompt have {n} tokens; the context has {size}."
+                    "This message and the system prompt have {n} tokens; the context holds {size}."
                 )
                 hint = tr("Shorten one of them, or load the model with a longer context.")
                 n += usage.n_kept
             filled = text.format(n=n, size=usage.size)
             self.noticed.emit(Notice(filled, hint, "warning", chat=chat.id))
             return False
-        text_of = tr("With this message the chat has {n} tokens; the context has {size}.")
+        text_of = tr("With this message, the chat has {n} tokens; the context holds {size}.")
         self.noticed.emit(
             Notice(
                 text_of.format(n=usage.used, size=usage.size), hint, "warning",
@@ -216,8 +216,8 @@ class ContextPresenter(QObject):
             Notice(
                 sentence,
                 tr(
-                    "From now on, the oldest messages of this chat are dropped when the context is"
-                    " full; the system prompt stays."
+                    "From now on, the oldest messages in this chat are dropped when the context is"
+                    " full; the system prompt is kept."
                 ),
                 "warning",
                 tr("Drop the oldest and continue"),

@@ -32,7 +32,7 @@ OF_FILES = ("schema", "messages", "chosen")
 """Keys in a chat's JSON that are not attributes of the chat."""
 
 SAFE_ID: Final = re.compile(r"[0-9A-Za-z_-]{1,64}")
-"""Pattern for ids: valid file names on every system, as image folders are named after ids."""
+"""Pattern for ids, which name image folders and must be valid file names on every system."""
 
 TITLE_LENGTH = 48
 LAST_SECOND = 253_000_000_000.0  # in the year 9987
@@ -58,9 +58,9 @@ class Conversation:
         effort: how much they think, one of `EFFORTS`; "" for the template's default.
         uses_tools: whether models may call tools.
         servers_off: names of servers whose tools are disabled in this chat.
-        has_own_title: whether the user or the model chose the title; else it is from a message.
+        has_own_title: whether the title is the user's or the model's, not taken from a message.
         tree: all versions of all messages.
-        origin: id of the chat it was copied from, which may still have its images; not stored.
+        origin: id of the chat it was copied from, which may still have the images; not stored.
         extra: unknown entries of its file, written back unchanged.
     """
 
@@ -158,7 +158,7 @@ class Conversation:
 
         Args:
             without_last: whether to omit the last message.
-            pictures: returns the files of images; an omitted image is replaced by its name.
+            pictures: returns an image's file, or None to replace the image with its name.
         """
         turns = [ChatMessage("system", self.system_prompt)] if self.system_prompt.strip() else []
         messages = self.messages[:-1] if without_last else self.messages
@@ -186,7 +186,7 @@ class Conversation:
 
     @property
     def context_tokens(self) -> int:
-        """Number of context tokens after the last answer; 0 if unknown."""
+        """Number of tokens in the context after the last answer; 0 if unknown."""
         known = (m.stats.context_tokens for m in reversed(self.messages) if m.stats)
         return next(filter(None, known), 0)
 
@@ -281,7 +281,7 @@ class DamagedChat:
 
 @dataclass(frozen=True, slots=True)
 class ChatSummary:
-    """A chat as listed in one line; `updated` is in seconds since the epoch."""
+    """A chat's entry in the list; `updated` is in seconds since the epoch."""
 
     id: str
     title: str

@@ -34,7 +34,7 @@ VERSION: Final = 1
 """Version of the table schema."""
 
 BUSY_S: Final = 5.0
-"""Longest wait for another writer, in seconds."""
+"""Maximum wait for another writer, in seconds."""
 
 TABLES: Final = """
 CREATE TABLE chats(number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, version INTEGER NOT NULL,
@@ -188,7 +188,7 @@ class ChatDatabase:
             return True
         if _code(error) not in DAMAGE and extended != sqlite3.SQLITE_IOERR_SHORT_READ:
             return False
-        log.error("the database of the chats is damaged: %s", error)
+        log.error("the chat database is damaged: %s", error)
         with self._lock:
             opened = self._open.get(threading.get_ident())
             self._forget()
@@ -235,7 +235,7 @@ class ChatDatabase:
         Path(f"{self.path}-shm").unlink(missing_ok=True)
         new.replace(self.path)
         self.set_aside.append(aside)
-        log.warning("%s was set aside; %d chats were read", aside.name, n_chats)
+        log.warning("%s was set aside; %d chats were recovered", aside.name, n_chats)
 
 
 def put_chat(
@@ -312,7 +312,7 @@ def _configured(connection: sqlite3.Connection) -> sqlite3.Connection:
     try:
         connection.execute("PRAGMA journal_mode = WAL")  # readers never wait for a writer
         connection.execute("PRAGMA synchronous = FULL")  # commits survive a power cut
-        connection.execute("PRAGMA secure_delete = ON")  # overwrite the text of deleted chats
+        connection.execute("PRAGMA secure_delete = ON")  # overwrite deleted chats' text
     except BaseException:
         connection.close()
         raise

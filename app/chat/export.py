@@ -135,7 +135,7 @@ def imported(path: Path, folder: ImageFolder | None = None) -> Conversation:
         raise NotAChat(
             tr("{name} is not a chat exported by Tandem.").format(name=path.name)
         ) from None
-    for message in chat.tree:  # do not trust what the file says about tools
+    for message in chat.tree:  # do not trust the file's information about tools
         message.calls = with_stopped(message.calls, "waiting")
     return chat
 
@@ -218,7 +218,7 @@ def said(message: Message) -> str:
 
 
 def spoken(chat: Conversation) -> Iterator[tuple[Message, str]]:
-    """Yield the messages on screen with their speakers, "" if an answer continues after calls."""
+    """Yield the messages on screen and their speakers ("" if an answer continues after calls)."""
     before: Message | None = None
     for message in chat.messages:
         goes_on = before is not None and before.calls and message.is_answer

@@ -1,6 +1,6 @@
 """LaTeX formulas, rendered by ziamath in a child process, cached, and inserted into texts.
 
-It uses a child process because ziamath's time doubles with each level of nested fractions, so a
+A child process is used because ziamath's time doubles with each level of nested fractions, so a
 model's formula may take forever. `formula_program` is the child; this is the window's side.
 """
 
@@ -46,7 +46,7 @@ MAX_KEPT: Final = 48 << 20  # bytes of cached images
 MAX_AREA: Final = 16 << 20  # pixels of an image
 
 MAX_WAITING: Final = 500
-"""Length of the render queue; when it is full, the oldest formula stays as source."""
+"""Maximum length of the render queue; when it is full, the oldest formula remains as source."""
 
 JOIN_S: Final = 8.0
 """Seconds to wait for the thread to stop, as it may be rendering a formula."""
@@ -85,7 +85,7 @@ class FormulaImage:
 class FormulaCache(QObject):
     """Cache and render queue for the window's formulas."""
 
-    ready = Signal(object)  # FormulaLook that has been rendered, or cannot be
+    ready = Signal(object)  # FormulaLook that was rendered or cannot be rendered
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class FormulaCache(QObject):
             return self._kept.get(look)
 
     def want(self, look: FormulaLook) -> bool:
-        """Queue a formula, to be rendered first; return whether `ready` will report it."""
+        """Put a formula first in the queue; return whether `ready` will report it."""
         if len(look.latex) > MAX_LATEX:
             return False
         with self._changed:
@@ -214,10 +214,10 @@ def _picture(drawn: dict[str, Any], ratio: float) -> FormulaImage | None:
 
 
 SOURCE: Final = QTextFormat.Property.UserProperty + 2
-"""Text format property of an image: its formula's source."""
+"""Text format property: an image's formula source."""
 
 NUMBER: Final = QTextFormat.Property.UserProperty + 3
-"""Text format property of a formula's source text while the formula is being rendered."""
+"""Text format property: the number of a formula being rendered, set on its source text."""
 
 SCALE: Final = 1.14
 """Font size of formulas relative to the text, which has a larger x-height."""
@@ -231,7 +231,7 @@ class _Waiting:
     formula: Formula
     style: QTextCharFormat  # of the surrounding text
     cursor: QTextCursor  # at the start of its source
-    length: int  # of its source in UTF-16 units, the unit of documents
+    length: int  # of its source, in UTF-16 units as in documents
 
 
 class InlineFormulas(QObject):
@@ -256,7 +256,7 @@ class InlineFormulas(QObject):
         """
         look = self._look(formula, style)
         if not self._waiting:
-            self._pictures.ready.connect(self._show)  # before `want`, or the signal may be missed
+            self._pictures.ready.connect(self._show)  # before `want`, so as not to miss it
         is_coming = self._pictures.want(look)
         picture = self._pictures.find(look)
         shown = printable(formula.source).replace("\n", "\u2028")

@@ -1,4 +1,4 @@
-"""All chats of a window: summaries, and the full chats that have been opened.
+"""A window's chats: all summaries, and the full chats that have been opened.
 
 A thread writes chats, so a slow disk never blocks the window. Changes are written immediately, and
 growing text after a short delay. If a write fails, the chat stays in memory for a retry.
@@ -201,7 +201,7 @@ class ChatLibrary(QObject):
         self._save_unsaved()
         self._is_flushing = True  # postpone importing old chats
         if not self._jobs.finish(FLUSH_S):
-            log.warning("the disk took more than %.0f s: chats may be lost", FLUSH_S)
+            log.warning("the disk took more than %.0f s, so chats may be lost", FLUSH_S)
         self._is_flushing = False
         if self._is_reading:
             self._read_next()
@@ -247,7 +247,7 @@ class ChatLibrary(QObject):
             self.written.emit()
         elif isinstance(error, ChatConflict):
             chat.renew_id()
-            kept = tr("Both versions are kept; this one is a new chat now.")
+            kept = tr("Both versions are kept; this one is now a new chat.")
             self.noticed.emit(Notice(f"{error} {kept}"))
             self._whole = {one.id: one for one in self._whole.values()}
             self.save(chat)
@@ -269,10 +269,10 @@ class ChatLibrary(QObject):
             self._unsaved = [other for other in self._unsaved if other is not chat]
             if not self._unsaved:
                 self._retry.stop()
-                self.noticed.emit(Notice(tr("All chats are saved now.")))
+                self.noticed.emit(Notice(tr("All chats are now saved.")))
 
     def delete(self, chat_ids: Iterable[str]) -> list[Deletion]:
-        """Delete chats; until the next deletion, `bring_back` can undo this with the result."""
+        """Delete chats; until the next deletion, `bring_back` can restore them from the result."""
         self._deletions.clear()
         for chat_id in chat_ids:
             whole = self._whole.pop(chat_id, None)
@@ -335,4 +335,4 @@ class ChatLibrary(QObject):
 
 def _log(error: Exception | None) -> None:
     if error is not None:
-        log.error("the folder of the chats could not be tidied", exc_info=error)
+        log.error("the chats' folder could not be cleaned up", exc_info=error)

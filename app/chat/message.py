@@ -33,7 +33,7 @@ class ChatImage:
         name: name of the original file, without its folder.
         file: name of the file stored in the chat's image folder.
         width, height: size in pixels, after rotation.
-        page: number of the document page that it shows, from 1; 0 if it is not a page.
+        page: number of the document page shown, starting at 1; 0 if it is not a page.
     """
 
     name: str
@@ -70,7 +70,7 @@ class ChatImage:
 
     @property
     def title(self) -> str:
-        """The name in one line, with the page if any."""
+        """The name as a single line, with the page number, if any."""
         name = one_line(self.name, MAX_IMAGE_NAME)
         return tr("{name}, page {n}").format(name=name, n=self.page) if self.page else name
 
@@ -88,7 +88,7 @@ class Attachment:
         name: name of the file, without its folder.
         n_bytes: size of the whole file.
         n_tokens: number of tokens in the text; 0 if unknown.
-        part, n_parts: number of this part, from 1, and how many there are; both 1 for a whole file.
+        part, n_parts: index of this part, from 1, and number of parts; both 1 for a whole file.
     """
 
     name: str

@@ -160,7 +160,7 @@ REFRESH_MS = 250
 
 
 class RunningPresenter(QObject):
-    """Presenter for the running answers, hidden if the only one is in the open chat."""
+    """Presenter for the running answers; it hides the chip if the only one is in the open chat."""
 
     def __init__(
         self,

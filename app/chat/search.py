@@ -50,7 +50,7 @@ _HALVES = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Snippet:
-    """An excerpt in one line; `marks` has the (start, end) of each match."""
+    """A one-line excerpt; `marks` has the (start, end) of each match."""
 
     text: str
     marks: tuple[tuple[int, int], ...] = ()
@@ -160,7 +160,7 @@ MIN_INDEXED: Final = 3
 """Length of the shortest word that the trigram index can find."""
 
 MAX_MESSAGES, MAX_CHARACTERS = 64, 200_000
-"""Limits for one indexing transaction, because saving waits for it."""
+"""Limits for one indexing transaction, as saves have to wait for it."""
 
 HITS: Final = """
 WITH scored AS (
@@ -378,6 +378,6 @@ class ChatFinder(QObject):
 
     def _on_found(self, search: _Search, error: Exception | None) -> None:
         if error is not None:
-            log.error("a search has failed", exc_info=error)
+            log.error("a search failed", exc_info=error)
         if search.number == self._number:
             self.found.emit(search.typed, search.hits)

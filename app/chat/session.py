@@ -39,16 +39,16 @@ class ChatSession(QObject):
     leaving = Signal()  # before another chat opens
     opened = Signal(object)  # Conversation
     path_changed = Signal()  # the open chat now shows other messages
-    message_changed = Signal(int)  # id of the open chat's message whose text changed
-    shown_at = Signal(int)  # id of the open chat's message to scroll to
+    message_changed = Signal(int)  # id of a message in the open chat whose text changed
+    shown_at = Signal(int)  # id of a message in the open chat to scroll to
     answer_text = Signal(str)  # text added to the open chat's last message
-    answer_closed = Signal(int)  # id of the message in the open chat
+    answer_closed = Signal(int)  # id of the answer, in the open chat
     busy_changed = Signal(bool)  # whether the open chat has a running answer
     answers_changed = Signal()  # the set of running answers
     filled = Signal(object, str)  # Conversation with a full context, sentence about it
     answered = Signal(object)  # Conversation whose answer has finished
     draft_restored = Signal(str)
-    calls_changed = Signal(int)  # id of the open chat's message whose calls changed
+    calls_changed = Signal(int)  # id of a message in the open chat whose calls changed
     calls_wait = Signal(object)  # Conversation whose calls await approval
     answering = Signal(str)  # id of the chat, before the engine starts answering
     begun = Signal(object)  # WrittenAnswer
@@ -211,8 +211,8 @@ class ChatSession(QObject):
             return False
         if self._is_busy_in(chat):  # only Stop may end an answer
             text = tr(
-                "The answer is still being written. Wait for it, or press Esc to stop it;"
-                " your message stays here as a draft."
+                "The answer is still being written. Wait for it to finish, or press Esc to stop"
+                " it; your message stays here as a draft."
             )
             self.noticed.emit(Notice(text))
             return False
@@ -239,13 +239,13 @@ class ChatSession(QObject):
         return True
 
     def go_on(self) -> None:
-        """Continue the last answer where it stopped, or after the results of its calls."""
+        """Continue the last answer where it stopped, or after its calls' results."""
         messages = self.current.messages
         if messages and messages[-1].is_answer and self._may_answer():
             self._writer.go_on(self.current)
 
     def resume(self) -> None:
-        """Continue all `lost_answers` from their last tokens, with one of their chats open."""
+        """Continue all `lost_answers` from their last tokens, and open one of their chats."""
         if not (cuts := self.lost_answers) or not self._may_answer():
             return
         if all(cut.chat is not self.current for cut in cuts):
@@ -315,7 +315,7 @@ class ChatSession(QObject):
         self._save_soon(self.current)
 
     def set_sampling(self, chosen: dict[str, Any] | None, chat: Conversation | None = None) -> None:
-        """Set the sampling values of `chat` (default: the open one); None for the global ones."""
+        """Set the sampling values for `chat` (default: the open one); None for the global ones."""
         chat = chat or self.current
         chat.sampling = chosen
         self._save_soon(chat)
@@ -329,7 +329,7 @@ class ChatSession(QObject):
     def set_draft_pictures(
         self, pictures: tuple[ChatImage, ...], chat: Conversation | None = None
     ) -> None:
-        """Set the draft images of `chat` (default: the open one)."""
+        """Set the draft images in `chat` (default: the open one)."""
         chat = chat or self.current
         chat.draft_pictures = pictures
         self._save_soon(chat)

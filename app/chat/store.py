@@ -1,4 +1,4 @@
-"""The chat store: reads and writes chats, and imports those of older versions.
+"""The chat store: reads and writes chats, and imports those from older versions.
 
 Several windows may share the folder, so unchanged chats are not written, and chats that another
 window has changed are not overwritten. Unreadable old files are reported and left alone.
@@ -32,7 +32,7 @@ FILE: Final = "chats.db"
 DAMAGED: Final = "chats-damaged-*.db"
 
 OLD_FOLDER: Final = "json"
-"""Folder to which the files of older versions are moved after import."""
+"""Folder to which files from older versions are moved after import."""
 
 READ_AT_ONCE = 1 << 20
 """Maximum bytes of old files read before the window appears; reading them takes about 10 ms."""
@@ -107,10 +107,10 @@ class ChatStore:
     def set_aside(self) -> list[DamagedChat]:
         """Return the damaged databases that this or earlier windows have replaced."""
         paths = sorted(self.folder.glob(DAMAGED)) if self.folder.is_dir() else []
-        return [DamagedChat(path, tr("it holds no intact chat")) for path in paths]
+        return [DamagedChat(path, tr("it contains no intact chat")) for path in paths]
 
     def bring_in(self, chat_ids: Iterable[str]) -> Survey:
-        """Import files of older versions into the database, and move them to `OLD_FOLDER`.
+        """Import files from older versions into the database, and move them to `OLD_FOLDER`.
 
         Unreadable files stay; if writing fails, the next start retries.
         """
@@ -273,7 +273,7 @@ def why_unreadable(error: Exception) -> str:
     """Return why a chat cannot be read, as words that complete a sentence."""
     if isinstance(error, OSError):
         return reason_of(error)
-    return str(error) if isinstance(error, NewerChat) else tr("it holds no intact chat")
+    return str(error) if isinstance(error, NewerChat) else tr("it contains no intact chat")
 
 
 def _import(file: sqlite3.Connection, read: Iterable[OldChat]) -> list[ChatSummary]:

@@ -32,7 +32,7 @@ LEVELS = dict(
 
 
 class ThinkingSwitch(QObject):
-    """The buttons for thinking and reasoning effort, shown if the chat template supports these."""
+    """The buttons for thinking and reasoning effort, shown if the chat template supports them."""
 
     def __init__(
         self, composer: Composer, session: ChatSession, client: EngineClient, parent: QObject
@@ -43,7 +43,7 @@ class ThinkingSwitch(QObject):
         self.button.setCheckable(True)
         self.button.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
         self.button.clicked.connect(session.set_thinking)
-        set_tip(self.button, tr("Whether the model thinks before it answers, in this chat"))
+        set_tip(self.button, tr("Whether the model thinks before answering in this chat"))
         self.effort, self._levels = self._make_effort()
         for tool in (self.button, self.effort):
             composer.add_tool(tool)
@@ -70,7 +70,7 @@ class ThinkingSwitch(QObject):
     def _make_effort(self) -> tuple[QPushButton, QActionGroup]:
         made = button("", "chip")
         made.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
-        set_tip(made, tr("How much the model thinks before it answers, in this chat"))
+        set_tip(made, tr("How much the model thinks before answering in this chat"))
         menu = QMenu(made)
         levels = QActionGroup(menu)
         for word, name in LEVELS.items():

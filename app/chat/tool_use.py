@@ -109,7 +109,7 @@ def with_event(
 
 
 def ended(calls: Calls, reason: str, *, is_whole: bool) -> Calls:
-    """Return the calls of an answer that has finished.
+    """Return a finished answer's calls.
 
     Args:
         reason: why the answer stopped.
@@ -145,20 +145,20 @@ def _checked(call: ToolUse) -> ToolUse:
 
 
 WITHOUT_RESULT: Final[dict[CallState, str]] = {
-    "writing": "This call was cut off before it was whole, so it did not run.",
-    "cut": "This call was cut off before it was whole, so it did not run.",
-    "waiting": "The user has not let this call run.",
+    "writing": "This call was cut off before it was complete, so it did not run.",
+    "cut": "This call was cut off before it was complete, so it did not run.",
+    "waiting": "The user has not approved this call.",
     "running": "This call has no result yet.",
-    "done": "This call has succeeded without any output.",
-    "failed": "This call has failed.",
-    "refused": "The user has refused this call.",
-    "stopped": "The user has stopped this call before it had a result.",
+    "done": "This call succeeded without any output.",
+    "failed": "This call failed.",
+    "refused": "The user refused this call.",
+    "stopped": "The user stopped this call before it had a result.",
 }
 """Results that the model sees for calls that have none, by state."""
 
 
 def call_turns(text: str, thought: str, calls: Sequence[ToolUse]) -> list[ChatMessage]:
-    """Return the turns for an answer with calls: the answer, then the result of each call."""
+    """Return the turns for an answer with calls: the answer, then each call's result."""
     tool_calls = tuple(ToolCall(call.name, _arguments(call), call.id) for call in calls)
     results = [
         ChatMessage("tool", _result_text(call), tool_call_id=call.id, name=call.name)

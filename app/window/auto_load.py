@@ -68,7 +68,7 @@ class IdleUnloader(QObject):
         model = self._client.model
         if model is None or self._client.state is not EngineState.READY:
             return
-        if is_remote(model.info.path):  # takes no memory on this machine
+        if is_remote(model.info.path):  # uses no memory on this machine
             return
         if left_ms := self._shared_left_ms():
             self._timer.start(left_ms)

@@ -32,7 +32,7 @@ from app.window.side_panels import SidePanels
 from engine import Finished
 
 Painter = Callable[[float | None], None]
-"""Function that shows a progress from 0 to 1 in the taskbar, or hides it for None."""
+"""Function that shows progress from 0 to 1 in the taskbar; None hides it."""
 
 STEPS: Final = 100
 """Number of steps in the progress bar."""
@@ -56,7 +56,7 @@ class TaskbarProgress(QObject):
 
     @Slot(object)
     def note_state(self, state: EngineState) -> None:
-        """Take note of the engine's state."""
+        """Handle a change of the engine's state."""
         self._is_loading = state is EngineState.LOADING
         if not self._is_loading:
             self._load = None
@@ -70,7 +70,7 @@ class TaskbarProgress(QObject):
 
     @Slot(object)
     def note_downloads(self, share: float | None) -> None:
-        """Take note of the downloads' total progress; None if there are no downloads."""
+        """Show the downloads' total progress; None if there are no downloads."""
         self._downloads = share
         self._show()
 
@@ -197,10 +197,10 @@ class Tray(QObject):
 
     @staticmethod
     def problems() -> dict[str, str]:
-        """Return why settings have no effect, by setting name."""
+        """Return the reasons why settings have no effect, by setting name."""
         if TrayIcon.isSystemTrayAvailable():
             return {}
-        return dict.fromkeys(NAMES, tr("Has no effect: this desktop has no tray."))
+        return dict.fromkeys(NAMES, tr("Has no effect because this desktop has no tray."))
 
     @Slot()
     def apply(self) -> None:
@@ -223,7 +223,7 @@ class Tray(QObject):
 
     @Slot(object)
     def note(self, notice: Notice) -> None:
-        """Notify the user of news, unless the window is active."""
+        """Show news as a notification, unless the window is active."""
         if notice.is_news:
             self._say(notice.text)
 
@@ -298,7 +298,7 @@ class AnswerFigures(QObject):
 
     @Slot(object, object)
     def _on_finished(self, finished: Finished, answer: RunningAnswer) -> None:
-        if not answer.was_alone:  # as it shared the model, its speed says little about the model
+        if not answer.was_alone:  # it shared the model, so its speed says little
             return
         self._monitor.note_drafts(finished)
         rate, model = finished.timings.decode_per_s, self._client.model

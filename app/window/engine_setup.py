@@ -27,7 +27,7 @@ CLOSE_S = 5.0
 
 
 class EngineReplacement(QObject):
-    """Replaces the engine, after the running answers have finished."""
+    """Replaces the engine after the running answers have finished."""
 
     noticed = Signal(object)  # Notice
 
@@ -55,11 +55,11 @@ class EngineReplacement(QObject):
 
     @property
     def is_under_way(self) -> bool:
-        """Whether an engine is stopping, or the next one is waiting for the devices."""
+        """Whether an engine is stopping or its successor is waiting for the devices."""
         return self._then is not None or self._is_starting
 
     def end(self, then: Callable[[], None]) -> None:
-        """Stop the engine after the running answers, and then call `then`."""
+        """Stop the engine after the running answers have finished, and call `then`."""
         self._then = then
         if n := len(self._chats.answers):
             text = tr_n(
@@ -174,7 +174,7 @@ class EngineSetup(QObject):
         if not self.is_missing:
             self._client.start()
             if self.page.go_on(is_shown=False):
-                text = tr("The installation of an engine was not completed.")
+                text = tr("The engine installation was not completed.")
                 self._offer(Notice(text, "", "info"), tr("Show"))
             return
         self._models.block()

@@ -31,7 +31,7 @@ _QT_TEXTS = "qtbase_{code}"
 
 
 def chosen_language(setting: str) -> str:
-    """Return the code for a language setting; "system" gives the desktop's first available one."""
+    """Return the code for a language setting; "system" gives the first that the desktop lists."""
     spoken = languages()
     wanted = QLocale.system().uiLanguages() if setting == "system" else [setting]
     codes = (name.partition("-")[0] for name in wanted)

@@ -244,7 +244,7 @@ class MainWindow(QMainWindow):
         row.addWidget(self.composer, 1000)
         row.addStretch(1)
         centre = QWidget()
-        # a fixed minimum, or a long label would push the docks aside
+        # a fixed minimum, as a long label would otherwise push the docks aside
         scaled(centre, centre.setMinimumWidth, CENTRE_WIDTH)
         layout = QVBoxLayout(centre)
         layout.setContentsMargins(0, 0, 0, 0)
@@ -382,7 +382,7 @@ class MainWindow(QMainWindow):
     def focusNextPrevChild(self, forward: bool) -> bool:  # noqa: N802 Qt
         """Move the focus in screen order, as messages and device rows come and go.
 
-        Qt also calls this when the focused widget is hidden or disabled; focus the message then.
+        Qt also calls this when the focused widget is hidden or disabled; then, focus the message.
         """
         now = QApplication.focusWidget()
         if now is not None and not (now.isVisible() and now.isEnabled()):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from engine import Rig, Wires
 
 UNSEEN_MS = 300
-"""Milliseconds until start-up begins if the window stays unpainted, for example minimised."""
+"""Milliseconds until start-up begins if the window is not painted (for example, if minimised)."""
 
 Found = tuple[Sequence[DeviceInfo], MachineFacts]
 
@@ -63,7 +63,7 @@ class StartUp(QObject):
 
     @Slot()
     def begin(self) -> None:
-        """Begin, unless start-up has begun already or is closed."""
+        """Begin, unless start-up has already begun or been closed."""
         self._unseen_timer.stop()
         if not self._has_begun:
             self._has_begun = True
@@ -77,7 +77,7 @@ class StartUp(QObject):
         self._search.close()
 
     def search_again(self, origin: Origin) -> None:
-        """Find the devices again for another engine, and report them even if they are the same."""
+        """Find the devices again for another engine, and report them even if they are unchanged."""
         self._origin, self._is_told_again = origin, True
         self._search.run(lambda: self._find(wait=True))
 

@@ -57,13 +57,13 @@ NAMES = {
     "app/chat/store.py": {"id, version, title, updated, head", "chat, id, data"},  # SQL
     "app/chat/export.py": {"Markdown (*.md)", "PDF (*.pdf)", "JSON (*.json)"},
     "app/chat/tool_use.py": {  # what a model is told
-        "This call was cut off before it was whole, so it did not run.",
-        "The user has not let this call run.",
+        "This call was cut off before it was complete, so it did not run.",
+        "The user has not approved this call.",
         "This call has no result yet.",
-        "This call has succeeded without any output.",
-        "This call has failed.",
-        "The user has refused this call.",
-        "The user has stopped this call before it had a result.",
+        "This call succeeded without any output.",
+        "This call failed.",
+        "The user refused this call.",
+        "The user stopped this call before it had a result.",
     },
     "app/chat/listing/titles.py": {  # what a model is asked
         "Write a title for this conversation in at most six words, in the language of the "

@@ -25,7 +25,7 @@ PICTURES: Final = (
 """Magic numbers of image formats: PNG, JPEG, GIF, BMP, TIFF and icons."""
 
 CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
-"""Characters that text files do not have, unlike tab, line and page breaks, and escape."""
+"""Control characters not found in text files, unlike tabs, line and page breaks, and escapes."""
 
 
 class NoText(Exception):
@@ -74,7 +74,7 @@ def read_text(path: Path) -> str:
 
 
 def cuts(text: str) -> list[int]:
-    """Return offsets where a text may be cut, preferably at line ends; the last is its end."""
+    """Return offsets where a text may be cut, preferably at line ends, and at the end."""
     found, start = list[int](), 0
     while start + CHUNK < len(text):
         end = text.rfind("\n", start + CHUNK // 2, start + CHUNK) + 1
@@ -160,7 +160,7 @@ def answer(request: dict[str, Any]) -> dict[str, object]:
 
 
 def _marks(text: str, model: str) -> list[tuple[int, int]]:
-    """Return where a text may be cut: offsets, each with the number of tokens before it."""
+    """Return the offsets where a text may be cut, each with the number of tokens before it."""
     try:
         tokenizer = _tokenizer(model)
     except engine.EngineError:  # the model has no vocabulary

@@ -44,7 +44,7 @@ MAX_NAME: Final = 60
 
 
 class AttachmentPresenter(QObject):
-    """The files in each chat's draft, shown as chips along with `pictures`, its images."""
+    """The files in each chat's draft, shown as chips along with the draft's images (`pictures`)."""
 
     noticed = Signal(object)  # Notice
     changed = Signal()
@@ -178,9 +178,9 @@ class AttachmentPresenter(QObject):
         return chip
 
     def _room(self, without: DraftFile) -> int:
-        # tokens left for a file, after the chat, earlier files, and an eighth for the answer
+        # tokens left for a file after the chat, earlier files, and an eighth kept for the answer
         model = self._client.model
-        if model is None or not model.n_ctx:  # a server that does not report its context
+        if model is None or not model.n_ctx:  # a server that does not report its context length
             return 1 << 40
         earlier = self.files[: self.files.index(without)]
         used = self._session.current.context_tokens + sum(f.n_tokens or 0 for f in earlier)
@@ -200,12 +200,12 @@ class AttachmentPresenter(QObject):
             name=name, n=file.n_tokens, room=room
         )
         if parts:
-            hint = tr("Choose a part of it, or load the model with more context.")
+            hint = tr("Choose a part of it, or load the model with a longer context.")
             first = tr("Attach the first part")
             offer = partial(self._choose, file, parts, 1)
             self.noticed.emit(Notice(text, hint, "warning", first, offer, chat=chat))
         else:
-            hint = tr("Remove it, start a new chat, or load the model with more context.")
+            hint = tr("Remove it, start a new chat, or load the model with a longer context.")
             self.noticed.emit(Notice(text, hint, "warning", chat=chat))
 
     def _on_read(self, chat_id: str, file: DraftFile, found: ReadFile | EngineError) -> None:

@@ -22,12 +22,12 @@ COMMAND: Final = program_command("app.chat.attachments.documents")
 MAX_SHOWN_NAME: Final = 60
 
 Marks = tuple[tuple[int, int], ...]
-"""Pairs of an offset in a text and the number of tokens before it; the last is at its end."""
+"""Pairs of a text offset and the number of tokens before it; the last pair is for the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadFile:
-    """A file's text; `marks` are where it may be cut, and empty if no model is loaded."""
+    """A file's text; `marks` says where it may be cut, and is empty if no model is loaded."""
 
     text: str
     n_bytes: int
@@ -48,7 +48,7 @@ class NoTextThere(EngineError):
 
 
 class AttachmentReader(QObject):
-    """Reader that reads files one at a time, on a thread."""
+    """Reads files one at a time, on a thread."""
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
@@ -107,9 +107,9 @@ class AttachmentReader(QObject):
         try:
             answer = self._child.ask(request, MAX_MEMORY, MAX_SECONDS)
         except (engine.ChildEnded, OSError) as error:
-            log.info("%s is not read: %s", shown, error)
+            log.info("%s cannot be read: %s", shown, error)
             raise EngineError(
-                tr("{name} cannot be read: it needs too much time or memory.").format(name=shown),
+                tr("{name} cannot be read: it takes too much time or memory.").format(name=shown),
                 tr("Attach a smaller file, or paste the relevant part."),
             ) from None
         if "problem" in answer:
@@ -124,14 +124,16 @@ def problem_text(answer: Mapping[str, object]) -> str:
     texts = {
         Problem.FOLDER: tr("{name} is a folder. Attach the files in it."),
         Problem.NO_FILE: tr("{name} is not a readable file."),
-        Problem.TOO_LARGE: tr("{name} is larger than the 64 MB that can be attached."),
-        Problem.TOO_LONG: tr("{name} has more text than the 8 million characters allowed."),
+        Problem.TOO_LARGE: tr("{name} is larger than 64 MB, the limit for attachments."),
+        Problem.TOO_LONG: tr(
+            "{name} is longer than 8 million characters, the limit for attachments."
+        ),
         Problem.EMPTY: tr("{name} is empty."),
         Problem.PICTURE: tr("{name} is an image."),
         Problem.NO_TEXT: tr("{name} is not a text file. Text, code and PDF files can be attached."),
         Problem.LOCKED: tr("{name} is password-protected. Attach a copy without a password."),
         Problem.DAMAGED: tr("{name} is not a readable PDF."),
-        Problem.SCANNED: tr("{name} has images of pages and no text."),
+        Problem.SCANNED: tr("{name} contains images of pages but no text."),
         Problem.UNREADABLE: tr("{name} cannot be read: {why}."),
     }
     return texts[Problem(str(answer["problem"]))]
@@ -158,7 +160,7 @@ class DraftFile:
     Attributes:
         file: its text; None while it is being read.
         part: part to send; None for the whole file.
-        number, n_parts: number of that part, from 1, and how many parts there are.
+        number, n_parts: index of that part, starting at 1, and the number of parts.
     """
 
     key: str
@@ -181,7 +183,7 @@ class DraftFile:
         return self.file.marks[-1][1] if self.file is not None and self.file.marks else None
 
     def choose(self, parts: tuple[FilePart, ...], number: int) -> None:
-        """Select the part to send, counted from 1."""
+        """Select part `number` to send, counting from 1."""
         self.part, self.number, self.n_parts = parts[number - 1], number, len(parts)
 
     def attachment(self) -> Attachment:
@@ -196,7 +198,7 @@ class DraftFile:
 
 
 def parts_of(marks: Marks, room: int) -> tuple[FilePart, ...]:
-    """Split a text into parts of at most `room` tokens; empty if the marks are too far apart."""
+    """Split a text into parts of at most `room` tokens; none if the marks are too far apart."""
     parts: list[FilePart] = []
     start = before = 0  # offset and token count where the part starts
     last = (0, 0)

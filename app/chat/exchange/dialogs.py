@@ -72,7 +72,7 @@ class ChatExchange(QObject):
             self._write(chat.copy(), path)
 
     def _may_replace(self, path: Path) -> bool:
-        # the path is not the one that the dialog has checked
+        # the dialog has checked a different path
         if not path.exists():
             return True
         text = tr("{name} already exists. Replace it?").format(name=path.name)
@@ -102,7 +102,7 @@ class ChatExchange(QObject):
         self._run(work, lambda: self._take(chats, failures))
 
     def _export_all(self, ids: list[str], suffix: str) -> None:
-        title = tr_n("Export {n} chat into", "Export {n} chats into", len(ids))
+        title = tr_n("Export {n} chat to", "Export {n} chats to", len(ids))
         chosen = QFileDialog.getExistingDirectory(self._over, title)
         if not chosen:
             return
@@ -149,7 +149,7 @@ class ChatExchange(QObject):
             if error is None:
                 then()
                 return
-            log.info("an export or import has failed: %s", error)
+            log.info("an export or import failed: %s", error)
             text = tr("{name} cannot be written: {why}.").format(
                 name=name or tr("The folder"), why=reason_of(error)
             )

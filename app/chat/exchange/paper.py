@@ -64,7 +64,7 @@ class PaperFormulas:
         self._n_made = 0
 
     def insert(self, cursor: QTextCursor, formula: Formula, style: QTextCharFormat) -> bool:
-        """Insert a formula's image into text with a style; return whether it could be rendered."""
+        """Insert a formula's image into text in this style; return whether it could be rendered."""
         font = style.font()
         pixels = font.pointSizeF() * PIXELS * SCALE
         colour = style.foreground().color().name()
@@ -108,14 +108,14 @@ class PaperFormulas:
 
 
 MAX_SIDE: Final = 1600
-"""Longest side in pixels of an image in the file."""
+"""Maximum side length of an image in the file, in pixels."""
 
 BOX: Final = QSizeF(420.0, 320.0)
 """Maximum size on paper, in document units (96 per inch)."""
 
 
 class PaperImages:
-    """Inserts images of messages into one document; used on one thread."""
+    """Inserts message images into one document; used on one thread."""
 
     def __init__(self, document: QTextDocument, path_of: PathOf) -> None:
         self._document, self._path_of = document, path_of

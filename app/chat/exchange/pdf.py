@@ -1,4 +1,4 @@
-"""Export of chats as PDF, and to files and folders in any format."""
+"""Export of chats: PDF rendering, and writing files and folders in any format."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def pdf_of(chat: Conversation, path_of: PathOf = nowhere) -> bytes:
     Args:
         path_of: returns the paths of the chat's images.
     """
-    loop = QEventLoop()  # makes this thread support timers, which layouts need although none fires
+    loop = QEventLoop()  # enables timers on this thread, which layouts need although none fires
     data = QByteArray()
     buffer = QBuffer(data)
     buffer.open(QIODevice.OpenModeFlag.WriteOnly)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from app.chat.images.files import ImageFolder
 
 MAX_SIDE: Final = 4096
-"""Longest side in pixels of an image in the viewer or on the clipboard."""
+"""Maximum side length of an image in the viewer or on the clipboard, in pixels."""
 
 
 class ImageAlbum(QObject):
@@ -88,7 +88,7 @@ class ImageAlbum(QObject):
         self.show(picture, MAX_SIDE, take)
 
     def n_tokens(self, picture: ChatImage) -> int | None:
-        """Return how many tokens an image takes in the loaded model; None if unknown."""
+        """Return how many tokens the loaded model needs for an image; None if unknown."""
         model = self._client.model
         if model is None or model.vision is None:
             return None

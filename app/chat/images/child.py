@@ -83,7 +83,7 @@ def refusal(answer: Mapping[str, Any], name: str) -> EngineError:
         "damaged": tr("{name} is damaged and cannot be opened."),
         "large": tr("{name} has {n} megapixels; the limit is {most}."),
         "bytes": tr("{name} is larger than 32 MiB, the limit for images."),
-        "excess": tr("{name} cannot be read: it needs too much time or memory."),
+        "excess": tr("{name} cannot be read: it takes too much time or memory."),
         "unreadable": tr("{name} cannot be read: {why}."),
         "locked": tr("{name} is password-protected. Attach a copy without a password."),
         "no-pdf": tr("{name} is not a readable PDF."),
@@ -193,7 +193,7 @@ class ChatImageReader(QObject):
         try:
             width, height = self._child.size(self._folder.own_path(chat_id, file), name)
         except EngineError:
-            if not had:  # else a message may refer to it
+            if not had:  # otherwise, a message may refer to it
                 self._folder.remove(chat_id, file)
             raise
         return ChatImage(name, file, width, height, page)

@@ -62,11 +62,11 @@ class DraftImages(QObject):
 
     @property
     def n_tokens(self) -> int:
-        """Number of tokens in `pictures`, not counting images whose number is unknown."""
+        """Number of tokens in `pictures`, not counting images whose token count is unknown."""
         return sum(self._album.n_tokens(picture) or 0 for picture in self.pictures)
 
     def add_files(self, paths: Sequence[Path]) -> None:
-        """Add image files, up to the limit of a chat."""
+        """Add image files, up to the chat's limit."""
         for path in paths[: self._room(len(paths))]:
             self._add(path, path.name)
 
@@ -76,7 +76,7 @@ class DraftImages(QObject):
             self._add(source, PASTED)
 
     def add_pages(self, path: Path) -> None:
-        """Add the pages of a PDF, up to the limit of a chat."""
+        """Add the pages of a PDF, up to the chat's limit."""
         if self._room(1):
             self._add_page(self._session.current, path, 1)
 
@@ -213,7 +213,7 @@ class DraftImages(QObject):
     def _choose_pages(self, pictures: Sequence[ChatImage]) -> None:
         first, last = pictures[0].page, pictures[-1].page
         title = tr("Choose pages of {name}").format(name=one_line(pictures[0].name, MAX_IMAGE_NAME))
-        label = tr("Pages, such as 1-3, 7:")
+        label = tr("Pages, for example 1-3, 7:")
         over = QApplication.activeWindow()
         text, is_wanted = QInputDialog.getText(over, title, label, text=f"{first}-{last}")
         if is_wanted:

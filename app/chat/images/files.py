@@ -1,7 +1,7 @@
 """Image files, deduplicated, in one folder per chat next to the database.
 
 Files are named after their hash and never change. Copied chats get hard links. A deleted chat's
-folder is first hidden, and then deleted when the chat's deletion can no longer be undone.
+folder is first hidden, and deleted once the chat's deletion can no longer be undone.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class ImageFolder:
                 (own / OWNER).unlink(missing_ok=True)
 
     def tidy(self, chats: Iterable[Conversation], chat_ids: Collection[str]) -> None:
-        """Delete images of deleted chats, and unused images of `chats`, as loaded from disk."""
+        """Delete images of deleted chats, and unused images of `chats` (as loaded from disk)."""
         with suppress(OSError):
             for hidden in self._folder.glob(f"*{HIDDEN}"):
                 owner = _text(hidden / OWNER)

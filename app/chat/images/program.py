@@ -19,7 +19,7 @@ PAGE_SIDE: Final = 1600  # longer side of a rendered page, in pixels
 MAX_PDF: Final = 256 << 20  # bytes
 
 LOCKED, NO_PDF = "locked", "no-pdf"
-"""Problems with a PDF."""
+"""Values of "problem" for a PDF."""
 
 
 def answer(request: dict[str, Any]) -> dict[str, object]:
@@ -31,8 +31,8 @@ def answer(request: dict[str, Any]) -> dict[str, object]:
 
     Returns:
         "size" of an image, and RGB "pixels" with size "shown"; or "n_pages" of a PDF, and the page
-        as "png"; or a "problem": with a PDF, from `UnusableImage`, "unreadable" with "why", or
-        "bytes" for a file that is too large.
+        as "png"; or a "problem": `LOCKED`, `NO_PDF`, one from `UnusableImage`, "unreadable"
+        with "why", or "bytes" for a file that is too large.
     """
     try:
         if "pdf" in request:

@@ -170,8 +170,8 @@ class ListPresenter(QObject):
                     name=damaged.path.name, why=damaged.why
                 ),
                 tr(
-                    "The file is left unchanged. A backup put in its place is read at the next"
-                    " start."
+                    "The file is left unchanged. If you replace it with a backup, that is read at"
+                    " the next start."
                 ),
                 "warning",
                 tr("Show in folder"),

@@ -30,7 +30,7 @@ FLUSH_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ChatFolder:
-    """A folder, expanded or collapsed, with the ids of its chats, which may have been deleted."""
+    """A folder, expanded or collapsed, with the ids of its chats; some may have been deleted."""
 
     name: str
     chats: frozenset[str] = frozenset()
@@ -54,7 +54,7 @@ class Shelf:
         return next((folder.name for folder in self.folders if chat_id in folder.chats), "")
 
     def with_folder(self, name: str) -> Shelf:
-        """Return a shelf that has a folder with that name."""
+        """Return a shelf with this folder added, unless it already exists."""
         name = valid_name(name)
         if not name or name in self.names:
             return self
@@ -140,7 +140,7 @@ class ShelfStore(QObject):
         try:
             self.current = _read(path)
         except OSError as error:  # the first change will report it
-            log.info("the folders of the chats cannot be read: %s", error)
+            log.info("the chat folders cannot be read: %s", error)
             self.current = Shelf()
         self._stored = self.current
 
@@ -175,7 +175,7 @@ class ShelfStore(QObject):
         elif not self._is_loss_known:
             self._is_loss_known = True
             reason = reason_of(error)
-            text = tr("The folders of the chats cannot be saved ({reason}).").format(reason=reason)
+            text = tr("The chat folders cannot be saved ({reason}).").format(reason=reason)
             hint = tr("They are kept in memory until the window closes.")
             self.noticed.emit(Notice(text, hint, "warning"))
 
@@ -191,7 +191,7 @@ def _read(path: Path) -> Shelf:
     except FileNotFoundError:
         return Shelf()
     except (ValueError, RecursionError) as error:
-        log.info("the folders of the chats are broken and set aside: %s", error)
+        log.info("the file with the chat folders is damaged and was set aside: %s", error)
         path.replace(path.with_name(path.name + ".broken"))
         return Shelf()
 

@@ -139,7 +139,7 @@ class ChatTitler(QObject):
 
 
 def needs_title(chat: Conversation) -> bool:
-    """Return whether a chat has an answer, but still its first words as title."""
+    """Return whether a chat has an answer, but its title is still its first words."""
     first, *others = [message for message in chat.messages if not message.calls] or (None,)
     is_waiting = any(message.waits_for_calls for message in chat.messages)
     if first is None or chat.has_own_title or is_waiting or len(others) >= MAX_MESSAGES:

@@ -48,8 +48,8 @@ class TextLine:
     Attributes:
         heading: level of the heading, 1 to 6; 0 for other lines.
         marker: bullet or number of the list item, such as "•" or "3."; "" for other lines.
-        indent: number of lists around the line.
-        quote: number of block quotes around the line.
+        indent: number of enclosing lists.
+        quote: number of enclosing block quotes.
         tight: whether the line has no gap before it.
         note: label of the footnote that contains the line; "" for other lines.
     """

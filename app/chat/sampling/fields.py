@@ -252,7 +252,7 @@ def _order_editor(on_change: OnChange) -> tuple[QWidget, Setter]:
 
 
 class FieldGroup(QWidget):
-    """A collapsible group of fields; it has their rows by field name."""
+    """A collapsible group of fields; `rows` has them by name."""
 
     def __init__(self, title: str, rows: Mapping[str, FieldRow], *, is_open: bool) -> None:
         super().__init__()

@@ -51,7 +51,7 @@ class SamplingPanel(QScrollArea):
 
     Attributes:
         own: checkbox that gives the open chat its own values.
-        host_note: note on why tokens are sampled on the CPU.
+        host_note: note that says why tokens are sampled on the CPU.
     """
 
     chosen_changed = Signal(object)  # dict of values by field, as set by the user
@@ -71,7 +71,7 @@ class SamplingPanel(QScrollArea):
         self._groups: list[FieldGroup] = []
         self.prompt, self.presets = PromptEditor(), PresetMenu()
         self._heading, self.host_note = label(role="heading"), label(role="warn")
-        self.own = QCheckBox(caption_text(tr("Own values for this chat")))
+        self.own = QCheckBox(caption_text(tr("Custom values for this chat")))
         self._reset = button(tr("Reset all"), "quiet", tr("Reset sampling"))
         self._fields = QVBoxLayout()
         self._fields.setSpacing(2)
@@ -113,7 +113,7 @@ class SamplingPanel(QScrollArea):
 
     def set_scope(self, *, is_own: bool) -> None:
         """Show whether the values are the chat's own or shared by all chats."""
-        shown = tr("Sampling of this chat") if is_own else tr("Sampling of all chats")
+        shown = tr("Sampling for this chat") if is_own else tr("Sampling for all chats")
         self._heading.setText(shown)
         with QSignalBlocker(self.own):
             self.own.setChecked(is_own)

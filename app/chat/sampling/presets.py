@@ -178,7 +178,7 @@ class PresetMenu(QPushButton):
             is_own: whether the active values are a chat's own.
         """
         self._presets, self._current, self._is_own = tuple(presets), current, is_own
-        shown = current or tr("Own values")
+        shown = current or tr("Custom values")
         short = shown if len(shown) <= MAX_SHOWN else shown[: MAX_SHOWN - 1] + "…"
         self.setText(f"{caption_text(short)} ▾")
         self.setAccessibleName(tr("Preset: {name}").format(name=shown))

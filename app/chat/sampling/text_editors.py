@@ -157,7 +157,7 @@ class PromptEditor(QWidget):
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(8)
-        layout.addWidget(label(tr("System prompt of this chat"), "heading"))
+        layout.addWidget(label(tr("System prompt for this chat"), "heading"))
         layout.addWidget(self.edit)
         layout.addLayout(row)
 

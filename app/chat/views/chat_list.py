@@ -119,7 +119,7 @@ class HitList(QListView):
         return self._model.hits
 
     def show_hits(self, hits: Sequence[Hit]) -> None:
-        """Show the hits of a search and select the first one."""
+        """Show a search's hits and select the first one."""
         self._model.set_hits(hits)
         if hits:
             self.setCurrentIndex(self._model.index(0))
@@ -187,7 +187,7 @@ class _HitDelegate(QStyledItemDelegate):
 
 
 def shown_day(when: float, today: date) -> str:
-    """Return the day of a time (in seconds since the epoch) as text, such as "Yesterday"."""
+    """Return the day of `when` (in seconds since the epoch) as text, for example "Yesterday"."""
     day = date.fromtimestamp(when) if when >= 0 else date.min
     if day >= today:
         return tr("Today")
@@ -333,7 +333,7 @@ class ChatList(QWidget):
         search.setClearButtonEnabled(True)
         search.setPlaceholderText(tr("Search chats"))
         search.setAccessibleName(tr("Search chats"))
-        tip = tr("Up and Down select a result, Enter opens it.")
+        tip = tr("Up and Down select a result; Enter opens it.")
         title = with_keys(tr("Search all chats"), "search-chats")
         set_tip(search, f"{title}. {tip}")
         scaled(search, search.setMinimumHeight, 32)

@@ -171,7 +171,7 @@ class RowDelegate(QStyledItemDelegate):
     def updateEditorGeometry(
         self, editor: QWidget, option: QStyleOptionViewItem, index: Index
     ) -> None:
-        """Make the editor as high as the row, as its frame does not fit in the text's height."""
+        """Make the editor as high as the row, as its frame makes it taller than the text."""
         row = _indented(option, index)
         super().updateEditorGeometry(editor, row, index)
         has_sign = index.data(Qt.ItemDataRole.DecorationRole) is not None
@@ -180,7 +180,7 @@ class RowDelegate(QStyledItemDelegate):
 
 
 def keys_of(rows: Collection[ListRow], kind: RowKind) -> list[str]:
-    """Return the keys of all rows with this kind."""
+    """Return the keys of all rows of this kind."""
     return [row.key for row in rows if row.kind is kind]
 
 

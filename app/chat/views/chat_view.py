@@ -38,7 +38,7 @@ N_AT_ONCE, AT_ONCE_S, MAX_AT_ONCE_S = 4, 0.015, 0.04
 until `AT_ONCE_S` of CPU time is used. Creation always stops after `MAX_AT_ONCE_S`."""
 
 N_LAYOUTS = 4
-"""Layout passes until positions settle, as the height of a text depends on its width."""
+"""Number of layout passes for positions to settle, as a text's height depends on its width."""
 
 NEAR, FAR = 1, 4
 """Distances from an end, in view heights: messages are added within `NEAR` and removed beyond
@@ -52,7 +52,7 @@ STICKY_PIXELS = 48
 class _Held:
     # a message edge that stays in place while other messages are added and removed
     view: MessageView
-    is_lower: bool  # the lower edge, if the view grows at its top
+    is_lower: bool  # whether it is the lower edge, as for views that grow at their top
     pixels: int  # below the top of the viewport
 
     @property

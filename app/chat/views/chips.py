@@ -198,7 +198,7 @@ TILE_BOX: Final = QSize(220, 165)
 """Maximum size of an image in a bubble."""
 
 MAX_TOKENS: Final = 9999
-"""Number of tokens for which each caption has room, whatever model is loaded."""
+"""Token count for which every caption has room, whatever model is loaded."""
 
 FRAME: Final = 3
 """Width of the focus frame in pixels."""

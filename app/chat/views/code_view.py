@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Lexers(QObject):
-    """Cache of lexers, which threads create."""
+    """Cache of lexers, which are created by threads."""
 
     ready = Signal(str)  # language whose lexer is now cached, or does not exist
 
@@ -105,7 +105,8 @@ Ranges = list[QTextLayout.FormatRange]
 
 
 def highlight(code: str, language: str, colours: Theme) -> Iterator[Ranges]:
-    """Yield each line's formats; none if the text is long or the language's lexer is not cached."""
+    """Yield each line's formats; none if the text is too long or the language's lexer is not
+    cached."""
     lexer = lexers().find(language.lower()) if len(code) <= MAX_CHARACTERS else None
     if lexer is None:
         yield from ([] for _ in range(code.count("\n") + 1))
@@ -256,7 +257,7 @@ class CodeView(QFrame):
         self._shown = code
         language = code.language.lower()
         if not self._waits:
-            lexers().ready.connect(self._on_lexer)  # before `want`, or the signal may be missed
+            lexers().ready.connect(self._on_lexer)  # before `want`, so as not to miss it
             self._waits = True
         if not lexers().want(language):
             lexers().ready.disconnect(self._on_lexer)

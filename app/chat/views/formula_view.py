@@ -52,7 +52,7 @@ class FormulaView(QScrollArea):
             colour=theme().muted if shown.quote else theme().text,
             ratio=self.devicePixelRatioF(),
         )
-        self._pictures.ready.connect(self._on_ready)  # before `want`, or the signal may be missed
+        self._pictures.ready.connect(self._on_ready)  # before `want`, so as not to miss it
         is_coming = self._pictures.want(self._look)
         picture = self._pictures.find(self._look)
         if picture is None:

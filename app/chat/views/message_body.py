@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from app.chat.views.formula_view import FormulaView
     from app.chat.views.table_view import TableView
 
-    SingleView = CodeView | TableView | FormulaView  # each shows one piece, a ProseView many
+    SingleView = CodeView | TableView | FormulaView  # each shows one piece; a ProseView shows many
     BodyView = ProseView | SingleView
 
 

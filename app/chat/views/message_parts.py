@@ -38,7 +38,7 @@ def step_menu(parent: QWidget, *, is_answer: bool, on_step: Callable[[MessageSte
     menu.addSeparator()
     for step, text in (
         (MessageStep.DELETE, tr("Delete message")),
-        (MessageStep.DELETE_BRANCH, tr("Delete this and all following")),
+        (MessageStep.DELETE_BRANCH, tr("Delete this and all that follow")),
     ):
         menu.addAction(caption_text(text)).triggered.connect(lambda _, s=step: on_step(s))
     return menu

@@ -53,7 +53,7 @@ NOTE_SCHEME: Final = "note"
 
 
 class TextBlock(QTextBrowser):
-    """Text view as high as its text, which can be selected by mouse and keyboard."""
+    """Text view as high as its text; the text can be selected with mouse and keyboard."""
 
     note_wanted = Signal(str)  # label of a footnote whose reference was clicked
 

@@ -121,7 +121,7 @@ def _device_line(device: DeviceInfo) -> str:
 
 
 def _setting_lines(settings: Settings) -> list[str]:
-    # changed settings on the settings page, with only the lengths of texts
+    # changed settings on the settings page; texts are reduced to their lengths
     default = Settings()
     changed = {
         name: getattr(settings, name)

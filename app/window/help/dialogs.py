@@ -161,7 +161,7 @@ class LogDialog(PageDialog):
         set_tip(
             self.copy,
             tr("Versions, devices, settings and the last lines of the log, without chats, folders, "
-               "names and tokens"),
+               "names or tokens"),
         )  # fmt: skip
         self.copy.clicked.connect(self.copy_requested)
         self._status = label(role="muted")
@@ -188,7 +188,7 @@ class LogDialog(PageDialog):
 
 
 def filtered(lines: Sequence[str], least: int, words: str) -> list[str]:
-    """Return records of at least level `LEVELS[least]` that have all words, with tracebacks."""
+    """Return records (with tracebacks) of at least level `LEVELS[least]` that contain all words."""
     wanted = words.casefold().split()
     records: list[list[str]] = []
     for line in lines:
@@ -211,7 +211,7 @@ def _rank(line: str) -> int:
 
 
 class ShortcutsDialog(PageDialog):
-    """Dialog of all shortcuts, grouped by context; `rows` has their text and key labels."""
+    """Dialog with all shortcuts, grouped by context; `rows` has their text and key labels."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(tr("Shortcuts"), parent, (520, 640))

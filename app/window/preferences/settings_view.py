@@ -255,7 +255,7 @@ class SettingsPage(QObject):
         keep: applies and saves settings.
         show: shows a widget in the centre of the window.
         leave: shows the chat there again.
-        problems: returns why settings have no effect, by setting name.
+        problems: returns the reasons why settings have no effect, by setting name.
     """
 
     shortcuts_requested = Signal()

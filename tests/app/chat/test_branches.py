@@ -195,8 +195,8 @@ def test_an_answer_is_changed_in_its_place(
     [
         ("Second", "Delete message", ["First", HELLO, HELLO]),
         ("First", "Delete message", [HELLO, "Second", HELLO]),
-        ("Second", "Delete this and all following", ["First", HELLO]),
-        ("First", "Delete this and all following", []),
+        ("Second", "Delete this and all that follow", ["First", HELLO]),
+        ("First", "Delete this and all that follow", []),
     ],
 )
 def test_a_message_goes_and_comes_back(
@@ -341,7 +341,7 @@ def test_an_answer_that_is_written_can_be_deleted(
     script.hold, script.hold_after = True, 2
     shell.session.regenerate()
     qtbot.waitUntil(lambda: len(shown(shell)[-1]) > 1)
-    step(qtbot, shell.window.chat_view.shown[0], "Delete this and all following")
+    step(qtbot, shell.window.chat_view.shown[0], "Delete this and all that follow")
     assert not shell.session.is_busy
     assert shell.session.current.is_empty
     script.hold = False

@@ -87,7 +87,7 @@ def test_a_full_disk_is_said_once_and_everything_is_saved_later(
     assert banner(shell) == "", "one notice is enough"
     assert stored() == []
     disk.problem = None
-    qtbot.waitUntil(lambda: banner(shell) == "All chats are saved now.")
+    qtbot.waitUntil(lambda: banner(shell) == "All chats are now saved.")
     assert [m.content for m in stored()[0].messages][::2] == ["First", "Second"]
 
 
@@ -257,7 +257,7 @@ def test_damaged_chats_are_listed_explained_and_shown_in_their_folder(
     assert chats.shown_titles() == ["TODAY", "Hi", "DAMAGED", "broken.json", "folder.json"]
     rows, model = chats.list, chats.list.row_model
     click_row(qtbot, rows, 3)
-    assert banner(shell) == "broken.json cannot be opened: it holds no intact chat."
+    assert banner(shell) == "broken.json cannot be opened: it contains no intact chat."
     shell.window.banner._action.click()
     assert opened == [str(chats_dir())]
 
@@ -298,5 +298,5 @@ def test_a_home_that_cannot_be_written_is_said_and_the_chat_goes_on(
     assert shell.session.current.messages[-1].content == "Hello from the **fake** model."
     home.unlink()
     shell.session.flush()
-    assert banner(shell) == "All chats are saved now."
+    assert banner(shell) == "All chats are now saved."
     assert len(stored()[0].messages) == 2

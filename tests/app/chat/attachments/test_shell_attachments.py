@@ -212,7 +212,7 @@ def test_tokens_are_counted_once_a_model_is_there(
     [
         ("photo.png", b"\x89PNG\r\n\x1a\n", "photo.png is not an image that models can read"),
         ("tool.exe", b"MZ\0\0", "tool.exe is not a text file."),
-        ("scan.pdf", pdf(""), "scan.pdf has images of pages and no text"),
+        ("scan.pdf", pdf(""), "scan.pdf contains images of pages but no text"),
         ("gone.txt", None, "gone.txt is not a readable file."),
     ],
 )

@@ -121,7 +121,7 @@ def test_a_message_that_does_not_fit_is_not_sent_until_the_oldest_may_go(
     assert composer.gauge.text == "too long"
     n_sent = len(host_of(shell).commands)
     composer.submit()
-    assert "With this message the chat has" in banner(shell)
+    assert "With this message, the chat has" in banner(shell)
     assert len(host_of(shell).commands) == n_sent
     assert composer.text.startswith("more"), "it stays as a draft"
     notice = shell.window.banner.notice
@@ -142,7 +142,7 @@ def test_a_message_longer_than_the_context_is_told_so(qtbot: QtBot, make_shell: 
     shell.window.composer.edit.setPlainText("more " * 50)
     settle(qtbot, shell)
     shell.window.composer.submit()
-    assert banner(shell) == "This message alone has 50 tokens; the context has 40."
+    assert banner(shell) == "This message alone has 50 tokens; the context holds 40."
     assert not [c for c in host_of(shell).commands if isinstance(c, AnswerRequest)]
 
 
@@ -161,7 +161,7 @@ def test_a_message_that_has_no_room_beside_the_system_prompt_is_told_so(
     shell.window.composer.submit()
     notice = shell.window.banner.notice
     assert notice is not None
-    assert notice.text == "This message and the system prompt have 49 tokens; the context has 40."
+    assert notice.text == "This message and the system prompt have 49 tokens; the context holds 40."
     assert notice.hint.startswith("Shorten one of them")
     assert notice.action == ""
 

@@ -46,7 +46,7 @@ def test_pinned_chats_come_first_then_folders_with_theirs() -> None:
 
 
 def test_answered_chats_are_marked_and_damaged_files_are_last() -> None:
-    damaged = DamagedChat(Path("/x/broken.json"), "it holds no intact chat")
+    damaged = DamagedChat(Path("/x/broken.json"), "it contains no intact chat")
     rows = rows_of(ListContents(CHATS[:2], damaged=[damaged], answered={"old"}), TODAY)
     assert [row.key for row in rows if row.is_answered] == ["old"]
     assert [row.text for row in rows[-2:]] == ["DAMAGED", "broken.json"]

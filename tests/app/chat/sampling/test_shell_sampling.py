@@ -42,16 +42,16 @@ def test_a_chat_has_values_of_its_own_over_a_restart_and_others_do_not(
     panel = shell.window.sampling
     panel.set_params(SamplingParams(temperature=0.3))
     ask(qtbot, shell, "first")
-    assert heading(shell) == "Sampling of all chats"
+    assert heading(shell) == "Sampling for all chats"
     panel.own.click()
-    assert heading(shell) == "Sampling of this chat"
+    assert heading(shell) == "Sampling for this chat"
     assert panel.params.temperature == 0.3, "it starts with the shared values"
     panel.set_params(SamplingParams(temperature=1.1, banned_strings=("very",)))
     ask(qtbot, shell, "second")
     assert (sent(shell).temperature, sent(shell).banned_strings) == (1.1, ("very",))
     first = shell.session.current.id
     shell.chat_presenter.new_chat()
-    assert heading(shell) == "Sampling of all chats"
+    assert heading(shell) == "Sampling for all chats"
     ask(qtbot, shell, "another")
     assert (sent(shell).temperature, sent(shell).banned_strings) == (0.3, ())
     shell.window.close()
@@ -59,7 +59,7 @@ def test_a_chat_has_values_of_its_own_over_a_restart_and_others_do_not(
     again = make_shell(model=MODEL)
     assert again.window.sampling.params.temperature == 0.3
     again.chat_presenter.open_chat(first)
-    assert heading(again) == "Sampling of this chat"
+    assert heading(again) == "Sampling for this chat"
     assert again.window.sampling.own.isChecked()
     ask(qtbot, again, "third")
     assert (sent(again).temperature, sent(again).banned_strings) == (1.1, ("very",))
@@ -72,9 +72,9 @@ def test_taking_a_chat_s_values_away_can_be_undone(qtbot: QtBot, make_shell: Mak
     panel.own.click()
     panel.set_params(SamplingParams(top_k=5))
     panel.own.click()
-    assert (panel.params, heading(shell)) == (SamplingParams(), "Sampling of all chats")
+    assert (panel.params, heading(shell)) == (SamplingParams(), "Sampling for all chats")
     act_on_banner(shell)
-    assert (panel.params, heading(shell)) == (SamplingParams(top_k=5), "Sampling of this chat")
+    assert (panel.params, heading(shell)) == (SamplingParams(top_k=5), "Sampling for this chat")
 
 
 def test_an_exported_chat_comes_back_with_its_values(
@@ -123,7 +123,7 @@ def test_presets_are_used_saved_renamed_and_deleted(
     assert (preset(shell), panel.params.temperature) == ("Precise", 0.2)
     assert shell.window.composer._sampling.accessibleName() == "Sampling: Sampling · Precise"
     panel.set_params(replace(panel.params, temperature=0.31))
-    assert preset(shell) == "Own values"
+    assert preset(shell) == "Custom values"
     monkeypatch.setattr(QInputDialog, "getText", lambda *_: ("Mine", True))
     menu._save()
     assert preset(shell) == "Mine"
@@ -148,7 +148,7 @@ def test_presets_are_used_saved_renamed_and_deleted(
     assert preset(again) == "Ours"
     menu.delete_requested.emit("Ours")
     assert again.settings.current.presets == {}
-    assert preset(again) == "Own values", "the values stay"
+    assert preset(again) == "Custom values", "the values stay"
     act_on_banner(again)
     assert preset(again) == "Ours"
 

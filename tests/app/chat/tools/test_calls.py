@@ -120,7 +120,7 @@ def test_the_model_is_told_that_a_call_has_no_result(
 ) -> None:
     shell, hub = ready()
     script.calls = (CALL,)
-    told = {"refused": "The user has refused this call.", "failed": "No such place."}[how]
+    told = {"refused": "The user refused this call.", "failed": "No such place."}[how]
     script.others[told] = Script(answer="Then not.")
     asking = until_calls(qtbot, shell)
     if how == "refused":
@@ -168,7 +168,7 @@ def test_stop_ends_calls_and_nothing_goes_on_until_it_is_wanted(
     answer = shell.window.chat_view.last_answer()
     assert answer is not None
     assert len(shell.session.current.messages) == 2
-    stopped = "The user has stopped this call before it had a result."
+    stopped = "The user stopped this call before it had a result."
     script.others[stopped] = Script(answer="Well.")
     answer.footer.go_on.click()
     until_answered(qtbot, shell.session.current, 3)
@@ -181,7 +181,7 @@ def test_the_button_of_one_call_stops_it_and_the_model_goes_on(
 ) -> None:
     shell, hub = ready()
     script.calls = (CALL,)
-    script.others["The user has stopped this call before it had a result."] = Script(answer="Ok.")
+    script.others["The user stopped this call before it had a result."] = Script(answer="Ok.")
     until_calls(qtbot, shell)
     press(cards(shell)[0], CallStep.RUN)
     press(cards(shell)[0], CallStep.STOP)
@@ -246,7 +246,7 @@ def test_a_call_that_was_cut_off_never_runs(
     first, second = cards(shell)
     assert all(button.isHidden() for button in second._steps.values())
     assert second._toggle.accessibleName().endswith("cut off")
-    told = "This call was cut off before it was whole, so it did not run."
+    told = "This call was cut off before it was complete, so it did not run."
     script.others[told] = Script(answer="Again.")
     press(first, CallStep.RUN)
     hub.calls[0].end("found")
@@ -269,7 +269,7 @@ def test_calls_wait_over_a_restart(
     use(again, hub)
     asking = again.session.current.messages[-1]
     assert states(asking) == ["waiting", "stopped"], "running calls end with the window"
-    script.others["The user has stopped this call before it had a result."] = Script(answer="On.")
+    script.others["The user stopped this call before it had a result."] = Script(answer="On.")
     press(cards(again)[0], CallStep.RUN)
     hub.calls[0].end("found")
     until_answered(qtbot, again.session.current, 3)

@@ -147,7 +147,7 @@ def test_an_update_that_was_left_is_offered_at_the_next_start(
     qtbot.waitUntil(lambda: len(pack.begun) == 2)
     first.window.close()
     shell = make_shell()
-    assert banner(shell) == "The installation of an engine was not completed."
+    assert banner(shell) == "The engine installation was not completed."
     qtbot.waitUntil(lambda: shell.client._host is not None)
     shell.window.banner._action.click()
     assert view_of(qtbot, shell).panel.resume.isVisible()
