@@ -297,7 +297,7 @@ class Answers:
 
     def _chat(self, request: AnswerRequest) -> Steps:
         if request.suffix:
-            raise PromptError("A suffix goes with a prompt, not with messages.")
+            raise PromptError("A suffix can only be used with a prompt, not with messages.")
         tools, messages = callable_tools(request), request.messages
         grammar = AnswerGrammar(None)
         if tools or request.grammar or request.sampling.form:
@@ -387,7 +387,9 @@ class Answers:
         constraint: AnswerConstraint | None = None, reading: AnswerReading | None = None,
     ) -> Steps:  # fmt: skip
         if timed_every < 0:
-            raise EngineError("Tokens cannot be timed at a negative interval.", "Use 0 for none.")
+            raise EngineError(
+                "Tokens cannot be timed at a negative interval.", "Use 0 to turn timing off."
+            )
         if n_logprobs is not None:
             check_n_logprobs(n_logprobs)
         generation = Generation(

@@ -65,7 +65,9 @@ class BenchTest:
         if min(self.n_prompt, self.n_gen, self.n_depth) < 0:
             raise EngineError("A benchmark cannot have a negative number of tokens.")
         if not self.n_prompt and not self.n_gen:
-            raise EngineError("A benchmark needs tokens to compute.", "Give some to -p or -n.")
+            raise EngineError(
+                "A benchmark needs tokens to compute.", "Set -p or -n to more than 0."
+            )
 
     def __str__(self) -> str:
         """Return llama-bench's name for the test, such as "pp512 @ d128"."""
@@ -179,7 +181,7 @@ class Benchmark:
             raise EngineError("A benchmark needs at least one repetition.")
         if test.n_ctx > self._sequence.n_ctx:
             raise EngineError(
-                "{test} needs a context of {n} tokens but the model's is {n_ctx}.",
+                "{test} needs a context of {n} tokens, but the model has only {n_ctx}.",
                 test=str(test),
                 n=test.n_ctx,
                 n_ctx=self._sequence.n_ctx,
@@ -378,7 +380,7 @@ def with_draft_trials(
     except Cancelled:
         return replace(result, is_complete=False)
     except EngineError as error:
-        log.warning("drafts are not measured: %s", error)
+        log.warning("drafts were not measured: %s", error)
         return result
     reason = paragraph(result.reason, reason_for_drafts(drafts))
     seconds = result.seconds + time.perf_counter() - begun

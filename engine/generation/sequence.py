@@ -189,7 +189,7 @@ def check_prompt(
         raise PromptError("The prompt is empty.", "Write something first.")
     texts = text_ids(ids) if images else ids
     if texts and not 0 <= min(texts) <= max(texts) < n_vocab:
-        raise PromptError("The prompt has token ids outside 0 to {n}.", n=n_vocab - 1)
+        raise PromptError("The prompt has token ids outside the range 0 to {n}.", n=n_vocab - 1)
     if len(ids) > n_ctx:
         raise ContextOverflow(len(ids), n_ctx)
 

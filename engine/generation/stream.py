@@ -31,7 +31,7 @@ POLL_S = 0.05
 """Seconds between a waiting thread's checks for changes that do not notify it, such as
 `is_cancelled`."""
 
-COMPUTING = Sentence("it computes an answer")
+COMPUTING = Sentence("it is computing an answer")
 
 EXIT_S = 2.0
 """Seconds that the program waits for a use at exit."""

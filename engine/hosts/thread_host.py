@@ -150,7 +150,7 @@ class ThreadHost:
             log.exception("the engine cannot be imported")
             problem = f"{type(error).__name__}: {error}"
             self._import_error = EngineError(
-                "PyTorch cannot be used ({problem}).", "Install it again.", problem=problem
+                "PyTorch cannot be used ({problem}).", "Reinstall it.", problem=problem
             )
             self._send(0, Failed(self._import_error))
         while True:
@@ -390,7 +390,7 @@ class ThreadHost:
         if command.of not in self._ended:
             raise StateFileError(
                 command.path,
-                "That answer is too old: its tokens are no longer known, so its state cannot be"
+                "That answer is too old: its tokens are no longer stored, so its state cannot be"
                 " saved.",
                 "Ask the model something in that chat first.",
             )
@@ -464,7 +464,7 @@ def _without_frames(error: EngineError) -> EngineError:
 
 def _as_crash(error: Exception) -> EngineCrashed:
     return EngineCrashed(
-        "The engine stopped on an unexpected error ({problem}).",
-        "This is a bug in Tandem; the log has the details. Load the model again to go on.",
+        "The engine stopped because of an unexpected error ({problem}).",
+        "This is a bug in Tandem; the log has the details. Load the model again to continue.",
         problem=f"{type(error).__name__}: {error}",
     )

@@ -44,11 +44,11 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 NEXT_TOKENS = Sentence("to compute the next tokens")
-BEGIN = Sentence("to begin a sequence")
+BEGIN = Sentence("to start a sequence")
 COPY = Sentence("to copy the cache")
 DRAFT = Sentence("to draft tokens")
 
-NO_CANDIDATES = Sentence("its kernels cannot compare the likeliest tokens of all devices")
+NO_CANDIDATES = Sentence("its kernels cannot compare the likeliest tokens from all devices")
 
 
 class ModelRunner:

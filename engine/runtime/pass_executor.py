@@ -428,7 +428,7 @@ class CapturedPasses(PassExecutor):
         is_for_gpus = all(rank.backend.captures and rank.backend.compiles for rank in busy)
         is_known = any(found.kind == "exchange" for found in self._fallbacks.current)
         if is_for_gpus and not is_known:
-            why = Sentence("its kernels cannot do all of them")
+            why = Sentence("its kernels do not support all of them")
             self._fallbacks.report("exchange", gpus_of(self._ranks), why)
 
     def _refuse(self, size: PassSize, why: str) -> None:

@@ -87,7 +87,7 @@ class Rank:
         self.refusal = (
             ""
             if backend.records or backend.captures
-            else "its device has no kernels that can be repeated"
+            else "its device has no kernels that can be replayed"
         )
         self.elsewhere = NO_RANKS
         self.tokens = torch.zeros(MAX_AT_ONCE, dtype=torch.int64, device=context.device)

@@ -370,7 +370,7 @@ def _directions(params: LoadParams, hp: HParams) -> Mapping[int, Direction]:
 
 def _without_machines(*_: object) -> ThreadRuntime:
     raise EngineError(
-        "These settings are for a model on several machines, which have not joined.",
+        "These settings need several machines, but they have not joined.",
         "Start them with tandem serve --nodes and tandem join.",
     )
 

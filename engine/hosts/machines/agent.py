@@ -153,8 +153,8 @@ def _own_store(task: AgentTask) -> object:
 
 def _end_of(code: int) -> str:
     if code < 0:
-        return f"its process was ended by signal {-code}"
-    return f"its process ended by itself (exit status {code})"
+        return f"its process was killed by signal {-code}"
+    return f"its process exited unexpectedly (exit status {code})"
 
 
 def _report_fault(why: str) -> None:

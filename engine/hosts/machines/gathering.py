@@ -137,8 +137,8 @@ class Gathering:
             found = {lines.own_address for _, lines in self._joined.values()}
         if len(found) > 1:
             raise EngineError(
-                "The machines have reached this one at {addresses}.",
-                "Name one of these addresses with --rendezvous HOST:PORT.",
+                "The machines reach this one at different addresses: {addresses}.",
+                "Specify one of these addresses with --rendezvous HOST:PORT.",
                 addresses=listed(sorted(found)),
             )
         return found.pop() if found else "127.0.0.1"
@@ -247,12 +247,12 @@ class Gathering:
         with self._changed:
             free = [number for number in range(1, self._n) if number not in self._joined]
             if not free or self._is_closed:
-                return None, Sentence("All {n} machines have joined already.", n=self._n)
+                return None, Sentence("All {n} machines have already joined.", n=self._n)
             known = self._expected
             fit = [n for n in free if n not in known or known[n].devices == devices]
             if not fit:
                 had = ", ".join(known[free[0]].devices)
-                template = "The free place is for a machine with the devices {devices}."
+                template = "The free place is reserved for a machine with the devices {devices}."
                 return None, Sentence(template, devices=had)
             name, infos = one_line(str(hello.get("name", "")), 60), devices_from(hello.get("infos"))
             machine = JoinedMachine(fit[0], name, address, devices, infos)

@@ -53,10 +53,10 @@ FATAL = "Fatal Python error"
 _SIGNALS = {
     "SIGKILL": Sentence("was killed"),
     "SIGTERM": Sentence("was terminated by another program"),
-    "SIGSEGV": Sentence("crashed at an invalid memory address"),
-    "SIGBUS": Sentence("crashed reading memory or a file that is gone"),
-    "SIGILL": Sentence("crashed at an instruction that this processor lacks"),
-    "SIGFPE": Sentence("crashed at an invalid calculation"),
+    "SIGSEGV": Sentence("crashed accessing an invalid memory address"),
+    "SIGBUS": Sentence("crashed reading memory or a file that no longer exists"),
+    "SIGILL": Sentence("crashed on an instruction that this processor does not support"),
+    "SIGFPE": Sentence("crashed on an invalid calculation"),
     "SIGABRT": Sentence("gave up after an internal error"),
 }
 
@@ -64,7 +64,7 @@ _WINDOWS_CODES = {
     0xC0000005: _SIGNALS["SIGSEGV"],
     0xC000001D: _SIGNALS["SIGILL"],
     0xC0000017: Sentence("ran out of memory"),
-    0xC00000FD: Sentence("ran out of stack memory"),
+    0xC00000FD: Sentence("ran out of stack space"),
     0xC0000409: _SIGNALS["SIGABRT"],
 }
 
@@ -92,9 +92,9 @@ class Death:
             return self.why
         if self.code < 0:
             name = _signal_name(-self.code)
-            manner = _SIGNALS.get(name) or Sentence("was ended")
+            manner = _SIGNALS.get(name) or Sentence("was killed")
             return Sentence("{manner} ({signal})", manner=manner, signal=name)
-        manner = _WINDOWS_CODES.get(self.code & 0xFFFFFFFF) or Sentence("ended by itself")
+        manner = _WINDOWS_CODES.get(self.code & 0xFFFFFFFF) or Sentence("exited unexpectedly")
         return Sentence("{manner} (exit status {code})", manner=manner, code=self.code)
 
 
@@ -104,11 +104,11 @@ def crash_of(death: Death, doing: str) -> EngineCrashed:
     Args:
         doing: what it was doing, for example "while answering on cuda:0".
     """
-    hint = Sentence("Load the model again to go on; your chats are kept.")
+    hint = Sentence("Load the model again to continue; your chats are kept.")
     if death.is_memory_short and death.code == -_SIGKILL:
         hint = Sentence(
-            "{hint} The system had run out of memory and ended programs: choose a smaller context"
-            " or model, or close other programs.",
+            "{hint} The system ran out of memory and killed programs: choose a smaller context or"
+            " model, or close other programs.",
             hint=hint,
         )
     if lines := _relevant(death.log):
@@ -124,9 +124,7 @@ def start_failure(error: OSError | MemoryError) -> EngineCrashed:
     if number in (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE):
         hint = Sentence("Close other programs, then load the model again.")
     elif number in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOEXEC):
-        hint = Sentence(
-            "Install Tandem again: its Python, {path}, cannot be run.", path=sys.executable
-        )
+        hint = Sentence("Reinstall Tandem: its Python, {path}, cannot be run.", path=sys.executable)
     problem = Sentence(why)
     return EngineCrashed("The engine cannot be started: {problem}.", hint, problem=problem)
 
@@ -193,8 +191,8 @@ def _activity(command: Command | None) -> str:
         SaveState: Sentence("saving the chat's cache"),
         LoadState: Sentence("loading the chat's cache"),
         Embed: Sentence("computing embeddings"),
-        ScoreTokens: Sentence("scoring a text"),
-        Tokenize: Sentence("splitting a text into tokens"),
+        ScoreTokens: Sentence("scoring text"),
+        Tokenize: Sentence("splitting text into tokens"),
         Detokenize: Sentence("joining tokens"),
         ApplyTemplate: Sentence("rendering a prompt"),
     }

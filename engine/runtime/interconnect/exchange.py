@@ -83,7 +83,7 @@ class GpuBench:
             warm_up(device)
         if not self.finish(60):
             names = Sentence("{a} or {b}", a=self.names[0], b=self.names[1])
-            raise EngineError("{devices} does not respond.", devices=names)
+            raise EngineError("{devices} is not responding.", devices=names)
 
     def slot(self, writer: int, place: Place, n_packet: int) -> PacketSlot:
         """Return a zeroed slot, as in all-reduces, for packets from device `writer` (0 or 1).

@@ -178,8 +178,8 @@ class Prover:
                         notes += link_problems(*pair, failure, "on")
                         continue
                     note = (
-                        "Data from {a} to {b} {way} arrived before but does not now; the next load"
-                        " tests it again."
+                        "Data from {a} to {b} {way} used to arrive but no longer does; the next"
+                        " load tests this again."
                     )
                     notes.append(Sentence(note, a=pair[0], b=pair[1], way=BY[place]))
                     for ends in ((a, b), (b, a)):
@@ -215,7 +215,7 @@ class Prover:
         except (EngineError, RuntimeError) as error:  # CUDA can raise any RuntimeError
             if stopped := stopped_error(error, [torch.device(name) for name in (a, b)]):
                 raise stopped from None
-            log.warning("%s of %s and %s by %s: %s", means, a, b, place, error)
+            log.warning("%s between %s and %s through %s failed: %s", means, a, b, place, error)
             there, back = failed_trials(error)
         return {(a, b): there, (b, a): back}
 
