@@ -270,7 +270,7 @@ class OutOfDeviceMemory(DeviceError):
 
 
 def _shortage(needed_bytes: int, free_bytes: int) -> Sentence:
-    """Describe free and needed memory in the first unit in which the two numbers differ."""
+    """Describe free and needed memory in the largest unit in which the rounded values differ."""
     free, needed = free_bytes / GIB, needed_bytes / GIB
     if f"{free:.2f}" != f"{needed:.2f}":
         text = "{free:.2f} GiB free but {needed:.2f} GiB are"

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from engine.text.messages import ChatMessage, Tool
 
 N_TAIL = 64
-"""Number of tokens at the end of a prompt that may open a thinking block."""
+"""Number of tokens at the end of a prompt in which to look for an open thinking block."""
 
 
 class AnswerReading:
@@ -159,7 +159,7 @@ def in_parts(steps: Steps, parser: AnswerParser, sent: str = "") -> Steps:
 
 
 class _PartEvents:
-    """Events for the parts of one answer, and the tokens that are not yet sent."""
+    """Events for the parts of one answer, and its unsent tokens."""
 
     def __init__(self, parser: AnswerParser, sent: str) -> None:
         self._parser = parser
@@ -238,8 +238,8 @@ def marker_behind(before: ChatMessage | None) -> ThoughtMarker:
 T = TypeVar("T")
 
 MAX_INLINE = 1 << 14
-"""Number of characters up to which a text is tokenized on the engine thread, which takes no longer
-than a step and less time than starting a thread."""
+"""Maximum number of characters to tokenize on the engine thread; that takes no longer than a step,
+and less time than starting a thread."""
 
 
 class Answers:

@@ -88,7 +88,7 @@ class BenchResult:
     Fields after `samples_s` are known only for tests without a prompt.
 
     Attributes:
-        samples_s: seconds of each repetition.
+        samples_s: seconds per repetition.
         overhead_s: seconds per token outside the kernels on the rank with the most work: Python,
             small torch operations, waiting for other ranks, and choosing the next token. None if a
             rank computes without our kernels.
@@ -152,7 +152,7 @@ class _Measured(NamedTuple):
 class Benchmark:
     """Benchmark of one model.
 
-    Tokens are random, so that expert routing varies as in a text, but the same each time.
+    Tokens are random, so that expert routing varies as in real text, but the same in each run.
 
     Args:
         sequence: sequence to compute.
@@ -336,7 +336,7 @@ def measure_drafts(
 
     Args:
         generate: the model's method.
-        ways: drafts of each kind; see `Model.draft_variants`.
+        ways: drafts by kind; see `Model.draft_variants`.
         n_tokens: number of tokens per answer.
         is_cancelled: polled; returning True stops the measurement.
 

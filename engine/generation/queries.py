@@ -330,7 +330,7 @@ class Queries:
 
     @property
     def cache_use(self) -> tuple[int, int]:
-        """Numbers of cached tokens in unfinished answers and of tokens kept for later prompts."""
+        """Number of cached tokens in unfinished answers, and of those kept for later prompts."""
         with self._occupancy.use(Sentence("its cache is being counted")):
             return self.scheduler.cache.usage
 

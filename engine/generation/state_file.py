@@ -365,7 +365,7 @@ class SavedStates:
 
         An existing file at that path is either replaced as a whole or kept, for example if it has
         more of the sequence than the cache; the result then describes that file. The states of
-        recurrent models can only be saved whole.
+        recurrent models can only be saved as a whole.
 
         Args:
             path: path of the file to write.
@@ -394,7 +394,7 @@ class SavedStates:
 
         For a prompt that begins with the same tokens, only the rest is then computed. Nothing
         changes until the file has been validated. The states of recurrent models, and usually of
-        models with attention windows, can only be loaded whole.
+        models with attention windows, can only be loaded as a whole.
 
         Args:
             path: path of the file.

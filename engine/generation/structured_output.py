@@ -114,7 +114,7 @@ class AnswerConstraint:
         return not is_lazy and matcher is not None and matcher.is_over
 
     def restrict(self, logits: Logits, ends: Collection[int]) -> None:
-        """Set the logits of all tokens that are not allowed next to -inf.
+        """Set to -inf the logits of all tokens that are not allowed next.
 
         Args:
             ends: tokens that end the answer.

@@ -65,7 +65,7 @@ MAX_ENDED = 64
 """Number of finished answers whose tokens are kept, so that their states can be saved."""
 
 MAX_SHORT = 1 << 14
-"""Number of characters up to which a question does not wait for longer ones."""
+"""Maximum number of characters in a question that need not wait for longer ones."""
 
 EventSink = Callable[[HostEvent], None]
 
@@ -107,7 +107,7 @@ class ThreadHost:
         self._commands: queue.SimpleQueue[tuple[int, Command] | None] = queue.SimpleQueue()
         self._next: list[tuple[int, Command] | None] = []  # taken from the queue, not yet done
         self._streams: dict[int, AnswerStream] = {}  # unfinished answers
-        self._ended: dict[int, Sequence[int]] = {}  # tokens of answers, the newest last
+        self._ended: dict[int, Sequence[int]] = {}  # tokens of answers, newest last
         self._open: set[int] = set()  # unfinished commands
         self._cancelled: set[int] = set()  # cancelled ones among them
         self._is_closing = False

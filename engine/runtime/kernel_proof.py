@@ -181,7 +181,7 @@ def _problem_of(name: str) -> str:
         return _problem_here(name)
     try:
         prepare()
-    except EngineError as error:  # a problem of this machine rather than the GPU
+    except EngineError as error:  # a problem with this machine, not the GPU
         return str(error).rstrip(".")
     records = CardRecords.of_user()
     if verdict_on(info, records) is None:

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from engine.runtime.micro_batches import MicroBatches
 
 DraftSize = tuple[int, int, int]
-"""Index of an MTP block, tokens in its pass, and how many of them are only read."""
+"""Index of an MTP block, number of tokens in its pass, and how many of them are only read."""
 
 
 class Captures(NamedTuple):
-    """Which ranks with a part of a model capture passes over single tokens on their devices.
+    """Which of the ranks that hold part of a model capture single-token passes on their devices.
 
     Attributes:
         some: whether any rank does; the others then take part step by step, with as many rows.
@@ -63,7 +63,7 @@ class Rank:
         slots: the model's tensors and the attributes that hold the rank's parts of them.
         states: keys, values and recurrent states of the layers.
         is_idle: whether the rank has no part of the model.
-        tokens: input ids for passes over single tokens, int64 (MAX_AT_ONCE,).
+        tokens: input ids for single-token passes, int64 (MAX_AT_ONCE,).
         recordings: recordings of such passes, by size.
         draft_recordings: recordings of passes over MTP blocks.
         refusal: reason why tokens cannot be recorded; "" if they can.

@@ -269,7 +269,7 @@ class ThreadRuntime:
                 )
 
     def free_once_closed(self, free: Mapping[str, int]) -> dict[str, int]:
-        """Return each device's free memory after freeing the model, given the current amount."""
+        """Return each device's free memory without the model, given its current free memory."""
         return self._memory.free_once_closed(free, self.plan, self.ranks)
 
     def kernel_s(self) -> list[float] | None:

@@ -37,7 +37,7 @@ LOOK_S = 0.25
 """Seconds between two checks of the worker."""
 
 MAX_STOPPED = 6
-"""Number of consecutive checks that find the worker stopped after which it counts as lost."""
+"""Number of consecutive checks that must find the worker stopped before it counts as lost."""
 
 MAX_SILENT = 120
 """The same for checks without a heartbeat, as some libraries hold Python's lock."""

@@ -105,7 +105,7 @@ class Lines:
         return found
 
     def alive(self) -> Iterator[dict[str, Any]]:
-        """Yield received lines, with heartbeats both ways, until they stop.
+        """Yield received lines, with heartbeats in both directions, until none arrive.
 
         Raises:
             LineError, OSError: see `receive`.

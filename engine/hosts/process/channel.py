@@ -113,7 +113,7 @@ FROM_ENGINE: Codec[FromEngine] = Codec(FromEngine)
 log = logging.getLogger(__name__)
 
 FRAME_S = 1 / 25
-"""Seconds between two batches of events that can wait, as often as the window empties its queue.
+"""Seconds between two batches of events that can wait; the window empties its queue as often.
 Each batch takes CPU time in both processes, which matters for small models."""
 
 BEAT_S = 0.5

@@ -227,7 +227,7 @@ BUSY_S = 150.0
 heartbeats."""
 
 BUSY_SHARE = 0.1
-"""Share of a core's time above which a process is computing; low, as the machine may be busy."""
+"""Share of a core's time above which a process counts as computing; low, as others may compute."""
 
 END_S = 5.0
 """Seconds that a process has to exit after its connection was closed before it is killed."""
