@@ -173,7 +173,7 @@ StepResult: TypeAlias = "Logits | int | NotDone"
 """Result of a step: the last token's logits (n_vocab,), the next token, or why there is neither."""
 
 Steps: TypeAlias = "Generator[GenerationEvent | Step | Background, StepResult | None, None]"
-"""An unfinished answer: it is sent the result of each step, and None after anything else."""
+"""Generator for an unfinished answer; it receives each step's result, and None for other items."""
 
 
 def check_prompt(

@@ -81,7 +81,7 @@ class KernelMeetings(NamedTuple):
 
 
 class OneShotUse:
-    """One-shot all-reduces of a model's ranks, as long as they are used.
+    """One-shot all-reduces of a model's ranks, while they are in use.
 
     Attributes:
         control: the all-reduces; None if there are none or they were retired.
@@ -114,7 +114,7 @@ class OneShotUse:
         self._of_machines, self._agreed = meetings, agreed
 
     def agreed(self, problem: str) -> str:
-        """Send this machine's problem, or ""; return that of the first machine with one."""
+        """Send this machine's problem, or ""; return that of the first machine that has one."""
         return problem if self._agreed is None else self._agreed(problem)
 
     def without_waiting(self) -> AbstractContextManager[object]:

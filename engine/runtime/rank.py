@@ -109,7 +109,7 @@ class Rank:
 
     @property
     def trunk_slots(self) -> Sequence[Slot]:
-        """Tensors of the main blocks and of the model's input and output, each once."""
+        """Tensors of the main blocks and of the model's input and output, without duplicates."""
         n_trunk = self.model.hp.n_trunk
         slots = (slot for slot in self.slots if not isinstance(slot.owner, CopiedHead))
         places = ((slot, split_name(slot.tensor.name)) for slot in slots)
@@ -240,7 +240,7 @@ class Rank:
         return logits, None if hidden is None else hidden[-1]
 
     def captured(self, compute: Callable[[], Tensor | None]) -> Captured[Tensor | None]:
-        """Return a capture of `compute`; on ranks without a GPU, replaying it recomputes it.
+        """Return a capture of `compute`; on ranks without a GPU, a replay recomputes it.
 
         Raises:
             NotRepeatable: the computation cannot be captured; see `gpu.launch.graph`.

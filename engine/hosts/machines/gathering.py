@@ -108,13 +108,13 @@ class Gathering:
         names = [one.name for number, one in self._expected.items() if number not in self._joined]
         n = self._n - 1 - len(self._joined)
         if names:
-            template = "The model waits for {n} more machines to join ({names})."
+            template = "The model is waiting for {n} more machines to join ({names})."
             if n == 1:
-                template = "The model waits for {n} more machine to join ({names})."
+                template = "The model is waiting for {n} more machine to join ({names})."
             return Sentence(template, n=n, names=", ".join(names))
-        template = "The model waits for {n} more machines to join."
+        template = "The model is waiting for {n} more machines to join."
         if n == 1:
-            template = "The model waits for {n} more machine to join."
+            template = "The model is waiting for {n} more machine to join."
         return Sentence(template, n=n)
 
     def wait(self, timeout_s: float | None = None) -> bool:

@@ -101,7 +101,7 @@ class Lines:
         self._n_received += 1
         found = _object(text)
         if not isinstance(found.get("kind"), str):
-            raise LineError("A line of an unexpected kind was received.")
+            raise LineError("An unexpected kind of line was received.")
         return found
 
     def alive(self) -> Iterator[dict[str, Any]]:

@@ -144,7 +144,7 @@ class EventSender:
             self._waiting.append(event)
             is_urgent = not isinstance(event.event, PATIENT)
             self._is_urgent = self._is_urgent or is_urgent
-            if is_urgent or len(self._waiting) == 1:  # else it waits for the frame already
+            if is_urgent or len(self._waiting) == 1:  # otherwise, its thread is waiting
                 self._changed.notify_all()
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ _SIGNALS = {
     "SIGBUS": Sentence("crashed reading memory or a file that no longer exists"),
     "SIGILL": Sentence("crashed on an instruction that this processor does not support"),
     "SIGFPE": Sentence("crashed on an invalid calculation"),
-    "SIGABRT": Sentence("gave up after an internal error"),
+    "SIGABRT": Sentence("aborted after an internal error"),
 }
 
 _WINDOWS_CODES = {
@@ -138,7 +138,7 @@ def stopped_hint(device: str, model: ModelLoaded | None) -> str:
     if model is None:
         template = "Load the model again; if this comes back, load it without {device}."
         return Sentence(template, device=device)
-    template = "{model} still answers; eject it to use {device} again."
+    template = "{model} still works; eject it to use {device} again."
     return Sentence(template, model=model.info.name, device=device)
 
 
@@ -386,10 +386,10 @@ class EngineProcess:
 
 
 def level_of(line: str, before: int) -> int:
-    """Return the level at which to log a line from a process's log; 0 to not log it.
+    """Return the level at which to log a line from a process's log; 0 to skip it.
 
     Args:
-        before: level of the previous line, which applies to lines without one, as in tracebacks.
+        before: level of the previous line, which also applies to lines without one, as in tracebacks.
     """
     first = line.partition(" ")[0]
     if first in LEVELS:

@@ -220,7 +220,7 @@ class Prover:
         return {(a, b): there, (b, a): back}
 
     def _misses(self, pair: Pair, place: Place) -> bool:
-        """Return whether trials of a place are missing, or must be repeated as p2p is "on"."""
+        """Return whether trials of a place are missing, or must be repeated because p2p is "on"."""
         if place == "peer" and self._forbidden[pair]:
             return False
         a, b = pair
@@ -313,7 +313,7 @@ class ThisMachine:
     def try_in_child(
         self, pairs: Sequence[Pair], places: Sequence[Place], *, with_nccl: bool
     ) -> Mapping[Pair, dict[tuple[Means, Place], TrialRecord]]:
-        """Try pairs with full effort in child processes; hanging and crashing count as results."""
+        """Try pairs with full effort in child processes; hangs and crashes count as results."""
         from engine.runtime.interconnect.child import TrialStep, try_steps
 
         steps = [

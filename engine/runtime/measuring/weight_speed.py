@@ -58,7 +58,7 @@ NUMBERS = {info.name: number for number, info in TYPES.items() if number in LAYO
 
 
 def measurable(kinds: Iterable[str]) -> list[str]:
-    """Return the kinds of weights that have kernels, each once."""
+    """Return the kinds of weights that have kernels, without duplicates."""
     return [kind for kind in dict.fromkeys(kinds) if kind in NUMBERS or kind in DTYPES]
 
 

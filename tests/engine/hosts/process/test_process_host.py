@@ -124,7 +124,7 @@ def pid_of(host: ProcessHost) -> int:
         pytest.param(signal.SIGKILL, "was killed (SIGKILL)", marks=pytest.mark.slow),
         (signal.SIGSEGV, "crashed accessing an invalid memory address (SIGSEGV)"),
         pytest.param(
-            signal.SIGABRT, "gave up after an internal error (SIGABRT)", marks=pytest.mark.slow
+            signal.SIGABRT, "aborted after an internal error (SIGABRT)", marks=pytest.mark.slow
         ),
         (signal.SIGSTOP, "was stopped by another program"),
     ],
