@@ -389,7 +389,7 @@ def level_of(line: str, before: int) -> int:
     """Return the level at which to log a line from a process's log; 0 to skip it.
 
     Args:
-        before: level of the previous line, which also applies to lines without one, as in tracebacks.
+        before: level of the previous line, which also applies to lines without one (tracebacks).
     """
     first = line.partition(" ")[0]
     if first in LEVELS:
