@@ -307,7 +307,7 @@ ROUNDS = 2
 """Number of answers per drafter and prompt; drafters take turns."""
 
 MIN_TOKENS = 32
-"""Minimum number of tokens per answer, as choosing the number of drafts takes some of them."""
+"""Minimum number of tokens per answer, as some are needed to choose the number of drafts."""
 
 PROSE = "Once upon a time there was a small village at the edge of a"
 CODE = """def area(shape):

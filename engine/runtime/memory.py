@@ -160,7 +160,7 @@ class UsedMemory:
         if plan.pictures_apart:
             total["cpu"] += self._beside["pictures"]
         for planned in plan.devices:
-            for kind, n_bytes in self._beside.items():  # kept, but planned anew
+            for kind, n_bytes in self._beside.items():  # kept, but planned for twice
                 if getattr(planned.memory, kind) and planned.device == "cpu":
                     total["cpu"] += n_bytes  # GPU memory is included in torch's
         return total

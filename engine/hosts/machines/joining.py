@@ -277,7 +277,7 @@ class Stay:
         self.server: str = Sentence("The server")
 
     def run(self) -> bool:
-        """Follow machine 0; return whether it has ended, rather than only the connection.
+        """Follow machine 0; return whether it has stopped, rather than only the connection.
 
         Raises:
             EngineError: this machine is refused.

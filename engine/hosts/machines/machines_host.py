@@ -23,7 +23,7 @@ class SessionHost(ProcessHost):
     """A `ProcessHost` that does not restart its process.
 
     Args:
-        on_end: called on a thread with the error when the process has ended unexpectedly.
+        on_end: called on a thread with the error when the process has exited unexpectedly.
     """
 
     def __init__(

@@ -99,7 +99,7 @@ class Death:
 
 
 def crash_of(death: Death, doing: str) -> EngineCrashed:
-    """Return the error that says how the engine ended.
+    """Return an error that explains how the engine ended.
 
     Args:
         doing: what it was doing, for example "while answering on cuda:0".
@@ -117,7 +117,7 @@ def crash_of(death: Death, doing: str) -> EngineCrashed:
 
 
 def start_failure(error: OSError | MemoryError) -> EngineCrashed:
-    """Return the error that says why the engine's process cannot be started."""
+    """Return an error that explains why the engine's process cannot be started."""
     number = error.errno if isinstance(error, OSError) else errno.ENOMEM
     why = os.strerror(number) if number else str(error)
     hint = Sentence("Load the model again.")
@@ -299,7 +299,7 @@ class EngineProcess:
         """Return the next message; None after the timeout.
 
         Raises:
-            EOFError, OSError: the process has ended.
+            EOFError, OSError: the process has exited.
         """
         try:
             return self._channel.receive(timeout_s)
@@ -381,7 +381,7 @@ class EngineProcess:
                 self._channel.send(message)
             except MessageError as error:
                 self._on_refused(message, error)
-            except OSError:  # it has ended, which the reader also notices
+            except OSError:  # it has exited, which the reader also notices
                 return
 
 
