@@ -107,7 +107,7 @@ class ModelRunner:
 
     @property
     def max_verify_rows(self) -> int:
-        """Maximum number of rows for which verifying drafts computes the same bits as single rows."""
+        """Maximum number of rows for which verifying gives the same bits as single rows."""
         busy = [rank for rank in self.ranks if not rank.is_idle]
         are_alike = all(rank.backend.captures or rank.device.type == "cpu" for rank in busy)
         return MAX_AT_ONCE if are_alike else SMALL_BATCH

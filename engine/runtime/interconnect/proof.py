@@ -215,7 +215,7 @@ class Prover:
         except (EngineError, RuntimeError) as error:  # CUDA can raise any RuntimeError
             if stopped := stopped_error(error, [torch.device(name) for name in (a, b)]):
                 raise stopped from None
-            log.warning("%s between %s and %s through %s failed: %s", means, a, b, place, error)
+            log.warning("%s between %s and %s via %s failed: %s", means, a, b, place, error)
             there, back = failed_trials(error)
         return {(a, b): there, (b, a): back}
 
