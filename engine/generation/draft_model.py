@@ -275,7 +275,7 @@ class DraftModel(Generic[Answer]):
         """Free the model after a failure, and report the failure once."""
         log.warning("The draft model has failed: %s", error, exc_info=error)
         is_bug = not isinstance(error, EngineError)
-        self._failed(Sentence("of a bug (see the log)") if is_bug else str(error))
+        self._failed(Sentence("a bug in Tandem (see the log)") if is_bug else str(error))
         self._runtime.close()
 
     def close(self) -> None:
