@@ -117,7 +117,7 @@ class ImageSupport:
         runtime.note_beside("pictures", encoder.n_bytes)
 
     def make_way(self, runtime: ThreadRuntime, params: LoadParams) -> None:
-        """Free the encoder before a re-split if that moves it to another device."""
+        """Free the encoder before a re-split that moves it to another device."""
         if self.encoder is not None and self.encoder.device not in params.picture_devices:
             self.encoder = self._scheduler.runner.encoder = None
             runtime.note_beside("pictures", 0)

@@ -167,8 +167,8 @@ class MissingShard(ModelFileError):
         names = ", ".join(missing)
         super().__init__(
             path,
-            "{file} is one part of a split model, of which {names} cannot be found.",
-            "Put all parts into one folder.",
+            "{file} is one part of a split model, but {names} cannot be found.",
+            "Put all parts in one folder.",
             file=Path(path).name,
             names=names,
         )
@@ -192,9 +192,11 @@ class UnsupportedArchitecture(ModelFileError):
 def _nearest(name: str, supported: list[str]) -> Sentence:
     similar = get_close_matches(name, supported, n=3, cutoff=0.5)
     if not similar:
-        return Sentence("Pick a model of one of the {n} supported architectures.", n=len(supported))
+        return Sentence(
+            "Pick a model with one of the {n} supported architectures.", n=len(supported)
+        )
     return Sentence(
-        "Pick a model of one of the {n} supported architectures, for example of {names}.",
+        "Pick a model with one of the {n} supported architectures, for example {names}.",
         n=len(supported),
         names=either(similar),
     )
@@ -207,7 +209,7 @@ class UnsupportedQuant(ModelFileError):
         super().__init__(
             path,
             "{file} stores {tensor} as {type}, which Tandem cannot read.",
-            "Pick the model in another quantisation, such as Q4_K_M or Q8_0.",
+            "Pick another quantisation of the model, such as Q4_K_M or Q8_0.",
             file=Path(path).name,
             tensor=tensor,
             type=type_name,
@@ -234,7 +236,7 @@ class NoDevice(DeviceError):
             message = "There is no device '{device}' on this machine ({problem})."
         if reason.endswith("."):
             message = "There is no device '{device}' on this machine: {problem}"
-        hint = "Run: {remedy}" if remedy else "`tandem devices` lists what can be used."
+        hint = "Run: {remedy}" if remedy else "`tandem devices` lists the usable devices."
         super().__init__(message, hint, device=device, problem=Sentence(reason), remedy=remedy)
         self.device = device
 
@@ -268,7 +270,7 @@ class OutOfDeviceMemory(DeviceError):
 
 
 def _shortage(needed_bytes: int, free_bytes: int) -> Sentence:
-    """Describe free and needed memory in the first unit in which the two numbers differ."""
+    """Describe free and needed memory in the largest unit in which the rounded values differ."""
     free, needed = free_bytes / GIB, needed_bytes / GIB
     if f"{free:.2f}" != f"{needed:.2f}":
         text = "{free:.2f} GiB free but {needed:.2f} GiB are"
@@ -288,7 +290,7 @@ class KernelError(DeviceError):
         self.why = why
         super().__init__(
             "Tandem's kernels do not work on {device}: {why}.",
-            "Set TANDEM_BACKEND=reference to do without them.",
+            "Set TANDEM_BACKEND=reference to run without them.",
             device=device,
             why=Sentence(why),
         )

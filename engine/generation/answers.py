@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from engine.text.messages import ChatMessage, Tool
 
 N_TAIL = 64
-"""Number of tokens at the end of a prompt that may open a thinking block."""
+"""Number of tokens at the end of a prompt in which to look for an open thinking block."""
 
 
 class AnswerReading:
@@ -159,7 +159,7 @@ def in_parts(steps: Steps, parser: AnswerParser, sent: str = "") -> Steps:
 
 
 class _PartEvents:
-    """Events for the parts of one answer, and the tokens that are not yet sent."""
+    """Events for the parts of one answer, and its unsent tokens."""
 
     def __init__(self, parser: AnswerParser, sent: str) -> None:
         self._parser = parser
@@ -238,8 +238,8 @@ def marker_behind(before: ChatMessage | None) -> ThoughtMarker:
 T = TypeVar("T")
 
 MAX_INLINE = 1 << 14
-"""Number of characters up to which a text is tokenized on the engine thread, which takes no longer
-than a step and less time than starting a thread."""
+"""Maximum number of characters to tokenize on the engine thread; that takes no longer than a step,
+and less time than starting a thread."""
 
 
 class Answers:
@@ -297,7 +297,7 @@ class Answers:
 
     def _chat(self, request: AnswerRequest) -> Steps:
         if request.suffix:
-            raise PromptError("A suffix goes with a prompt, not with messages.")
+            raise PromptError("A suffix can only be used with a prompt, not with messages.")
         tools, messages = callable_tools(request), request.messages
         grammar = AnswerGrammar(None)
         if tools or request.grammar or request.sampling.form:
@@ -387,7 +387,9 @@ class Answers:
         constraint: AnswerConstraint | None = None, reading: AnswerReading | None = None,
     ) -> Steps:  # fmt: skip
         if timed_every < 0:
-            raise EngineError("Tokens cannot be timed at a negative interval.", "Use 0 for none.")
+            raise EngineError(
+                "Tokens cannot be timed at a negative interval.", "Use 0 to turn timing off."
+            )
         if n_logprobs is not None:
             check_n_logprobs(n_logprobs)
         generation = Generation(

@@ -65,7 +65,9 @@ class BenchTest:
         if min(self.n_prompt, self.n_gen, self.n_depth) < 0:
             raise EngineError("A benchmark cannot have a negative number of tokens.")
         if not self.n_prompt and not self.n_gen:
-            raise EngineError("A benchmark needs tokens to compute.", "Give some to -p or -n.")
+            raise EngineError(
+                "A benchmark needs tokens to compute.", "Set -p or -n to more than 0."
+            )
 
     def __str__(self) -> str:
         """Return llama-bench's name for the test, such as "pp512 @ d128"."""
@@ -86,7 +88,7 @@ class BenchResult:
     Fields after `samples_s` are known only for tests without a prompt.
 
     Attributes:
-        samples_s: seconds of each repetition.
+        samples_s: seconds per repetition.
         overhead_s: seconds per token outside the kernels on the rank with the most work: Python,
             small torch operations, waiting for other ranks, and choosing the next token. None if a
             rank computes without our kernels.
@@ -150,7 +152,7 @@ class _Measured(NamedTuple):
 class Benchmark:
     """Benchmark of one model.
 
-    Tokens are random, so that expert routing varies as in a text, but the same each time.
+    Tokens are random, so that expert routing varies as in real text, but the same in each run.
 
     Args:
         sequence: sequence to compute.
@@ -179,7 +181,7 @@ class Benchmark:
             raise EngineError("A benchmark needs at least one repetition.")
         if test.n_ctx > self._sequence.n_ctx:
             raise EngineError(
-                "{test} needs a context of {n} tokens but the model's is {n_ctx}.",
+                "{test} needs a context of {n} tokens, but the model has only {n_ctx}.",
                 test=str(test),
                 n=test.n_ctx,
                 n_ctx=self._sequence.n_ctx,
@@ -305,7 +307,7 @@ ROUNDS = 2
 """Number of answers per drafter and prompt; drafters take turns."""
 
 MIN_TOKENS = 32
-"""Minimum number of tokens per answer, as choosing the number of drafts takes some of them."""
+"""Minimum number of tokens per answer, as some are needed to choose the number of drafts."""
 
 PROSE = "Once upon a time there was a small village at the edge of a"
 CODE = """def area(shape):
@@ -334,7 +336,7 @@ def measure_drafts(
 
     Args:
         generate: the model's method.
-        ways: drafts of each kind; see `Model.draft_variants`.
+        ways: drafts by kind; see `Model.draft_variants`.
         n_tokens: number of tokens per answer.
         is_cancelled: polled; returning True stops the measurement.
 
@@ -378,7 +380,7 @@ def with_draft_trials(
     except Cancelled:
         return replace(result, is_complete=False)
     except EngineError as error:
-        log.warning("drafts are not measured: %s", error)
+        log.warning("drafts were not measured: %s", error)
         return result
     reason = paragraph(result.reason, reason_for_drafts(drafts))
     seconds = result.seconds + time.perf_counter() - begun

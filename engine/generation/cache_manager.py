@@ -96,7 +96,7 @@ class KVCacheManager:
 
     @property
     def usage(self) -> tuple[int, int]:
-        """Numbers of tokens in used pages, and in idle pages that are kept for later sequences.
+        """Number of tokens in used pages, and in idle pages that are kept for later sequences.
 
         If there are several attention windows, the counts are from the group with the most pages.
         """
@@ -140,7 +140,7 @@ class KVCacheManager:
         cache.batch_index = next(n for n in range(len(taken) + 1) if n not in taken)
         self._batch_indices.add(cache.batch_index)
         if cache.n and (drafter := self._runtime.drafter) is not None:
-            drafter.forget_hidden_states(cache.batch_index)  # those of its last token are gone
+            drafter.forget_hidden_states(cache.batch_index)  # its last token's are gone
         return cache
 
     def free(self, cache: SequenceCache, *, is_kept: bool = True) -> None:

@@ -244,7 +244,7 @@ class DraftModel(Generic[Answer]):
             try:
                 self._runtime = open_runtime(file, own_params, ignore, is_cancelled)
             except OutOfDeviceMemory as error:
-                error.hint = Sentence("{hint} Or do without the draft model.", hint=error.hint)
+                error.hint = Sentence("{hint} Or leave out the draft model.", hint=error.hint)
                 raise
         self._failed: Callable[[str], None] = lambda why: None
         me = weakref.ref(self)  # a cycle would keep weights alive
@@ -275,7 +275,7 @@ class DraftModel(Generic[Answer]):
         """Free the model after a failure, and report the failure once."""
         log.warning("The draft model has failed: %s", error, exc_info=error)
         is_bug = not isinstance(error, EngineError)
-        self._failed(Sentence("of a bug, see the log") if is_bug else str(error))
+        self._failed(Sentence("a bug in Tandem (see the log)") if is_bug else str(error))
         self._runtime.close()
 
     def close(self) -> None:

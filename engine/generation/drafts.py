@@ -1,6 +1,6 @@
 """Draft tokens for running sequences (speculative decoding), and which of them a pass verifies.
 
-Each draft token is a separate row, as in recorded passes over single tokens. Recurrent states
+Each draft token is a separate row, as in recorded single-token passes. Recurrent states
 cannot be cut, so the state after each draft has its own slot, and a sequence continues from the
 state after the last accepted draft (`Piece.source`, `KVCacheManager.accept_draft`). On GPUs, a pass
 that verifies drafts is limited to the number of rows that compute the same bits as single rows
@@ -64,8 +64,8 @@ class Drafts:
     ) -> Mapping[TokenSequence, Sequence[int]]:
         """Return the tokens to verify in a pass after each answer's next one.
 
-        Their pages are reserved. All answers have equally many, as passes are recorded by number of
-        rows; there are none if verifying is not worthwhile.
+        Their pages are reserved. All answers have the same number, as passes are recorded by
+        number of rows; there are none if verifying is not worthwhile.
 
         Args:
             most: maximum number of drafts per answer that the cache can roll back.
@@ -93,7 +93,7 @@ class Drafts:
         return self._n_left_out > 0
 
     def _chosen(self, texts: Texts, most: int) -> dict[TokenSequence, DraftTokens]:
-        """Return equally many drafts for all answers, or none; models read texts without images."""
+        """Return equally many drafts per answer, or none; models read texts without images."""
         at_hand = self._at_hand(texts, most)
         makers = {source.kind.source: source for source in self._sources if source.kind}
         read = _without_images(texts) if makers else texts
@@ -115,7 +115,7 @@ class Drafts:
         self, texts: Texts, at_hand: Mapping[TokenSequence, DraftTokens], most: int,
         maker: DraftSource[TokenSequence] | None = None,
     ) -> Proposal:  # fmt: skip
-        """Return a proposal of drafts at hand, with `maker` replacing less likely ones."""
+        """Propose the available drafts, with the less likely ones replaced by those of `maker`."""
         made = maker.kind if maker else None
         needy = self._needy(texts, at_hand, made) if made else {}
         there = {answer: draft for answer, draft in at_hand.items() if answer not in needy}
@@ -162,7 +162,7 @@ class Drafts:
         return {answer: text for answer, draft in found.items() if (text := _of_text(draft)).tokens}
 
     def note_seconds(self, sequences: Sequence[TokenSequence], seconds: float) -> None:
-        """Note the duration of a pass that verifies drafts, including making them.
+        """Note the duration of a pass that verifies drafts, including the drafting.
 
         It is compared with passes without drafts, once one has been measured.
         """

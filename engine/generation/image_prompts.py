@@ -159,7 +159,7 @@ def encoded(text: str, images: PromptImages, encode: Callable[[str, bool], list[
     texts = _NUMBERED.split(text)
     numbers = [int(number) for number in texts[1::2]]
     if numbers != list(range(len(images))):
-        raise ImageError("The model's chat template leaves images out.", ANOTHER_TEMPLATE)
+        raise ImageError("The model's chat template leaves out images.", ANOTHER_TEMPLATE)
     ids, held, is_first = list[int](), texts[0], True
     for image, after in zip(images, texts[2::2], strict=True):
         around = image.texts

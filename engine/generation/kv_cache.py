@@ -17,7 +17,7 @@ from engine.model.forward.pages import (
 
 
 class OutOfPages(Exception):
-    """All pages of a pool are in use."""
+    """Error for a pool whose pages are all in use."""
 
 
 class Content(NamedTuple):
@@ -47,7 +47,7 @@ class PagePool:
         self._n_users = [0] * n_pages
         self._empty = list(reversed(range(n_pages)))
         self._passed: dict[int, None] = {}  # in order of release
-        self._idle: dict[int, None] = {}  # likewise
+        self._idle: dict[int, None] = {}  # also in order of release
         self._contents: dict[int, Content] = {}
         self._whole: dict[bytes, int] = {}
         self._behind: dict[bytes, dict[int, None]] = {}
@@ -152,7 +152,7 @@ class PagePool:
         return self._whole.get(key)
 
     def best(self, before: bytes, ids: Sequence[int]) -> tuple[int, int]:
-        """Return the page after `before` with the longest common prefix with `ids`, and its length.
+        """Return the page after `before` that shares the longest prefix with `ids`, and its length.
 
         Among pages with equal lengths, idle ones come first, then those with fewer other tokens.
 

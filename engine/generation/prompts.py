@@ -244,7 +244,8 @@ class Prompts:
         if tokenizer.fill_in_ids is None:
             raise PromptError(
                 "{file} cannot fill in text: its vocabulary has no tokens for that.",
-                "Pick a model that was trained for it, such as Qwen2.5-Coder, or send no suffix.",
+                "Pick a model that was trained for this, such as Qwen2.5-Coder, or omit the"
+                " suffix.",
                 file=self._name,
             )
         first, second, middle = tokenizer.fill_in_ids
@@ -407,7 +408,7 @@ class Prompts:
         if self.image_reader is None:
             raise ImageError(
                 "{file} cannot see images: no mmproj file is loaded with it.",
-                "Put the model's mmproj file next to it, and load it again.",
+                "Put the mmproj file next to the model, and load the model again.",
                 file=self._name,
             )
         return self.image_reader.read(messages)

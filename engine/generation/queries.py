@@ -71,7 +71,7 @@ def pooling_of(keys: Keys, name: str) -> Pooling:
     number = keys.integer("pooling_type", -1)
     if number == RANK:
         raise EngineError(
-            "{model} scores how well texts match; it makes no embeddings.",
+            "{model} scores how well texts match; it does not produce embeddings.",
             "Load an embedding model.",
             model=name,
         )
@@ -84,7 +84,7 @@ def pooling_of(keys: Keys, name: str) -> Pooling:
         )
     if not keys.flag("attention.causal", True):
         raise EngineError(
-            "{model} reads texts in both directions, which Tandem does not support.",
+            "{model} reads text in both directions, which Tandem does not support.",
             "Load an embedding model that reads from left to right, such as Qwen3-Embedding.",
             model=name,
         )
@@ -109,7 +109,9 @@ def pooled(states: Iterable[NDArray[np.float32]], pooling: Pooling, n: int) -> N
         vector = parts[0][0] if pooling == "first" else parts[-1][-1]
     size = float(np.linalg.norm(vector))
     if not np.isfinite(size):
-        raise EngineError("The model computes no usable embedding.", "The file may be damaged.")
+        raise EngineError(
+            "The model did not compute a usable embedding.", "The file may be damaged."
+        )
     found: NDArray[np.float32] = (vector / size if size else vector).astype(np.float32)
     return found
 
@@ -283,7 +285,9 @@ class Queries:
         n_vocab = max(self.info.n_vocab, self.tokenizer.n_vocab)
         if not all(0 <= token < n_vocab for token in ids):
             raise PromptError(
-                "There are token ids outside 0 to {n}.", "Use ids of this model.", n=n_vocab - 1
+                "Some token ids are outside the range 0 to {n}.",
+                "Use this model's token ids.",
+                n=n_vocab - 1,
             )
         return ids
 
@@ -314,7 +318,7 @@ class Queries:
         """
         check_n_logprobs(n_logprobs)
         found = list[TokenLogprob]()
-        doing = Sentence("Scoring"), Sentence("it is scoring a text")
+        doing = Sentence("Scoring"), Sentence("it is scoring text")
         with self._alone(doing, [ids], is_cancelled) as (sequence, check):
             for rows in sequence.compute(ids, 0, check, PROMPT_BATCH):
                 following = ids[len(found) + 1 :]
@@ -326,7 +330,7 @@ class Queries:
 
     @property
     def cache_use(self) -> tuple[int, int]:
-        """Numbers of cached tokens in unfinished answers and of tokens kept for later prompts."""
+        """Number of cached tokens in unfinished answers, and of those kept for later prompts."""
         with self._occupancy.use(Sentence("its cache is being counted")):
             return self.scheduler.cache.usage
 

@@ -1,4 +1,4 @@
-"""Events of a generation: progress, text and its end; frozen, picklable, free of torch."""
+"""Events of a generation: progress, text and end; frozen, picklable, free of torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 from engine.runtime.timeline import TokenTimes
 
 FinishReason = Literal["stop", "length", "context", "cancelled"]
-"""Reason why a generation ended; see `Finished`."""
+"""Reason why a generation stopped; see `Finished`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class ToolCallBegun:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallText:
-    """More of a call's arguments; all texts of a complete call together are a JSON object."""
+    """More of a call's arguments; the concatenated texts of a complete call are a JSON object."""
 
     index: int
     text: str

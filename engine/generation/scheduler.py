@@ -1,9 +1,9 @@
 """Scheduler: decides which sequences to compute in each step, and delivers the results.
 
 A step has three parts. `schedule` decides which sequences are admitted to the cache or preempted,
-and plans a forward pass: one token per running sequence with its drafts, and a piece of one prompt
-in what remains of the budget. `StepRunner.execute` computes the pass. `commit` appends the tokens
-to their sequences and sends the results to the answers.
+and plans a forward pass: one token, with its drafts, per running sequence, and a piece of one
+prompt within the remaining budget. `StepRunner.execute` computes the pass. `commit` appends the
+tokens to their sequences and sends the results to the answers.
 
 Sequences are served in order of arrival: if pages run out, the newest is preempted and recomputed
 later, unnoticed by its reader. The scheduler handles token ids and pages, not text; it imports no
@@ -113,7 +113,7 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing can be computed: all answers are unread or wait for background work."""
+        """Whether nothing can be computed, as all answers wait for a reader or background work."""
         return not self._active
 
     def submit(self, sequence: TokenSequence) -> None:
@@ -500,7 +500,7 @@ class Scheduler:
 
     @contextmanager
     def emptied(self) -> Iterator[KVCacheManager]:
-        """Yield the cache while no sequence is running; later steps readmit them."""
+        """Yield the cache while no sequence is running; later steps readmit the sequences."""
         self.settle()
         for sequence in self.running:
             self._preempt(sequence)

@@ -173,7 +173,7 @@ StepResult: TypeAlias = "Logits | int | NotDone"
 """Result of a step: the last token's logits (n_vocab,), the next token, or why there is neither."""
 
 Steps: TypeAlias = "Generator[GenerationEvent | Step | Background, StepResult | None, None]"
-"""An unfinished answer: it is sent the result of each step, and None after anything else."""
+"""Generator for an unfinished answer; it receives each step's result, and None for other items."""
 
 
 def check_prompt(
@@ -189,7 +189,7 @@ def check_prompt(
         raise PromptError("The prompt is empty.", "Write something first.")
     texts = text_ids(ids) if images else ids
     if texts and not 0 <= min(texts) <= max(texts) < n_vocab:
-        raise PromptError("The prompt has token ids outside 0 to {n}.", n=n_vocab - 1)
+        raise PromptError("The prompt has token ids outside the range 0 to {n}.", n=n_vocab - 1)
     if len(ids) > n_ctx:
         raise ContextOverflow(len(ids), n_ctx)
 

@@ -138,8 +138,8 @@ class StateFiles:
         except OSError as error:
             raise StateFileError(
                 path,
-                "The state of {size:.1f} MiB cannot be saved as {file}: {problem}.",
-                "Make room on that disk, or choose another folder.",
+                "The {size:.1f} MiB state cannot be saved as {file}: {problem}.",
+                "Free space on that disk, or choose another folder.",
                 size=(total + len(first)) / (1 << 20),
                 file=str(path),
                 problem=Sentence(error.strerror or str(error)),
@@ -151,7 +151,7 @@ class StateFiles:
         if not 0 <= start < n:
             raise StateFileError(
                 path,
-                "There are no tokens from {start} to {stop} in the cache that could be saved.",
+                "The cache has no tokens from {start} to {stop} to save.",
                 "Ask the model something first.",
                 start=start,
                 stop=n,
@@ -162,18 +162,20 @@ class StateFiles:
             for first, window in zip(firsts, self._windows, strict=True)
         )
         if not sees_all or (self._recurrent and (start or n < cache.n)):
-            raise self._indivisible(path, is_saved=True, hint=Sentence("Save all of it."))
+            raise self._indivisible(path, is_saved=True, hint=Sentence("Save the whole state."))
         kept = self._manager.checkpoints.lengths(cache.sequence.ids)
         saved = next((length for length in kept if length < n), 0)
         return Contents(cache.sequence.ids[:n], start, saved, firsts)
 
     def _indivisible(self, path: Path, *, is_saved: bool, hint: str) -> StateFileError:
-        part = Sentence("a recurrent state" if self._recurrent else "layers with a window")
+        part = Sentence(
+            "a recurrent state" if self._recurrent else "layers with an attention window"
+        )
         return StateFileError(
             path,
-            "{model} has {part}, of which no part can be saved by itself."
+            "{model} has {part}, so its state can only be saved as a whole."
             if is_saved
-            else "{model} has {part}, of which no part can be loaded by itself.",
+            else "{model} has {part}, so its state can only be loaded as a whole.",
             hint,
             model=self._name,
             part=part,
@@ -238,7 +240,7 @@ class StateFiles:
             raise StateFileError(
                 path,
                 "{file} cannot be read: {problem}.",
-                "Without it the conversation is recomputed.",
+                "Without it, the conversation is recomputed.",
                 file=str(path),
                 problem=Sentence(error.strerror or str(error)),
             ) from None
@@ -363,7 +365,7 @@ class SavedStates:
 
         An existing file at that path is either replaced as a whole or kept, for example if it has
         more of the sequence than the cache; the result then describes that file. The states of
-        recurrent models can only be saved whole.
+        recurrent models can only be saved as a whole.
 
         Args:
             path: path of the file to write.
@@ -392,7 +394,7 @@ class SavedStates:
 
         For a prompt that begins with the same tokens, only the rest is then computed. Nothing
         changes until the file has been validated. The states of recurrent models, and usually of
-        models with attention windows, can only be loaded whole.
+        models with attention windows, can only be loaded as a whole.
 
         Args:
             path: path of the file.

@@ -203,7 +203,7 @@ class StateHeader:
         return StateFileError(
             self.path,
             "{file} is not a usable conversation state: {problem}.",
-            "Without it the conversation is recomputed.",
+            "Without it, the conversation is recomputed.",
             file=self.path.name,
             problem=problem,
         )
@@ -219,23 +219,23 @@ class StateHeader:
         kv_type = str(self._about.get("kv_type"))[:20]
         problems = {
             "model": (
-                Sentence("it is of another model than {name}", name=name),
+                Sentence("it was saved with a model other than {name}", name=name),
                 Sentence("Load the model that it was saved with."),
             ),
             "kv_type": (
                 Sentence(
-                    "it has keys and values in {found} instead of {expected}",
+                    "its keys and values are {found} instead of {expected}",
                     found=kv_type,
                     expected=expected["kv_type"],
                 ),
                 Sentence("Load the model with the KV type {kv_type}.", kv_type=kv_type),
             ),
             "tensors": (
-                Sentence("it was saved with a context length or RoPE settings that differ"),
+                Sentence("it was saved with a different context length or RoPE settings"),
                 Sentence("Load the model with the context and RoPE settings it was saved with."),
             ),
             "steering": (
-                Sentence("it was saved with other control vectors"),
+                Sentence("it was saved with different control vectors"),
                 Sentence("Load the model with the control vectors that it was saved with."),
             ),
         }
@@ -265,7 +265,7 @@ class StateHeader:
         ids = np.frombuffer(file.read(end - begin), "<i8" if is_wide else "<i4")
         is_known = ((ids >= 0) & (ids < n_vocab)) | (ids >= FIRST_ID)
         if len(ids) != n or not n or not is_known.all():
-            raise self.broken(Sentence("it has tokens that the model does not have"))
+            raise self.broken(Sentence("it has tokens that do not exist in the model"))
         start, n_saved = (
             self._count(self._about.get("start")),
             self._count(self._about.get("n_saved")),
@@ -277,7 +277,7 @@ class StateHeader:
             for first, most in zip(firsts, seen, strict=False)
         )
         if not (fit and start < n and n_saved <= n):
-            raise self.broken(Sentence("its tokens and its positions do not match"))
+            raise self.broken(Sentence("its tokens and positions do not match"))
         return Contents(ids.tolist(), start, n_saved, firsts)
 
     def places(self, expected: Sequence[Entry]) -> dict[str, int]:
@@ -311,10 +311,10 @@ class StateHeader:
         entry = self._table.get(name)
         span = entry.get("data_offsets") if isinstance(entry, dict) else None
         if not isinstance(span, list) or [type(at) for at in span] != [int, int]:
-            raise self.broken(Sentence("its header has no place for {name}", name=name))
+            raise self.broken(Sentence("its header does not locate {name}", name=name))
         begin, end = span
         if not 0 <= begin <= end <= self._size - self._data:
-            raise self.broken(Sentence("it is truncated, or claims tensors outside of it"))
+            raise self.broken(Sentence("it is truncated, or its tensors extend beyond its end"))
         return begin, end
 
     def _count(self, text: object) -> int:

@@ -252,7 +252,7 @@ class StepRunner:
     def n_with_one_new_image(self, sequence: TokenSequence, n: int) -> int:
         """Limit the next n tokens of a prompt to one image, or tile, that is not encoded yet.
 
-        Other answers then wait for only one.
+        Other answers then wait for only one encoding.
         """
         assert sequence.cache is not None
         at, encoder = sequence.cache.n, self.encoder

@@ -31,7 +31,7 @@ POLL_S = 0.05
 """Seconds between a waiting thread's checks for changes that do not notify it, such as
 `is_cancelled`."""
 
-COMPUTING = Sentence("it computes an answer")
+COMPUTING = Sentence("it is computing an answer")
 
 EXIT_S = 2.0
 """Seconds that the program waits for a use at exit."""
@@ -269,7 +269,7 @@ class AnswerStream(Iterator[GenerationEvent]):
         return self._sequence.background is not None and not self._sequence.events
 
     def __next__(self) -> GenerationEvent:
-        """Return the next event, computing or waiting for others that compute until there is one.
+        """Return the next event; until there is one, compute or wait for others that compute.
 
         Raises:
             EngineError: the prompt cannot be used, the model was closed, or a device failed.

@@ -114,7 +114,7 @@ class AnswerConstraint:
         return not is_lazy and matcher is not None and matcher.is_over
 
     def restrict(self, logits: Logits, ends: Collection[int]) -> None:
-        """Set the logits of all tokens that are not allowed next to -inf.
+        """Set to -inf the logits of all tokens that are not allowed next.
 
         Args:
             ends: tokens that end the answer.
@@ -415,7 +415,7 @@ def output_format(
         if choice != "auto":
             _check_parameters(tools, is_cancelled)
             raise PromptError(
-                "No call of these functions can be enforced. {problem}",
+                "Calls to these functions cannot be enforced. {problem}",
                 "Simplify their schemas.",
                 problem=error.message,
             ) from error
@@ -432,7 +432,7 @@ def _check_parameters(tools: Sequence[Tool], is_cancelled: IsCancelled) -> None:
             raise ToolError(
                 "The parameters of the function {tool} cannot be used. {problem}",
                 tool.name,
-                "Correct them, or leave tool_choice open.",
+                "Correct them, or set tool_choice to auto.",
                 problem=error.message,
             ) from error
 
@@ -451,5 +451,5 @@ def callable_tools(request: AnswerRequest) -> Sequence[Tool]:
             "There is no function {name} to call.", "Name one of the tools.", name=choice[1:]
         )
     if choice == "required" and not request.tools:
-        raise PromptError("There is no function to call.", "Give the request tools.")
+        raise PromptError("There is no function to call.", "Add tools to the request.")
     return request.tools

@@ -65,7 +65,7 @@ MAX_ENDED = 64
 """Number of finished answers whose tokens are kept, so that their states can be saved."""
 
 MAX_SHORT = 1 << 14
-"""Number of characters up to which a question does not wait for longer ones."""
+"""Maximum number of characters in a question that need not wait for longer ones."""
 
 EventSink = Callable[[HostEvent], None]
 
@@ -107,7 +107,7 @@ class ThreadHost:
         self._commands: queue.SimpleQueue[tuple[int, Command] | None] = queue.SimpleQueue()
         self._next: list[tuple[int, Command] | None] = []  # taken from the queue, not yet done
         self._streams: dict[int, AnswerStream] = {}  # unfinished answers
-        self._ended: dict[int, Sequence[int]] = {}  # tokens of answers, the newest last
+        self._ended: dict[int, Sequence[int]] = {}  # tokens of answers, newest last
         self._open: set[int] = set()  # unfinished commands
         self._cancelled: set[int] = set()  # cancelled ones among them
         self._is_closing = False
@@ -150,7 +150,7 @@ class ThreadHost:
             log.exception("the engine cannot be imported")
             problem = f"{type(error).__name__}: {error}"
             self._import_error = EngineError(
-                "PyTorch cannot be used ({problem}).", "Install it again.", problem=problem
+                "PyTorch cannot be used ({problem}).", "Reinstall it.", problem=problem
             )
             self._send(0, Failed(self._import_error))
         while True:
@@ -390,7 +390,7 @@ class ThreadHost:
         if command.of not in self._ended:
             raise StateFileError(
                 command.path,
-                "That answer is too old: its tokens are no longer known, so its state cannot be"
+                "That answer is too old: its tokens are no longer stored, so its state cannot be"
                 " saved.",
                 "Ask the model something in that chat first.",
             )
@@ -464,7 +464,7 @@ def _without_frames(error: EngineError) -> EngineError:
 
 def _as_crash(error: Exception) -> EngineCrashed:
     return EngineCrashed(
-        "The engine stopped on an unexpected error ({problem}).",
-        "This is a bug in Tandem; the log has the details. Load the model again to go on.",
+        "The engine stopped because of an unexpected error ({problem}).",
+        "This is a bug in Tandem; the log has the details. Load the model again to continue.",
         problem=f"{type(error).__name__}: {error}",
     )

@@ -49,7 +49,7 @@ class TrialModel:
     """A search's model, which is re-split for each trial, as that is faster than loading.
 
     Args:
-        size: token counts of a trial; they are reduced if a trial takes long.
+        size: token counts of a trial; they are reduced if a trial takes too long.
         is_cancelled: polled; returning True stops a trial.
         model: already loaded model, if any.
         hold: called with the loaded model, or None, after every change.

@@ -98,11 +98,11 @@ def _verdict(child: TrialProcess, start_s: float, step_s: float) -> CardVerdict 
                 return None
             if message == HUNG:
                 why = Sentence(
-                    "a test program did not end within {n:.0f} s in {step}", n=step_s, step=step
+                    "a test program was still testing {step} after {n:.0f} s", n=step_s, step=step
                 )
                 return CardVerdict("hung", why, today)
             why = Sentence(
-                "a test program ended in the middle of {step} ({message})",
+                "a test program stopped while testing {step} ({message})",
                 step=step,
                 message=message,
             )
@@ -181,7 +181,7 @@ def _problem_of(name: str) -> str:
         return _problem_here(name)
     try:
         prepare()
-    except EngineError as error:  # a problem of this machine rather than the GPU
+    except EngineError as error:  # a problem with this machine, not the GPU
         return str(error).rstrip(".")
     records = CardRecords.of_user()
     if verdict_on(info, records) is None:

@@ -113,7 +113,7 @@ def check_types(path: str, slots: Sequence[Slot]) -> None:
     """Check that every tensor can be dequantised.
 
     Raises:
-        UnsupportedQuant: a tensor cannot be; the error names the first one.
+        UnsupportedQuant: a tensor cannot be dequantised; the error names the first one.
     """
     for slot in slots:
         if slot.tensor.type.number not in QUANTS:

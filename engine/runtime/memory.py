@@ -70,13 +70,13 @@ class CachedRows(NamedTuple):
 
 
 def plan_with_overheads(devices: Sequence[torch.device]) -> None:
-    """Plan with the GPU memory that CUDA itself took in earlier loads."""
+    """Plan with the GPU memory that CUDA itself used in earlier loads."""
     if any(device.type == "cuda" for device in devices):
         use_measured_overheads(list_devices(), MachineFile.of_user())
 
 
 def keep_overheads(devices: Sequence[torch.device]) -> None:
-    """Save how much memory CUDA takes on each GPU with all kernels loaded, for later plans."""
+    """Save how much memory CUDA uses on each GPU with all kernels loaded, for later plans."""
     taken = {str(d): taken_overhead(d) for d in set(devices) if d.type == "cuda"}
     for info in list_devices() if taken else ():
         n_bytes = taken.get(info.id)
@@ -113,7 +113,7 @@ class UsedMemory:
 
     def note_pass(self, n_tokens: int) -> None:
         """Take a measurement after a pass over `n_tokens` tokens."""
-        if n_tokens > 1 and self._resident:  # reading it costs as much as a small model's token
+        if n_tokens > 1 and self._resident:  # reading it takes as long as a small model's token
             self._resident.note()
 
     def note_beside(self, kind: str, n_bytes: int) -> None:
@@ -148,7 +148,7 @@ class UsedMemory:
     def free_once_closed(
         self, free: Mapping[str, int], plan: Plan, ranks: Sequence[Rank]
     ) -> dict[str, int]:
-        """Return each device's free memory after freeing the model, given the current amount."""
+        """Return each device's free memory without the model, given its current free memory."""
         total = dict(free)
         for device in {d for d in self._devices if d.type == "cuda" and str(d) in total}:
             total[str(device)] += torch.cuda.memory_allocated(device)  # including rounding
@@ -160,7 +160,7 @@ class UsedMemory:
         if plan.pictures_apart:
             total["cpu"] += self._beside["pictures"]
         for planned in plan.devices:
-            for kind, n_bytes in self._beside.items():  # kept, but planned for again
+            for kind, n_bytes in self._beside.items():  # kept, but planned for twice
                 if getattr(planned.memory, kind) and planned.device == "cpu":
                     total["cpu"] += n_bytes  # GPU memory is included in torch's
         return total

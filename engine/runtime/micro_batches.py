@@ -31,7 +31,7 @@ MIN_MICRO_ROWS = 128
 
 TRIED_ROWS = 512
 """Maximum batch size, in tokens, to measure with, as a load computes four such batches. Splitting
-larger batches costs less, so if it pays for this size, it pays for those."""
+larger batches costs less, so if it pays at this size, it pays at larger ones."""
 
 ORDER = (False, True, True, False)
 """Order of the measurements: True for micro-batches; each twice, because clock rates drift."""

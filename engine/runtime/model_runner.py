@@ -1,4 +1,4 @@
-"""Forward passes on all ranks of a model; passes over single tokens are recorded and replayed."""
+"""Forward passes on all ranks of a model; single-token passes are recorded and replayed."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 NEXT_TOKENS = Sentence("to compute the next tokens")
-BEGIN = Sentence("to begin a sequence")
+BEGIN = Sentence("to start a sequence")
 COPY = Sentence("to copy the cache")
 DRAFT = Sentence("to draft tokens")
 
-NO_CANDIDATES = Sentence("its kernels cannot compare the likeliest tokens of all devices")
+NO_CANDIDATES = Sentence("its kernels cannot compare the likeliest tokens from all devices")
 
 
 class ModelRunner:
@@ -57,7 +57,7 @@ class ModelRunner:
     It runs batches of several sequences without knowing which sequence uses which page; the
     scheduler keeps track of that.
 
-    Passes over single tokens are recorded and then replayed; see `engine.runtime.pass_executor`.
+    Single-token passes are recorded and then replayed; see `engine.runtime.pass_executor`.
     MTP blocks draft the next tokens: before a draft they read the tokens that were decoded since
     the last one. A device that samples ahead has to stop for each draft, and models with MTP blocks
     do not compute prompts in micro-batches on GPUs, so `--draft auto` loads them only on CPUs.
@@ -107,14 +107,14 @@ class ModelRunner:
 
     @property
     def max_verify_rows(self) -> int:
-        """Maximum number of rows with which verifying drafts gives the same bits as single rows."""
+        """Maximum number of rows for which verifying gives the same bits as single rows."""
         busy = [rank for rank in self.ranks if not rank.is_idle]
         are_alike = all(rank.backend.captures or rank.device.type == "cpu" for rank in busy)
         return MAX_AT_ONCE if are_alike else SMALL_BATCH
 
     @property
     def passes(self) -> PassExecutor:
-        """Executor of passes over single tokens, created for the loaded ranks on first use."""
+        """Executor of single-token passes, created for the loaded ranks on first use."""
         if self._made_passes is None:
             self._made_passes = make_passes(
                 self.executor, self.ranks, self.batches, self.meeting, self.fallbacks,
@@ -124,7 +124,7 @@ class ModelRunner:
 
     @property
     def n_single(self) -> Counter[PassSize]:
-        """Number of passes over single tokens since recordings were last dropped, by size."""
+        """Number of single-token passes since recordings were last dropped, by size."""
         return self.passes.n_single
 
     def warm_up(self) -> None:

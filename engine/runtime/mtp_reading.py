@@ -23,7 +23,7 @@ class UnreadTokens:
     """The unread tokens of all sequences, by batch index.
 
     Args:
-        n_blocks: number of MTP blocks. Block k makes the k-th draft; a single one makes all drafts.
+        n_blocks: number of MTP blocks. Block k computes the k-th draft; a single one computes all.
     """
 
     def __init__(self, n_blocks: int = 1) -> None:
@@ -53,7 +53,7 @@ class UnreadTokens:
             n_ahead: number of later tokens that may be computed along with it.
         """
         text = self._of.get(piece.batch_index)
-        most = KEPT_STATES - self._n_blocks + 1  # drafts also take up places
+        most = KEPT_STATES - self._n_blocks + 1  # drafts also take up slots
         return text is not None and piece.stop + n_ahead - min(text.n_read) >= most
 
     def due(self, batch: Batch, n_ahead: int = 0) -> Iterator[Reading]:
@@ -85,7 +85,7 @@ class UnreadTokens:
             number: number of drafts before these tokens.
         """
         block = min(number, self._n_blocks - 1)
-        if block < number:  # the block has computed the hidden states of drafts itself
+        if block < number:  # the block has computed the drafts' hidden states itself
             return [], (block, (ids, batch))
         for token, piece in zip(ids, batch.pieces, strict=True):
             self._text(piece).add(piece.n_past, token)

@@ -1,4 +1,4 @@
-"""Passes over single tokens and MTP blocks: computed, then recorded or captured, then replayed.
+"""Single-token and MTP block passes: computed, then recorded or captured, then replayed.
 
 All passes of the same size run the same operations, so one is recorded and then replayed: as native
 calls if all ranks use CPU kernels (`RecordedPasses`), otherwise as CUDA graphs on the ranks with
@@ -49,12 +49,12 @@ Rehearse = Callable[[Callable[[int], "Tensor | None"]], object]
 
 
 def are_captured(ranks: Sequence[Rank]) -> bool:
-    """Return whether any rank, on any machine, captures passes over single tokens."""
+    """Return whether any rank, on any machine, captures single-token passes."""
     return any(rank.backend.captures or rank.elsewhere.some for rank in ranks)
 
 
 def captures_of(ranks: Sequence[Rank]) -> Captures:
-    """Return which ranks, on all machines, capture passes over single tokens."""
+    """Return which ranks, on all machines, capture single-token passes."""
     return Captures(
         some=are_captured(ranks),
         all=all((r.is_idle or r.backend.captures) and r.elsewhere.all for r in ranks),
@@ -81,7 +81,7 @@ class KernelMeetings(NamedTuple):
 
 
 class OneShotUse:
-    """One-shot all-reduces of a model's ranks, as long as they are used.
+    """One-shot all-reduces of a model's ranks, while they are in use.
 
     Attributes:
         control: the all-reduces; None if there are none or they were retired.
@@ -114,7 +114,7 @@ class OneShotUse:
         self._of_machines, self._agreed = meetings, agreed
 
     def agreed(self, problem: str) -> str:
-        """Send this machine's problem, or ""; return that of the first machine with one."""
+        """Send this machine's problem, or ""; return that of the first machine that has one."""
         return problem if self._agreed is None else self._agreed(problem)
 
     def without_waiting(self) -> AbstractContextManager[object]:
@@ -153,7 +153,7 @@ class PassExecutor:
 
     Attributes:
         n_until_recorded: which pass of each size is recorded, counted from 1.
-        n_single: number of passes over single tokens since `restart`, by size.
+        n_single: number of single-token passes since `restart`, by size.
         n_drafts: number of passes over MTP blocks since `restart`, by size.
     """
 
@@ -170,7 +170,7 @@ class PassExecutor:
         return False
 
     def size_of(self, batch: Batch) -> PassSize:
-        """Return the size under which a pass over single tokens is recorded."""
+        """Return the size under which a single-token pass is recorded."""
         return len(batch.pieces)
 
     def padded(self, ids: Sequence[int], batch: Batch) -> tuple[Sequence[int], Batch]:
@@ -428,7 +428,7 @@ class CapturedPasses(PassExecutor):
         is_for_gpus = all(rank.backend.captures and rank.backend.compiles for rank in busy)
         is_known = any(found.kind == "exchange" for found in self._fallbacks.current)
         if is_for_gpus and not is_known:
-            why = Sentence("its kernels cannot do all of them")
+            why = Sentence("its kernels do not support all of them")
             self._fallbacks.report("exchange", gpus_of(self._ranks), why)
 
     def _refuse(self, size: PassSize, why: str) -> None:
@@ -452,7 +452,7 @@ def make_passes(
 
 
 def has_kernels(ranks: Sequence[Rank]) -> bool:
-    """Return whether any rank can record or capture calls of its kernels."""
+    """Return whether any rank can record or capture calls to its kernels."""
     return any(rank.backend.records or rank.backend.captures for rank in ranks)
 
 

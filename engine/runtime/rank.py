@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from engine.runtime.micro_batches import MicroBatches
 
 DraftSize = tuple[int, int, int]
-"""Index of an MTP block, tokens in its pass, and how many of them are only read."""
+"""Index of an MTP block, number of tokens in its pass, and how many of them are only read."""
 
 
 class Captures(NamedTuple):
-    """Which ranks with a part of a model capture passes over single tokens on their devices.
+    """Which of the ranks that hold part of a model capture single-token passes on their devices.
 
     Attributes:
         some: whether any rank does; the others then take part step by step, with as many rows.
@@ -63,7 +63,7 @@ class Rank:
         slots: the model's tensors and the attributes that hold the rank's parts of them.
         states: keys, values and recurrent states of the layers.
         is_idle: whether the rank has no part of the model.
-        tokens: input ids for passes over single tokens, int64 (MAX_AT_ONCE,).
+        tokens: input ids for single-token passes, int64 (MAX_AT_ONCE,).
         recordings: recordings of such passes, by size.
         draft_recordings: recordings of passes over MTP blocks.
         refusal: reason why tokens cannot be recorded; "" if they can.
@@ -87,7 +87,7 @@ class Rank:
         self.refusal = (
             ""
             if backend.records or backend.captures
-            else "its device has no kernels that can be repeated"
+            else "its device has no kernels that can be replayed"
         )
         self.elsewhere = NO_RANKS
         self.tokens = torch.zeros(MAX_AT_ONCE, dtype=torch.int64, device=context.device)
@@ -109,7 +109,7 @@ class Rank:
 
     @property
     def trunk_slots(self) -> Sequence[Slot]:
-        """Tensors of the main blocks and of the model's input and output, each once."""
+        """Tensors of the main blocks and of the model's input and output, without duplicates."""
         n_trunk = self.model.hp.n_trunk
         slots = (slot for slot in self.slots if not isinstance(slot.owner, CopiedHead))
         places = ((slot, split_name(slot.tensor.name)) for slot in slots)
@@ -240,7 +240,7 @@ class Rank:
         return logits, None if hidden is None else hidden[-1]
 
     def captured(self, compute: Callable[[], Tensor | None]) -> Captured[Tensor | None]:
-        """Return a capture of `compute`; on ranks without a GPU, replaying it recomputes it.
+        """Return a capture of `compute`; on ranks without a GPU, a replay recomputes it.
 
         Raises:
             NotRepeatable: the computation cannot be captured; see `gpu.launch.graph`.

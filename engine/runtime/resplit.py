@@ -44,7 +44,7 @@ UsedSlots = Sequence[Sequence[range]]
 """For each group of layers, the ranges of KV cache slots to keep."""
 
 DOING = Sentence("to re-split the model")
-"""Purpose for which a re-split needs memory, for errors."""
+"""Purpose for which a re-split needs memory, for error messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,7 @@ def _parts_to_copy(rank: Rank, state: State, used: UsedSlots) -> list[tuple[slic
 
 
 def _kept_slots(old: Sequence[Rank], new: Sequence[Rank]) -> dict[tuple[int, int], int]:
-    """Return the old rank on the same device from which each (new rank, slot) takes its value."""
+    """Return, for each (new rank, slot), the old rank on its device that supplies its value."""
     kept: dict[tuple[int, int], int] = {}
     for index in range(len(new[0].slots)):
         holders: dict[object, list[int]] = defaultdict(list)
@@ -316,7 +316,7 @@ def _form(rank: Rank, index: int) -> object:
 
 
 def _staying(source: Sequence[Rank], target: Sequence[Rank], index: int) -> dict[int, int]:
-    """Return, for each target rank, the source rank whose state it can take over whole."""
+    """Return, for each target rank, the source rank whose whole state it can take over."""
     holders: dict[object, list[int]] = defaultdict(list)
     for rank in source:
         holders[rank.context.cache.memory_key(rank.states[index])].append(rank.number)

@@ -269,7 +269,7 @@ class ThreadRuntime:
                 )
 
     def free_once_closed(self, free: Mapping[str, int]) -> dict[str, int]:
-        """Return each device's free memory after freeing the model, given the current amount."""
+        """Return each device's free memory without the model, given its current free memory."""
         return self._memory.free_once_closed(free, self.plan, self.ranks)
 
     def kernel_s(self) -> list[float] | None:
@@ -370,7 +370,7 @@ def _directions(params: LoadParams, hp: HParams) -> Mapping[int, Direction]:
 
 def _without_machines(*_: object) -> ThreadRuntime:
     raise EngineError(
-        "These settings are for a model on several machines, which have not joined.",
+        "These settings need several machines, but they have not joined.",
         "Start them with tandem serve --nodes and tandem join.",
     )
 

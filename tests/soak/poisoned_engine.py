@@ -29,10 +29,10 @@ MAX_ADDED = 8 << 20
 
 CUT_FILE = "cut file"
 MEMORY = "memory limit"
-SHORT_OF_MEMORY = ("cpu has ", "The engine gave up after an internal error (SIGABRT) while ")
+SHORT_OF_MEMORY = ("cpu has ", "The engine aborted after an internal error (SIGABRT) while ")
 """Beginnings of what the window may say then."""
 
-WRONG_ADDRESS = "The engine crashed at an invalid memory address (SIGSEGV) while "
+WRONG_ADDRESS = "The engine crashed accessing an invalid memory address (SIGSEGV) while "
 
 POISONS = {
     "SIGSEGV": (signal.SIGSEGV, WRONG_ADDRESS),

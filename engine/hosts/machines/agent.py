@@ -37,7 +37,7 @@ LOOK_S = 0.25
 """Seconds between two checks of the worker."""
 
 MAX_STOPPED = 6
-"""Number of consecutive checks that find the worker stopped after which it counts as lost."""
+"""Number of consecutive checks that must find the worker stopped before it counts as lost."""
 
 MAX_SILENT = 120
 """The same for checks without a heartbeat, as some libraries hold Python's lock."""
@@ -153,8 +153,8 @@ def _own_store(task: AgentTask) -> object:
 
 def _end_of(code: int) -> str:
     if code < 0:
-        return f"its process was ended by signal {-code}"
-    return f"its process ended by itself (exit status {code})"
+        return f"its process was killed by signal {-code}"
+    return f"its process exited unexpectedly (exit status {code})"
 
 
 def _report_fault(why: str) -> None:

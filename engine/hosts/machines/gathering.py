@@ -108,13 +108,13 @@ class Gathering:
         names = [one.name for number, one in self._expected.items() if number not in self._joined]
         n = self._n - 1 - len(self._joined)
         if names:
-            template = "The model waits for {n} more machines to join ({names})."
+            template = "The model is waiting for {n} more machines to join ({names})."
             if n == 1:
-                template = "The model waits for {n} more machine to join ({names})."
+                template = "The model is waiting for {n} more machine to join ({names})."
             return Sentence(template, n=n, names=", ".join(names))
-        template = "The model waits for {n} more machines to join."
+        template = "The model is waiting for {n} more machines to join."
         if n == 1:
-            template = "The model waits for {n} more machine to join."
+            template = "The model is waiting for {n} more machine to join."
         return Sentence(template, n=n)
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -137,8 +137,8 @@ class Gathering:
             found = {lines.own_address for _, lines in self._joined.values()}
         if len(found) > 1:
             raise EngineError(
-                "The machines have reached this one at {addresses}.",
-                "Name one of these addresses with --rendezvous HOST:PORT.",
+                "The machines reach this one at different addresses: {addresses}.",
+                "Specify one of these addresses with --rendezvous HOST:PORT.",
                 addresses=listed(sorted(found)),
             )
         return found.pop() if found else "127.0.0.1"
@@ -152,7 +152,7 @@ class Gathering:
                 lines.send(kind, **values)
 
     def close(self) -> None:
-        """Tell all machines that the server has ended, and let no more join; safe to call twice."""
+        """Tell all machines that the server is stopping, and admit no more; safe to call twice."""
         self.send_all("bye")
         with self._changed:
             self._is_closed = True
@@ -247,12 +247,12 @@ class Gathering:
         with self._changed:
             free = [number for number in range(1, self._n) if number not in self._joined]
             if not free or self._is_closed:
-                return None, Sentence("All {n} machines have joined already.", n=self._n)
+                return None, Sentence("All {n} machines have already joined.", n=self._n)
             known = self._expected
             fit = [n for n in free if n not in known or known[n].devices == devices]
             if not fit:
                 had = ", ".join(known[free[0]].devices)
-                template = "The free place is for a machine with the devices {devices}."
+                template = "The free place is reserved for a machine with the devices {devices}."
                 return None, Sentence(template, devices=had)
             name, infos = one_line(str(hello.get("name", "")), 60), devices_from(hello.get("infos"))
             machine = JoinedMachine(fit[0], name, address, devices, infos)

@@ -50,7 +50,7 @@ def interface_of(address: str) -> str:
                 )
                 if own.ip == sought or (sought.is_loopback and own.ip.is_loopback):
                     return name
-    raise EngineError("No interface of this machine has the address {address}.", address=address)
+    raise EngineError("No interface on this machine has the address {address}.", address=address)
 
 
 def address_of(interface: str) -> str:
@@ -90,7 +90,7 @@ def default_address() -> str:
         except OSError:
             raise EngineError(
                 "This machine has no default route to other machines.",
-                "Name its address with --rendezvous HOST:PORT.",
+                "Specify its address with --rendezvous HOST:PORT.",
             ) from None
         return str(sock.getsockname()[0])
 
@@ -120,7 +120,7 @@ def connect(host: str, port: int, interface: str = "") -> socket.socket:
         return socket.create_connection((host, port), CONNECT_S, source)
     except OSError as error:
         problem = Sentence(error.strerror or str(error) or "it does not respond")
-        hint = "Is `tandem serve --nodes` running there, and the port open in its firewall?"
+        hint = "Is `tandem serve --nodes` running there, and is the port open in its firewall?"
         address = f"{host}:{port}"
         if source is None:
             raise EngineError(

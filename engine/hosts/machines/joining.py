@@ -126,7 +126,7 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
         own, other = ours.get(what, ""), str(theirs.get(what, ""))[:40]
         if own != other:
             return Sentence(
-                "It has {name} {other}, and this machine {own}.",
+                "It has {name} {other}, but this machine has {own}.",
                 name=what,
                 other=other or "?",
                 own=own or "?",
@@ -149,13 +149,13 @@ def file_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """Return how a machine's file differs from machine 0's, as a sentence; "" if it does not."""
     if theirs.get("bytes") != ours["bytes"]:
         return Sentence(
-            "It has another file: {n} bytes of weights instead of {expected}.",
+            "It has a different file: {n} bytes of weights instead of {expected}.",
             n=str(theirs.get("bytes")),
             expected=ours["bytes"],
         )
     if theirs.get("hash") != ours["hash"]:
         return Sentence(
-            "It has another file of the same size: the header or samples of the weights differ."
+            "It has a different file of the same size: the header or sampled weights differ."
         )
     return ""
 
@@ -168,7 +168,7 @@ def checked_path(path: str) -> str:
     """
     if not Path(path).is_file():
         raise EngineError(
-            "There is no file {path}.", "Name this machine's copy with --model.", path=path
+            "There is no file {path}.", "Specify this machine's copy with --model.", path=path
         )
     return str(Path(path).resolve())
 
@@ -249,7 +249,7 @@ def join_machines(request: JoinRequest, note: Callable[[str], None]) -> None:
                 time.sleep(AGAIN_S)  # machine 0 may not have noticed yet that the place is free
                 continue
             except OSError:
-                template = "{server} has closed the connection, or is gone. Joining again."
+                template = "{server} has closed the connection or is gone. Joining again."
                 why = Sentence(template, server=server)
         note(why)
         lost_at = time.monotonic()
@@ -277,7 +277,7 @@ class Stay:
         self.server: str = Sentence("The server")
 
     def run(self) -> bool:
-        """Follow machine 0; return whether it has ended, rather than only the connection.
+        """Follow machine 0; return whether it has stopped, rather than only the connection.
 
         Raises:
             EngineError: this machine is refused.
@@ -294,7 +294,7 @@ class Stay:
             with DeviceMonitor() as monitor:
                 for line in self._lines.alive():
                     if line["kind"] == "bye":
-                        self._note(Sentence("The server has ended."))
+                        self._note(Sentence("The server has stopped."))
                         return True
                     if line["kind"] == "welcome":
                         monitor.start(self._send_states, REPORT_S)
@@ -383,7 +383,7 @@ class Agent:
                 self._on_fault(self, why)
         status = self._process.wait()
         if status and not why:
-            template = "torchrun's agent has ended (exit status {code})"
+            template = "torchrun's agent has exited (exit status {code})"
             self._on_fault(self, Sentence(template, code=status))
 
     def kill(self) -> None:

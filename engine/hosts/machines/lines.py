@@ -37,7 +37,9 @@ MAX_SILENT = 6
 """Number of waits of `BEAT_S` without a line after which the other machine counts as lost. They are
 counted, not timed, because this process may itself have been suspended."""
 
-SILENT = Sentence("The server there is silent: it is busy with other connections, or not Tandem.")
+SILENT = Sentence(
+    "The server there is silent: it is busy with other connections, or is not Tandem."
+)
 SILENT_HINT = Sentence("Try again, and check which programs connect to that port.")
 NOT_TANDEM = Sentence("The server there is not Tandem.")
 
@@ -99,11 +101,11 @@ class Lines:
         self._n_received += 1
         found = _object(text)
         if not isinstance(found.get("kind"), str):
-            raise LineError("A line of an unexpected kind was received.")
+            raise LineError("An unexpected kind of line was received.")
         return found
 
     def alive(self) -> Iterator[dict[str, Any]]:
-        """Yield received lines, with heartbeats both ways, until they stop.
+        """Yield received lines, with heartbeats in both directions, until none arrive.
 
         Raises:
             LineError, OSError: see `receive`.
@@ -181,14 +183,14 @@ def join(sock: socket.socket, token: str) -> Lines:
     if "tandem" not in greeting:
         raise LineError("The server there is not `tandem serve --nodes`.")
     if greeting["tandem"] != PROTOCOL:
-        raise LineError("The server is another version of Tandem.", "Install the same version.")
+        raise LineError("The server runs another version of Tandem.", "Install the same version.")
     theirs, mine = _text(greeting, "nonce"), secrets.token_hex(16).encode()
     proof = _proof(token, b"join", theirs, mine)
     _send(sock, {"nonce": mine.decode(), "proof": proof.decode()})
     reply = _object(_plain_line(sock, until))
     if "refused" in reply:
         why = one_line(str(reply["refused"]), 300)
-        raise LineError(why, "Give the token that the server shows.")
+        raise LineError(why, "Use the token that the server shows.")
     if not hmac.compare_digest(_text(reply, "proof"), _proof(token, b"lead", theirs, mine)):
         raise LineError("The server there does not know the token.")
     return Lines(sock, _hmac(token.encode(), b"lines", theirs, mine), is_leader=False)

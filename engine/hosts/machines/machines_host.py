@@ -23,7 +23,7 @@ class SessionHost(ProcessHost):
     """A `ProcessHost` that does not restart its process.
 
     Args:
-        on_end: called on a thread with the error when the process has ended unexpectedly.
+        on_end: called on a thread with the error when the process has exited unexpectedly.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class MachinesHost:
             except EngineError as error:
                 self._send(HostEvent(number, Failed(error)))
             else:
-                assert self._session is not None, "it has just been started"
+                assert self._session is not None, "it has only just started"
                 self._session.submit(command, number)
         return number
 
@@ -148,12 +148,12 @@ class MachinesHost:
             log.error("%s", why)
             self._gathering.send_all("end", why=why)
             threading.Thread(target=partial(session.close, 0), daemon=True).start()
-            error = MachineLost(why, "The model is loaded again once all machines have joined.")
+            error = MachineLost(why, "The model will be reloaded once all machines have joined.")
             numbers = sorted(self._unanswered) or [0]
             for number in numbers:
                 is_lost = self._has_model and number == numbers[0]
                 self._send(HostEvent(number, Failed(error, is_lost)))
             if had_model and self._gathering.is_complete:
                 self._gathering.on_change(
-                    Sentence("All machines have joined: the model is loaded again.")
+                    Sentence("All machines have joined: reloading the model.")
                 )

@@ -113,7 +113,7 @@ FROM_ENGINE: Codec[FromEngine] = Codec(FromEngine)
 log = logging.getLogger(__name__)
 
 FRAME_S = 1 / 25
-"""Seconds between two batches of events that can wait, as often as the window empties its queue.
+"""Seconds between two batches of events that can wait; the window empties its queue as often.
 Each batch takes CPU time in both processes, which matters for small models."""
 
 BEAT_S = 0.5
@@ -144,7 +144,7 @@ class EventSender:
             self._waiting.append(event)
             is_urgent = not isinstance(event.event, PATIENT)
             self._is_urgent = self._is_urgent or is_urgent
-            if is_urgent or len(self._waiting) == 1:  # else it waits for the frame already
+            if is_urgent or len(self._waiting) == 1:  # otherwise, its thread is waiting
                 self._changed.notify_all()
 
     def close(self) -> None:

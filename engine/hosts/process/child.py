@@ -53,18 +53,18 @@ FATAL = "Fatal Python error"
 _SIGNALS = {
     "SIGKILL": Sentence("was killed"),
     "SIGTERM": Sentence("was terminated by another program"),
-    "SIGSEGV": Sentence("crashed at an invalid memory address"),
-    "SIGBUS": Sentence("crashed reading memory or a file that is gone"),
-    "SIGILL": Sentence("crashed at an instruction that this processor lacks"),
-    "SIGFPE": Sentence("crashed at an invalid calculation"),
-    "SIGABRT": Sentence("gave up after an internal error"),
+    "SIGSEGV": Sentence("crashed accessing an invalid memory address"),
+    "SIGBUS": Sentence("crashed reading memory or a file that no longer exists"),
+    "SIGILL": Sentence("crashed on an instruction that this processor does not support"),
+    "SIGFPE": Sentence("crashed on an invalid calculation"),
+    "SIGABRT": Sentence("aborted after an internal error"),
 }
 
 _WINDOWS_CODES = {
     0xC0000005: _SIGNALS["SIGSEGV"],
     0xC000001D: _SIGNALS["SIGILL"],
     0xC0000017: Sentence("ran out of memory"),
-    0xC00000FD: Sentence("ran out of stack memory"),
+    0xC00000FD: Sentence("ran out of stack space"),
     0xC0000409: _SIGNALS["SIGABRT"],
 }
 
@@ -92,23 +92,23 @@ class Death:
             return self.why
         if self.code < 0:
             name = _signal_name(-self.code)
-            manner = _SIGNALS.get(name) or Sentence("was ended")
+            manner = _SIGNALS.get(name) or Sentence("was killed")
             return Sentence("{manner} ({signal})", manner=manner, signal=name)
-        manner = _WINDOWS_CODES.get(self.code & 0xFFFFFFFF) or Sentence("ended by itself")
+        manner = _WINDOWS_CODES.get(self.code & 0xFFFFFFFF) or Sentence("exited unexpectedly")
         return Sentence("{manner} (exit status {code})", manner=manner, code=self.code)
 
 
 def crash_of(death: Death, doing: str) -> EngineCrashed:
-    """Return the error that says how the engine ended.
+    """Return an error that explains how the engine ended.
 
     Args:
         doing: what it was doing, for example "while answering on cuda:0".
     """
-    hint = Sentence("Load the model again to go on; your chats are kept.")
+    hint = Sentence("Load the model again to continue; your chats are kept.")
     if death.is_memory_short and death.code == -_SIGKILL:
         hint = Sentence(
-            "{hint} The system had run out of memory and ended programs: choose a smaller context"
-            " or model, or close other programs.",
+            "{hint} The system ran out of memory and killed programs: choose a smaller context or"
+            " model, or close other programs.",
             hint=hint,
         )
     if lines := _relevant(death.log):
@@ -117,16 +117,14 @@ def crash_of(death: Death, doing: str) -> EngineCrashed:
 
 
 def start_failure(error: OSError | MemoryError) -> EngineCrashed:
-    """Return the error that says why the engine's process cannot be started."""
+    """Return an error that explains why the engine's process cannot be started."""
     number = error.errno if isinstance(error, OSError) else errno.ENOMEM
     why = os.strerror(number) if number else str(error)
     hint = Sentence("Load the model again.")
     if number in (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE):
         hint = Sentence("Close other programs, then load the model again.")
     elif number in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOEXEC):
-        hint = Sentence(
-            "Install Tandem again: its Python, {path}, cannot be run.", path=sys.executable
-        )
+        hint = Sentence("Reinstall Tandem: its Python, {path}, cannot be run.", path=sys.executable)
     problem = Sentence(why)
     return EngineCrashed("The engine cannot be started: {problem}.", hint, problem=problem)
 
@@ -140,7 +138,7 @@ def stopped_hint(device: str, model: ModelLoaded | None) -> str:
     if model is None:
         template = "Load the model again; if this comes back, load it without {device}."
         return Sentence(template, device=device)
-    template = "{model} still answers; eject it to use {device} again."
+    template = "{model} still works; eject it to use {device} again."
     return Sentence(template, model=model.info.name, device=device)
 
 
@@ -193,8 +191,8 @@ def _activity(command: Command | None) -> str:
         SaveState: Sentence("saving the chat's cache"),
         LoadState: Sentence("loading the chat's cache"),
         Embed: Sentence("computing embeddings"),
-        ScoreTokens: Sentence("scoring a text"),
-        Tokenize: Sentence("splitting a text into tokens"),
+        ScoreTokens: Sentence("scoring text"),
+        Tokenize: Sentence("splitting text into tokens"),
         Detokenize: Sentence("joining tokens"),
         ApplyTemplate: Sentence("rendering a prompt"),
     }
@@ -229,7 +227,7 @@ BUSY_S = 150.0
 heartbeats."""
 
 BUSY_SHARE = 0.1
-"""Share of a core's time above which a process is computing; low, as the machine may be busy."""
+"""Share of a core's time above which a process counts as computing; low, as others may compute."""
 
 END_S = 5.0
 """Seconds that a process has to exit after its connection was closed before it is killed."""
@@ -301,7 +299,7 @@ class EngineProcess:
         """Return the next message; None after the timeout.
 
         Raises:
-            EOFError, OSError: the process has ended.
+            EOFError, OSError: the process has exited.
         """
         try:
             return self._channel.receive(timeout_s)
@@ -383,15 +381,15 @@ class EngineProcess:
                 self._channel.send(message)
             except MessageError as error:
                 self._on_refused(message, error)
-            except OSError:  # it has ended, which the reader also notices
+            except OSError:  # it has exited, which the reader also notices
                 return
 
 
 def level_of(line: str, before: int) -> int:
-    """Return the level at which to log a line from a process's log; 0 to not log it.
+    """Return the level at which to log a line from a process's log; 0 to skip it.
 
     Args:
-        before: level of the previous line, which applies to lines without one, as in tracebacks.
+        before: level of the previous line, which also applies to lines without one (tracebacks).
     """
     first = line.partition(" ")[0]
     if first in LEVELS:

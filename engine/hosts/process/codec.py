@@ -138,7 +138,7 @@ class Codec(Generic[M]):
         return plain
 
     def _plain_error(self, error: EngineError) -> dict[str, object]:
-        """Return an error as its class declares it, or its base class if outside `errors`."""
+        """Return an error as JSON types; if its class is not in `errors`, as its base class."""
         known = (base for base in type(error).__mro__ if base.__name__ in self._classes)
         base = next(known, None)
         if base is None:
@@ -256,7 +256,7 @@ def _allows(hint: object, cls: type) -> bool:
 
 
 def _is_scalar(hint: object, plain: object) -> bool:
-    """Return whether a JSON value has a simple type; true is no number, but 1 is also a float."""
+    """Return whether a JSON value has a simple type; true is not a number, but 1 is a float."""
     if hint is float:
         return type(plain) in (int, float)
     return hint in (str, bool, int, NoneType) and type(plain) is hint

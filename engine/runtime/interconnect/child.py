@@ -2,8 +2,8 @@
 
 On some machines, the first use of a route between GPUs hangs forever or kills the program. This
 module is also the child's program. The child writes one line of JSON before each trial and one with
-its results; if it stops responding, the trial that it had started has failed. It sees only the GPUs
-to try, numbered from 0.
+its results; if it stops responding, the trial that it had started has failed. The child sees only
+the GPUs to try, numbered from 0.
 """
 
 from __future__ import annotations

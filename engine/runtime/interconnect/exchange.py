@@ -83,7 +83,7 @@ class GpuBench:
             warm_up(device)
         if not self.finish(60):
             names = Sentence("{a} or {b}", a=self.names[0], b=self.names[1])
-            raise EngineError("{devices} does not respond.", devices=names)
+            raise EngineError("{devices} is not responding.", devices=names)
 
     def slot(self, writer: int, place: Place, n_packet: int) -> PacketSlot:
         """Return a zeroed slot, as in all-reduces, for packets from device `writer` (0 or 1).
@@ -254,8 +254,8 @@ class Exchange:
         """Return each direction's result, given both sides' counts of lost and wrong packets.
 
         A side that misses a packet stops, so the other side then misses later rounds as well. If
-        both miss packets, the direction towards the side that got less far has failed, or both
-        directions if they got equally far.
+        both miss packets, the direction towards the side that stopped first has failed, or both
+        directions if they stopped in the same round.
         """
         seen = [status.cpu() for status in self._status]
         reached = [int(status[:, 0].min()) for status in seen]

@@ -178,8 +178,8 @@ class Prover:
                         notes += link_problems(*pair, failure, "on")
                         continue
                     note = (
-                        "Data from {a} to {b} {way} arrived before but does not now; the next load"
-                        " tests it again."
+                        "Data from {a} to {b} {way} used to arrive but no longer does; the next"
+                        " load tests this again."
                     )
                     notes.append(Sentence(note, a=pair[0], b=pair[1], way=BY[place]))
                     for ends in ((a, b), (b, a)):
@@ -215,12 +215,12 @@ class Prover:
         except (EngineError, RuntimeError) as error:  # CUDA can raise any RuntimeError
             if stopped := stopped_error(error, [torch.device(name) for name in (a, b)]):
                 raise stopped from None
-            log.warning("%s of %s and %s by %s: %s", means, a, b, place, error)
+            log.warning("%s between %s and %s via %s failed: %s", means, a, b, place, error)
             there, back = failed_trials(error)
         return {(a, b): there, (b, a): back}
 
     def _misses(self, pair: Pair, place: Place) -> bool:
-        """Return whether trials of a place are missing, or must be repeated as p2p is "on"."""
+        """Return whether trials of a place are missing, or must be repeated because p2p is "on"."""
         if place == "peer" and self._forbidden[pair]:
             return False
         a, b = pair
@@ -313,7 +313,7 @@ class ThisMachine:
     def try_in_child(
         self, pairs: Sequence[Pair], places: Sequence[Place], *, with_nccl: bool
     ) -> Mapping[Pair, dict[tuple[Means, Place], TrialRecord]]:
-        """Try pairs with full effort in child processes; hanging and crashing count as results."""
+        """Try pairs with full effort in child processes; hangs and crashes count as results."""
         from engine.runtime.interconnect.child import TrialStep, try_steps
 
         steps = [

@@ -1,8 +1,8 @@
 """Trials of the routes between two GPUs: random data is sent, compared bit by bit, and timed.
 
-That a driver reports peer access proves nothing: with some chipsets and settings, kernels' writes
-are lost or corrupted without an error although copies arrive. So each route is tried as it will be
-used, in each direction and in both simultaneously.
+A driver's report of peer access proves nothing: with some chipsets and settings, kernels' writes
+are silently lost or corrupted, although copies arrive. So each route is tried as it will be used,
+in each direction and in both simultaneously.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ N_STARTED = 32
 
 
 class Span(NamedTuple):
-    """One run of a kernel or a copy on a device; begin and end are in microseconds of any clock."""
+    """One run of a kernel or a copy on a device; begin and end are in microseconds on any clock."""
 
     device: str
     name: str

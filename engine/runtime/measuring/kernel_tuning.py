@@ -62,6 +62,6 @@ def tunable(requested: Sequence[str] = ()) -> list[str]:
     found = [device for device in dict.fromkeys(named) if device in here]
     if not found:
         raise EngineError(
-            "Only GPUs have kernels to tune.", "Name {gpu}, or no device.", gpu=here[0]
+            "Only GPUs have kernels to tune.", "Specify {gpu}, or no device.", gpu=here[0]
         )
     return found

@@ -78,7 +78,7 @@ def measure_link(a: str, b: str) -> LinkSpeed:
         if not is_out_of_memory(error):
             raise
         raise EngineError(
-            "{a} or {b} has no memory left to measure their link with.", a=a, b=b
+            "{a} or {b} has too little free memory to measure their link.", a=a, b=b
         ) from None
     finally:
         release_cached_memory(devices)

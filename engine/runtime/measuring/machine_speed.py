@@ -100,7 +100,7 @@ def measure_device(name: str) -> DeviceSpeed:
         if not is_out_of_memory(error):
             raise
         raise EngineError(
-            "{device} has no memory left to measure its speed with.", device=name
+            "{device} has too little free memory to measure its speed.", device=name
         ) from None
     finally:
         torch.set_num_threads(n_before)
@@ -164,7 +164,7 @@ def _weight_rates(kinds: Iterable[str], n_threads: int) -> dict[str, WeightRate]
         if not is_out_of_memory(error):
             raise
         raise EngineError(
-            "{device} has no memory left to measure its speed with.", device="cpu"
+            "{device} has too little free memory to measure its speed.", device="cpu"
         ) from None
     finally:
         torch.set_num_threads(n_before)

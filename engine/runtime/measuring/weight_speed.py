@@ -58,7 +58,7 @@ NUMBERS = {info.name: number for number, info in TYPES.items() if number in LAYO
 
 
 def measurable(kinds: Iterable[str]) -> list[str]:
-    """Return the kinds of weights that have kernels, each once."""
+    """Return the kinds of weights that have kernels, without duplicates."""
     return [kind for kind in dict.fromkeys(kinds) if kind in NUMBERS or kind in DTYPES]
 
 
@@ -205,7 +205,7 @@ class ProductSpeed:
         n_threads: number of threads.
         instruction_set: target of the kernels, as a value of `TANDEM_CPU`.
         bytes_per_s: weight bytes per second while one token is multiplied.
-        read_bytes_per_s: bytes per second in torch's sum, measured in turns with `bytes_per_s`.
+        read_bytes_per_s: bytes per second in torch's sum, measured alternately with `bytes_per_s`.
         few_op_per_s: multiplications and additions per second for `FEW` tokens.
         many_op_per_s: the same for `MANY` tokens.
         arithmetic: arithmetic for `MANY` tokens: "INT8" (our kernels), "INT16" or "F32" (our

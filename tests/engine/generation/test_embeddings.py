@@ -116,9 +116,9 @@ def test_what_cannot_be_embedded_is_a_sentence(
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        ({"pooling_type": RANK}, "it makes no embeddings"),
+        ({"pooling_type": RANK}, "it does not produce embeddings"),
         ({"pooling_type": 9}, "in a way that is not supported"),
-        ({"attention.causal": False}, "reads texts in both directions"),
+        ({"attention.causal": False}, "reads text in both directions"),
     ],
     ids=["rank", "unknown", "both directions"],
 )

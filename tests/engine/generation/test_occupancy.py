@@ -224,7 +224,7 @@ def test_a_callback_cannot_call_the_model(path: Path, tmp_path: Path) -> None:
         model.resplit([1, 1], devices=["cpu", "cpu"], on_progress=call, is_cancelled=call)
         assert len(answer(model, 5, 6)) == 12
     assert set(refused) == {
-        "The model is busy: it computes an answer.",
+        "The model is busy: it is computing an answer.",
         "The model is busy: its state is being saved.",
         "The model is busy: it is being re-split.",
     }

@@ -207,11 +207,11 @@ def test_recurrent_states_go_whole_or_not_at_all(recurrent: Path, tmp_path: Path
         expected, _ = ask(model, PROMPT, 5)
         told = model.save_state(file)
         for part in ({"stop": 5}, {"start": 5}):
-            with pytest.raises(StateFileError, match="recurrent state, of which no part"):
+            with pytest.raises(StateFileError, match="recurrent state, so its state can only"):
                 model.save_state(tmp_path / "part", **part)
         go_on, n_kept = ask(model, PROMPT + expected, 6)
     with load_model(recurrent, ["cpu"] * 2, [1, 3], n_ctx=64) as model:
-        with pytest.raises(StateFileError, match="no part can be loaded") as refused:
+        with pytest.raises(StateFileError, match="can only be loaded as a whole") as refused:
             model.load_state(file, n_tokens=5)
         assert refused.value.hint == f"Load all {told.n_tokens} tokens."
         model.load_state(file)
@@ -380,17 +380,19 @@ def test_states_of_others_are_refused_with_a_sentence(
     )
     with load_model(other, n_ctx=64) as model:
         refused = check_refused(
-            model, saved, "chat.state cannot be used here: it is of another model than tiny llama"
+            model,
+            saved,
+            "chat.state cannot be used here: it was saved with a model other than tiny llama",
         )
         assert refused.path == str(saved)
     with load_model(path, kv_type="q8_0") as model:
-        refused = check_refused(model, saved, "it has keys and values in f16 instead of q8_0")
+        refused = check_refused(model, saved, "its keys and values are f16 instead of q8_0")
         assert refused.hint == "Load the model with the KV type f16."
     with load_model(path, kv_type="f16/q8_0") as model:
-        check_refused(model, saved, "it has keys and values in f16 instead of f16/q8_0")
+        check_refused(model, saved, "its keys and values are f16 instead of f16/q8_0")
     steering = write_control_vector(tmp_path / "c.gguf", {1: np.ones(64, np.float32)})
     with load_model(path, control_vectors=[(steering, 1.0)]) as model:
-        check_refused(model, saved, "other control vectors")
+        check_refused(model, saved, "different control vectors")
 
 
 def test_a_state_with_other_rotations_is_refused(tmp_path: Path) -> None:
@@ -450,7 +452,7 @@ def test_tokens_that_the_model_does_not_have_are_refused(model: Model, saved: Pa
     for token in (-1, model.runtime.hp.n_vocab):
         _, behind = header_of(saved)
         rewrite(saved, lambda _: None, np.int32(token).tobytes() + behind[4:])
-        check_refused(model, saved, "tokens that the model does not have")
+        check_refused(model, saved, "tokens that do not exist in the model")
 
 
 @pytest.mark.parametrize(
@@ -560,7 +562,7 @@ def test_a_full_disk_leaves_the_file_before(
     monkeypatch.setattr(os, "fdopen", lambda *args: Full(real(*args)))
     model.logits(PROMPT)
     with pytest.raises(
-        StateFileError, match=r"of 0\.\d MiB cannot be saved .* No space left"
+        StateFileError, match=r"The 0\.\d MiB state cannot be saved .* No space left"
     ) as full:
         model.save_state(saved)
     assert "Make room" in full.value.hint

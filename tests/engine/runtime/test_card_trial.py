@@ -45,8 +45,8 @@ def tried(behaviour: str, folder: Path) -> CardVerdict | None:
         ("pass", "passed", ""),
         ("wrong", "wrong", "a norm came out wrong"),
         ("fault", "crashed", "RuntimeError: CUDA error"),
-        ("hang", "hung", "a test program did not end within 1 s in products"),
-        ("crash", "crashed", "a test program ended in the middle of products (exit status "),
+        ("hang", "hung", "a test program was still testing products after 1 s"),
+        ("crash", "crashed", "a test program stopped while testing products (exit status "),
     ],
 )
 def test_what_a_child_finds_is_the_verdict(
@@ -180,12 +180,12 @@ def test_the_cpu_and_what_is_interpreted_there_start_no_child(
 def test_a_card_that_crashes_its_child_computes_without_kernels_from_then_on(
     driver: FakeDriver, asked: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    crashed = CardVerdict("crashed", "a test program ended in the middle of norms", "2026-03-01")
+    crashed = CardVerdict("crashed", "a test program stopped while testing norms", "2026-03-01")
     monkeypatch.setattr(kernel_proof, "try_card", noted(asked["child"], crashed))
     (found,) = prove_kernels(["cuda:2"]).current
     assert (found.kind, found.devices) == ("kernels", ("cuda:2",))
     assert found.why == (
-        "a test program ended in the middle of norms, tested on 2026-03-01; "
+        "a test program stopped while testing norms, tested on 2026-03-01; "
         "'tandem devices --measure' tests again"
     )
     assert backend_choice.kernels_for("cuda:2") == ""

@@ -117,13 +117,13 @@ def test_measuring_stops_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_cannot_be_measured_is_said_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
-        raise EngineError("cpu has no memory left to measure its speed with.")
+        raise EngineError("cpu has too little free memory to measure its speed.")
 
     monkeypatch.setattr("engine.measure_facts", refuse)
     monkeypatch.setattr("engine.measure_link", refuse)
     said: list[str] = []
     measure_links([CPU], said.append)
-    assert sum("no memory left" in text for text in said) == 2
+    assert sum("too little free memory" in text for text in said) == 2
 
 
 def proven(lost: bool) -> LinkRecord:

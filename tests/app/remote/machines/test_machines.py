@@ -174,7 +174,7 @@ def test_a_command_that_is_refused_at_once_is_closed_by_its_number(path: str) ->
     number = host.submit(Load(LoadParams(path, ("cpu", "1/cpu"), split_mode="groups")))
     assert [one.command_id for one in events] == [number]
     assert isinstance(events[0].event, Failed)
-    assert "waits for 1 more machine" in events[0].event.error.message
+    assert "is waiting for 1 more machine" in events[0].event.error.message
     host.close()
     team.close()
 

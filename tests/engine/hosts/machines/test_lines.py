@@ -165,7 +165,7 @@ def test_other_versions_are_named() -> None:
     ours = {"Tandem": "1.0", "PyTorch": "2.13.0", "byte order": "little"}
     assert not difference(ours, dict(ours))
     theirs = {**ours, "PyTorch": "2.12.1"}
-    assert difference(ours, theirs) == "It has PyTorch 2.12.1, and this machine 2.13.0."
+    assert difference(ours, theirs) == "It has PyTorch 2.12.1, but this machine has 2.13.0."
 
 
 def test_addresses_are_read() -> None:

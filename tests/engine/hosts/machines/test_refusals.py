@@ -59,20 +59,20 @@ def test_another_version_is_refused(
         return {**ours, what: "other"}
 
     monkeypatch.setattr(joining, "machine_facts", facts)
-    told = f"It has {what} other, and this machine {ours[what]}."
+    told = f"It has {what} other, but this machine has {ours[what]}."
     assert refusal(gathering).endswith(told)
 
 
 def test_a_file_of_another_size_is_refused(gathering: engine.Gathering, tmp_path: Path) -> None:
     other = tiny_gguf(tmp_path / "o.gguf", quant="Q8_0", n_ff=512)
-    assert "It has another file: " in refusal(gathering, path=str(other))
+    assert "It has a different file: " in refusal(gathering, path=str(other))
 
 
 def test_another_file_of_the_same_size_is_refused(
     gathering: engine.Gathering, tmp_path: Path
 ) -> None:
     other = tiny_gguf(tmp_path / "o.gguf", quant="Q8_0", seed=1)
-    assert "It has another file of the same size" in refusal(gathering, path=str(other))
+    assert "It has a different file of the same size" in refusal(gathering, path=str(other))
 
 
 @pytest.mark.parametrize("devices", [7, None, ["no device"], []])
@@ -147,7 +147,7 @@ def test_a_busy_machine_is_tried_again(
 
 def test_a_machine_more_than_there_is_room_for_is_refused(gathering: engine.Gathering) -> None:
     gathering._n = 1
-    assert "All 1 machines have joined already." in refusal(gathering)
+    assert "All 1 machines have already joined." in refusal(gathering)
 
 
 def test_a_machine_that_was_lost_waits_until_its_place_is_free(
@@ -161,7 +161,7 @@ def test_a_machine_that_was_lost_waits_until_its_place_is_free(
     def place(*told: Any) -> tuple[Any, str]:
         nonlocal n_asked
         n_asked += 1
-        return (None, "All 2 machines have joined already.") if n_asked == 2 else placed(*told)
+        return (None, "All 2 machines have already joined.") if n_asked == 2 else placed(*told)
 
     def connect(*where: Any) -> socket.socket:
         lost.append(connected(*where))

@@ -122,9 +122,9 @@ def pid_of(host: ProcessHost) -> int:
     ("number", "said"),
     [
         pytest.param(signal.SIGKILL, "was killed (SIGKILL)", marks=pytest.mark.slow),
-        (signal.SIGSEGV, "crashed at an invalid memory address (SIGSEGV)"),
+        (signal.SIGSEGV, "crashed accessing an invalid memory address (SIGSEGV)"),
         pytest.param(
-            signal.SIGABRT, "gave up after an internal error (SIGABRT)", marks=pytest.mark.slow
+            signal.SIGABRT, "aborted after an internal error (SIGABRT)", marks=pytest.mark.slow
         ),
         (signal.SIGSTOP, "was stopped by another program"),
     ],
@@ -232,7 +232,7 @@ def test_a_process_that_dies_at_once_is_started_again_and_again_but_ever_later(
         waits.append(time.monotonic() - start)
         assert generation == number
         assert error.message == (
-            "The engine ended by itself (exit status 1) while it was starting."
+            "The engine exited unexpectedly (exit status 1) while it was starting."
         )
         assert "it is broken" in error.hint
         assert not failed.is_model_lost
@@ -488,7 +488,7 @@ def test_no_engine_outlives_the_window(path: str, number: int, is_stopped: bool)
 @pytest.mark.parametrize(
     ("code", "is_short", "said"),
     [
-        (-9, True, "had run out of memory"),
+        (-9, True, "system ran out of memory"),
         (-9, False, "Load the model again"),
         (-11, True, "Load the model again"),
     ],
@@ -496,7 +496,7 @@ def test_no_engine_outlives_the_window(path: str, number: int, is_stopped: bool)
 def test_a_kill_for_lack_of_memory_is_explained(code: int, is_short: bool, said: str) -> None:
     error = crash_of(Death(code, "", (), is_short), "while answering")
     assert said in error.hint
-    assert ("memory" in error.hint) == (said == "had run out of memory")
+    assert ("memory" in error.hint) == (said == "system ran out of memory")
 
 
 @pytest.mark.parametrize(

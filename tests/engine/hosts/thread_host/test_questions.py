@@ -120,7 +120,7 @@ def test_the_text_of_tokens_is_the_text_they_were_made_of(desk: Desk, path: str)
     assert desk.run(Detokenize(found.ids, skip_special=True)) == Detokenized(said[:-4])
     failed = desk.run(Detokenize((10**9,)))
     assert isinstance(failed, Failed)
-    assert "There are token ids outside 0 to" in str(failed.error)
+    assert "Some token ids are outside the range 0 to" in str(failed.error)
 
 
 def test_a_written_prompt_is_that_of_an_answer(desk: Desk, path: str) -> None:

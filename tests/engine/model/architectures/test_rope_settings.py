@@ -62,7 +62,7 @@ def test_a_split_keeps_it_and_a_state_fits_nothing_else(tmp_path: Path) -> None:
         assert model.load_state(state).ids
     with (
         load_model(path, n_ctx=64) as model,
-        pytest.raises(StateFileError, match="RoPE settings that differ"),
+        pytest.raises(StateFileError, match="different context length or RoPE settings"),
     ):
         model.load_state(state)
 

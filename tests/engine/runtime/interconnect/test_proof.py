@@ -189,7 +189,7 @@ def test_what_no_longer_works_is_not_used_and_is_proven_anew(path: Path, means: 
     assert getattr(routes.between(*TWO), means) == "host"
     assert routes.between("cuda:1", "cuda:0") == PEER
     assert routes.notes[0].startswith(
-        "Data from cuda:0 to cuda:1 over the direct link arrived before but does not now"
+        "Data from cuda:0 to cuda:1 over the direct link used to arrive but no longer does"
     )
     assert machine.asked == []
     again = FakeMachine()

@@ -52,6 +52,6 @@ def test_a_lack_of_memory_is_said_and_ends_all_threads(monkeypatch: pytest.Monke
     wait_for_templates()
     before = threading.active_count()
     monkeypatch.setattr("engine.runtime.measuring.link_speed._Rank.run", fail)
-    with pytest.raises(EngineError, match="no memory left to measure their link"):
+    with pytest.raises(EngineError, match="too little free memory to measure their link"):
         measure_link("cpu", "cpu")
     assert threading.active_count() == before
