@@ -133,7 +133,7 @@ class RunningAnswer:
         ids: its tokens so far, including `begun`.
         n_read, n_prompt: computed prompt tokens, and all prompt tokens; 0 while it waits.
         tokens_per_s: speed over the last second; 0 while unknown.
-        was_alone: whether no other answer has run concurrently, so that its speed is the model's.
+        was_alone: whether no other answer has run concurrently; if so, its speed is the model's.
     """
 
     def __init__(

@@ -375,7 +375,7 @@ class EngineClient(EngineSignals):
         """Detach the idle engine; the next command starts a new one.
 
         Returns:
-            The engine, if one is running; close it on another thread, as closing takes long.
+            The engine, if one is running; close it on another thread, since closing is slow.
         """
         host, self._host = self._host, None
         self.sharing.use(None)
@@ -395,7 +395,7 @@ class EngineClient(EngineSignals):
             return True
         ended = self._host is None or self._host.close(CLOSE_S)
         if not ended:
-            log.warning("the engine did not end within %.0f s", CLOSE_S)
+            log.warning("the engine did not stop within %.0f s", CLOSE_S)
         self._inbox.close()  # delivers the answers' last events
         self._set_state(EngineState.CLOSED)
         return ended
