@@ -189,7 +189,7 @@ def _texts(name: str, entry: Mapping[str, Any], key: str) -> tuple[str, ...]:
     value = entry.get(key) or []
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         raise EngineError(
-            tr("“{key}” of {name} is not a list of strings.").format(key=key, name=name)
+            tr("“{key}” in {name} is not a list of strings.").format(key=key, name=name)
         )
     return tuple(value)
 
@@ -201,7 +201,7 @@ def _pairs(name: str, entry: Mapping[str, Any], key: str) -> dict[str, str]:
     )
     if not is_valid:
         raise EngineError(
-            tr("“{key}” of {name} is not an object of strings.").format(key=key, name=name)
+            tr("“{key}” in {name} is not an object with string values.").format(key=key, name=name)
         )
     return {word: str(value) for word, value in pairs.items()}
 
@@ -237,7 +237,7 @@ class ToolServerStore:
         except FileNotFoundError:
             return ()
         except (OSError, ValueError, AttributeError, RecursionError, EngineError) as error:
-            log.info("the list of tool servers cannot be read and is renamed: %s", error)
+            log.info("the list of tool servers could not be read and was renamed: %s", error)
             self._set_aside()
             return ()
 
@@ -261,7 +261,7 @@ class ToolServerStore:
         return {name: value for name, value in headers.items() if value}
 
     def keep_secrets(self, server: ToolServer, old: ToolServer | None = None) -> Place:
-        """Store a server's header values; return where, or "keyring" if there are none.
+        """Store a server's header values; return where they are kept, or "keyring" if none.
 
         Args:
             old: the replaced server, whose stored values are kept for empty headers.

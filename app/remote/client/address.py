@@ -182,7 +182,7 @@ class KeyStore:
 
 
 def cleaned_key(text: str) -> str:
-    """Return a pasted key without spaces and line breaks.
+    """Return a pasted key without spaces or line breaks.
 
     Raises:
         EngineError: the key is invalid.

@@ -33,7 +33,7 @@ MAX_KEY: Final = 1 << 16
 
 
 class RemoteModel:
-    """A remote model with those parts of `engine.Model`'s interface that subcommands use.
+    """A remote model with the parts of `engine.Model`'s interface that subcommands use.
 
     Raises:
         EngineError: the request failed, or the server has no such model.

@@ -85,9 +85,9 @@ class MachinesDialog(QDialog):
     def _build(self) -> None:
         about = label(
             tr(
-                "Several machines can run one model that fits none of them alone. Each needs Tandem"
-                " and a copy of the model file. The traffic between them is not encrypted, so use"
-                " a network that you trust."
+                "Several machines can run one model that is too large for each of them alone. Each"
+                " needs Tandem and a copy of the model file. The traffic between them is not"
+                " encrypted, so use a network that you trust."
             ),
             role="muted",
         )
@@ -163,7 +163,7 @@ class MachinesPart(QObject):
 
     Args:
         path_of: returns the selected model's path, or "".
-        over: widget over whose window the dialog opens.
+        over: widget whose window the dialog opens over.
     """
 
     changed = Signal()  # other machines' devices or links have changed

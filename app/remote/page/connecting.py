@@ -130,7 +130,7 @@ class RemoteDialog(QDialog):
     def _build(self) -> None:
         about = label(
             tr(
-                "Another machine generates the answers: “tandem serve” or any OpenAI-compatible"
+                "Another machine generates the answers with “tandem serve” or any OpenAI-compatible"
                 " server. It receives what you write in chats with it, including system prompts and"
                 " attached files."
             ),
@@ -275,7 +275,7 @@ class RemoteConnecting(QObject):
             return
         self.dialog.show_models(models)
         n = len(models)
-        text = tr_n("{n} model", "{n} models", n) if n else tr("This server has no model.")
+        text = tr_n("{n} model", "{n} models", n) if n else tr("This server has no models.")
         self.dialog.show_status(text, is_error=not n)
 
     @Slot(object)

@@ -187,7 +187,9 @@ class ServerSession(QObject):
     def _on_key(self, found: _KeptKey) -> None:
         is_other, self.key = found.key != self.key, found.key
         self.key_problem = (
-            "" if found.is_kept else tr("The key cannot be saved. It is lost when Tandem closes.")
+            ""
+            if found.is_kept
+            else tr("The key cannot be saved. It will be lost when Tandem closes.")
         )
         if self.is_wanted and is_other and self.choices.needs_key:
             self._apply()

@@ -111,7 +111,7 @@ def test_a_program_that_dies_is_told_and_started_again(qtbot: QtBot, make_shell:
     card = add_program(shell, dialog, plain_server())
     until(qtbot, lambda: card.status.text() == "Ready")
     shell.tools.call("plain__die", {}, lambda _: None)
-    problem = "The program of plain has exited. Its last output: out of cheese"
+    problem = "The program for plain has exited. Its last output: out of cheese"
     until(qtbot, lambda: card.status.text() == problem)
     assert not card.head.isVisible()
     card.restart.click()
