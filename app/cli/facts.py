@@ -67,7 +67,7 @@ UNTRIED = (
 def kernels_text(devices: Sequence[DeviceInfo]) -> str:
     """Return one line per GPU on which Tandem's kernels failed their test."""
     return "\n".join(
-        f"PyTorch computes on {gpu} instead of Tandem's kernels: {why}."
+        f"PyTorch is used on {gpu} instead of Tandem's kernels: {why}."
         for gpu, why in card_problems(devices).items()
     )
 
@@ -366,7 +366,7 @@ def _write_plan(plan: Plan, short: Mapping[str, int], room: RoomLeft) -> None:
     stored = ", ".join(STORED[storage] for storage in plan.storage.split(" + "))
     write(f"{plan.n_ctx} tokens of context, weights stored {stored}")
     write(f"Room at the same time for {rooms_text(plan)}")
-    write(f"Prompts are computed {min(plan.n_batch, plan.n_ctx)} tokens at a time")
+    write(f"Prompts are processed {min(plan.n_batch, plan.n_ctx)} tokens at a time")
     if on_host := sum(d.memory.host_kv for d in plan.devices):
         write(f"{size(on_host)} of KV cache is in host memory")
     for d in plan.devices:

@@ -151,7 +151,8 @@ class Settings:
     )  # fmt: skip
     opens_downloads: bool = _shown(
         False, tr_later("Open a model when its download finishes"),
-        tr_later("While an answer is being written, a notice offers to open it."), "Downloads",
+        tr_later("While an answer is being written, a notice offers to open the model."),
+        "Downloads",
         words=tr_later("hugging face load start automatic"),
     )  # fmt: skip
     last_chat: str = _option("", "Chat that was open")

@@ -163,6 +163,6 @@ async def read_body(
 
 def _too_many(most: int) -> Refusal:
     return Refusal(
-        503, f"All requests together have more than {most / MIB:g} MiB.", "Try again later.",
+        503, f"All requests together exceed {most / MIB:g} MiB.", "Try again later.",
         code="too_many_bytes", retry_after_s=BUSY_S,
     )  # fmt: skip

@@ -91,7 +91,7 @@ def servers_in(text: str) -> tuple[ToolServer, ...]:
     entries = _entries(document)
     if not entries:
         raise EngineError(
-            tr("There is no server in this text."),
+            tr("This text contains no server."),
             tr("It should look like {example}.").format(example=EXAMPLE),
         )
     return tuple(_server(name, entry) for name, entry in list(entries.items())[:MAX_SERVERS])

@@ -213,7 +213,7 @@ def _start_sentence(server: ToolServer, error: OSError) -> str:
         text = tr("{name} cannot run in {folder}: {why}.")
         return text.format(name=server.name, folder=server.folder, why=error.strerror)
     if error.errno == errno.ENOENT:
-        return tr("There is no program {program}.").format(program=program)
+        return tr("The program {program} was not found.").format(program=program)
     return tr("{program} cannot be started: {why}.").format(program=program, why=error.strerror)
 
 

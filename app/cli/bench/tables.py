@@ -32,7 +32,7 @@ class BenchRow:
         n_threads: total CPU threads over all ranks; as requested if nothing was loaded.
         n_batch: prompt tokens per batch; None if unknown.
         storage: how weights are stored (see `Plan.storage`); "" if nothing was loaded.
-        error: the error's message, as the exception itself would keep the model alive.
+        error: the error's message; storing the exception would keep the model alive.
     """
 
     params: LoadParams

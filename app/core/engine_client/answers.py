@@ -156,7 +156,7 @@ def marker_behind(text: str) -> ThoughtMarker:
 
 
 class RunningAnswers:
-    """All unfinished answers, in the order requested; combines their texts into fewer signals."""
+    """All unfinished answers, in request order; combines their texts into fewer signals."""
 
     def __init__(self, signals: EngineSignals) -> None:
         self._signals = signals

@@ -123,7 +123,7 @@ class LogFile:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             handler = _BoundedFile(self.path, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
-            log.info("no log file: %s", error)
+            log.info("cannot create a log file: %s", error)
             return
         handler.setFormatter(logging.Formatter(FORMAT))
         root = logging.getLogger()

@@ -141,7 +141,7 @@ class MachineTeam:
             raise EngineError(tr("The other machines have disconnected."), tr(JOIN_AGAIN))
         if Path(path) != Path(self.path):
             name = Path(self.path).name
-            what = tr("The other machines joined for {name}.").format(name=name)
+            what = tr("The other machines joined to run {name}.").format(name=name)
             raise EngineError(what, tr("Have them join again for this model."))
         return self.gathering
 

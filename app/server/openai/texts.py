@@ -385,7 +385,9 @@ class TemplateRequest:
     model: str = body_field("Name of the model.", "")
     tools: tuple[OfferedTool, ...] = body_field("Tools for the model.", (), most=MAX_TOOLS)
     chat_template_kwargs: JsonObject | None = body_field("Variables for the chat template.", None)
-    add_generation_prompt: bool = body_field("End with the start of an answer.", default=True)
+    add_generation_prompt: bool = body_field(
+        "End the prompt with the start of an answer.", default=True
+    )
 
 
 async def tokenize(

@@ -144,7 +144,7 @@ class AccessSettings(QWidget):
             tr("Reachable from the network"),
             tr(
                 "Other machines can use the model with the key. The traffic is not encrypted, so"
-                " only enable this in trusted networks."
+                " only enable this on trusted networks."
             ),
         )
         self.for_pages = SwitchRow(
@@ -192,7 +192,7 @@ class AccessSettings(QWidget):
         self.needs_key.set_help(
             tr("Always required while the server is reachable from the network.")
             if is_locked
-            else tr("Prevents programs of other users on this machine from using the model.")
+            else tr("Prevents other users' programs on this machine from using the model.")
         )
         self.network.set_on(settings.server_on_network)
         self.for_pages.set_on(settings.server_for_pages)

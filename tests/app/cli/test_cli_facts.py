@@ -252,7 +252,7 @@ def test_a_plan_shows_a_row_for_each_rank(run: Run, model: Path) -> None:
     assert rows[1].startswith("1     cpu     25.0 %")
     assert rows[2] == "512 tokens of context, weights stored as small as in the file"
     assert rows[3] == "Room at the same time for 1 request of 512 tokens, or 2 of 256"
-    assert rows[4] == "Prompts are computed 512 tokens at a time"
+    assert rows[4] == "Prompts are processed 512 tokens at a time"
 
 
 def test_a_plan_says_how_many_requests_run_at_once(run: Run, model: Path) -> None:
@@ -271,4 +271,4 @@ def test_a_plan_says_how_many_prompt_tokens_are_computed_at_once(run: Run, model
     for options, expected in (((), 512), (("--batch", "64"), 64)):
         assert run("plan", model, *options, "--json").document["n_batch"] == expected
     out = run("plan", model, "--simulate", "2x4090", "--ctx", "4096").out
-    assert "Prompts are computed 2048 tokens at a time" in out
+    assert "Prompts are processed 2048 tokens at a time" in out

@@ -143,7 +143,7 @@ def test_a_server_that_dies_says_why_and_is_started_by_the_next_call(hub: Watche
 
 def test_a_server_can_be_started_again(hub: WatchedHub) -> None:
     (state,) = hub.settled(ToolServer("none", ("no-such-program", "x")))
-    assert (state.status, state.problem) == ("failed", "There is no program no-such-program.")
+    assert (state.status, state.problem) == ("failed", "The program no-such-program was not found.")
     n = hub.changes
     hub.hub.restart("none")
     hub.wait(lambda: hub.changes > n and hub.state("none").status == "failed")

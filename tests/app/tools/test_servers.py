@@ -58,8 +58,8 @@ def test_forms_of_other_programs_are_read(text: str, server: ToolServer) -> None
     [
         ("npx server", "This is not valid JSON: Expecting value: line 1 column 1 (char 0)."),
         ("[" * 100_000, "This is not valid JSON: "),
-        ("[]", "There is no server in this text."),
-        ("{}", "There is no server in this text."),
+        ("[]", "This text contains no server."),
+        ("{}", "This text contains no server."),
         ('{"mcpServers": {"a": 1}}', "a is not a server."),
         ('{"a": {}}', "a needs a command or an address."),
         ('{"a": {"command": "b", "args": "c"}}', "“args” in a is not a list of strings."),

@@ -122,7 +122,7 @@ def test_what_will_not_do_is_said_in_the_form(qtbot: QtBot, make_shell: MakeShel
     shell = make_shell()
     dialog = dialog_of(shell)
     add_program(shell, dialog, ToolServer("gone", ("no-such-program",)))
-    until(qtbot, lambda: dialog.cards["gone"].status.text().startswith("There is no program"))
+    until(qtbot, lambda: dialog.cards["gone"].status.text().startswith("The program no-such"))
     dialog.add.click()
     form = form_of(shell)
 
@@ -139,7 +139,7 @@ def test_what_will_not_do_is_said_in_the_form(qtbot: QtBot, make_shell: MakeShel
     says("A quote in the command is not closed.")
     form.command.setText("npx")
     form.variables.setPlainText("KEY")
-    says("“KEY” is not of the form NAME=VALUE.")
+    says("“KEY” does not have the form NAME=VALUE.")
     form.tabs.setCurrentIndex(ADDRESS)
     form.url.setText("example.org")
     says("example.org is not an address that begins with http:// or https://.")
