@@ -96,7 +96,7 @@ def run_engine(args: argparse.Namespace) -> None:
         _report(use_environment(args.python))
     elif action == "rollback":
         pack = PackStore().roll_back()
-        write(f"{_pack_text(pack)} is in use again.")
+        write(f"{_pack_text(pack)} is back in use.")
     else:
         PackStore().remove()
         write("The engine was removed.")
@@ -118,9 +118,9 @@ def _chosen_lock(args: argparse.Namespace) -> Lock:
     chosen = next((offer for offer in offers if backend in (None, offer.backend)), None)
     if chosen is None:
         raise EngineError(
-            "There is no engine “{backend}” for this system and Python."
+            "There is no engine “{backend}” for this system and Python version."
             if backend
-            else "There is no engine for this system and Python.",
+            else "There is no engine for this system and Python version.",
             "Choose one of {names}."
             if offers
             else "Use an existing environment: tandem engine use",
@@ -198,7 +198,7 @@ def _show(*, is_json: bool) -> None:
     if offers and not is_own:
         write()
         write(table(HEADERS, map(_row, offers), RIGHT))
-        write("\nInstall the recommended one, or another: tandem engine install --backend NAME")
+        write("\nInstall the recommended engine, or another: tandem engine install --backend NAME")
 
 
 def _state(store: PackStore, *, is_own: bool) -> str:

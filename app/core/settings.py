@@ -122,7 +122,7 @@ class Settings:
         words=tr_later("zoom scale font larger smaller"),
     )  # fmt: skip
     system_prompt: str = _shown(
-        "", tr_later("System prompt of new chats"),
+        "", tr_later("System prompt for new chats"),
         tr_later("Instructions before the first message. Existing chats keep theirs."),
         "Chats", is_long=True, hint=tr_later("You are a helpful assistant."),
         words=tr_later("instructions role persona"),

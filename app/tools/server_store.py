@@ -115,7 +115,7 @@ def checked_server(server: ToolServer) -> ToolServer:
         text = tr("{name} needs a command or an address.")
         raise EngineError(text.format(name=server.name))
     if server.url and not _is_address(server.url):
-        text = tr("{url} is not an address that begins with http:// or https://.")
+        text = tr("{url} is not a valid http:// or https:// address.")
         raise EngineError(text.format(url=one_line(server.url, 100)))
     for key, value in (*server.environment.items(), *server.headers.items()):
         if not key or "\0" in key + value or ("=" in key and key in server.environment):
