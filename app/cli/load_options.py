@@ -161,7 +161,7 @@ def add_lists_of_kv_types(add: Callable[[tuple[str, ...], str], Any]) -> None:
 
 
 def crossed_kv_types(args: argparse.Namespace, base: str) -> Iterator[str]:
-    """Yield all combinations of the KV cache types that the options list."""
+    """Yield all combinations of the KV cache types listed in the options."""
     for text in args.kv_type or [base]:
         both = kv_types(text)
         for k in args.cache_type_k or [both.k]:

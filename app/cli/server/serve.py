@@ -99,7 +99,7 @@ CLOSE_S = 10.0  # timeout in seconds for closing the engine
 
 
 class ServerRun:
-    """A server with its own engine that runs until a signal stops it."""
+    """A server with its own engine; it runs until a signal stops it."""
 
     def __init__(
         self, settings: ServerSettings, params: LoadParams, keep_s: float | None,
@@ -167,7 +167,7 @@ class ServerRun:
         """Load the first model, retrying if a machine is lost meanwhile.
 
         Raises:
-            EngineError: loading failed, or kept losing machines although all were connected.
+            EngineError: loading failed, or machines kept dropping out although all were connected.
         """
         machines, n_tries = self._machines, 0
         while True:

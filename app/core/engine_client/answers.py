@@ -130,7 +130,7 @@ class RunningAnswer:
 
     Attributes:
         number: id of its command.
-        ids: its tokens so far, including `begun`.
+        ids: its token ids so far, including `begun`.
         n_read, n_prompt: computed prompt tokens, and all prompt tokens; 0 while it waits.
         tokens_per_s: speed over the last second; 0 while unknown.
         was_alone: whether no other answer has run concurrently; if so, its speed is the model's.

@@ -76,7 +76,7 @@ class ModelWork:
         self._signals, self._settle = signals, settle
         self.model: ModelLoaded | None = None
         self.load = self.tune = self.unload = NONE
-        self._resplits: list[int] = []  # all running ones; a new one cancels none of them
+        self._resplits: list[int] = []  # all running resplits; a new one cancels none of them
 
     def add_resplit(self, number: int) -> None:
         """Track a resplit."""

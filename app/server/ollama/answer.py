@@ -37,7 +37,7 @@ from app.server.web.responses import AwaitedJson, Document, EventStream, json_by
 from engine import AnswerBlock, AnswerBlocks, AnswerRequest, ChatMessage, Embed, Grammar, ToolCall
 
 REASONS = {"stop": "stop", "length": "length", "context": "length", "cancelled": "length"}
-"""Ollama's finish reasons by the engine's reason."""
+"""Ollama's finish reasons by the engine's."""
 
 NS = 1e9  # nanoseconds per second
 

@@ -28,7 +28,7 @@ from engine import (
 )
 
 REASONS = {"stop": "stop", "length": "length", "context": "length", "cancelled": "length"}
-"""Finish reasons by the engine's reason; an answer that timed out counts as "length"."""
+"""OpenAI's finish reasons by the engine's; an answer that timed out counts as "length"."""
 
 
 @dataclass(slots=True)

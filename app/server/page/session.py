@@ -24,7 +24,7 @@ KEY_NAME: Final = "server of this window"  # name of the server's key in the key
 KEY_BYTES = 24
 
 KEY_CLOSE_S = 0.5
-"""Timeout in seconds for the keyring when closing, as it may be asking the user something."""
+"""Timeout in seconds for the keyring when closing, as it may be waiting for the user."""
 
 
 @dataclass(frozen=True, slots=True)
