@@ -60,7 +60,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         "--wheels", type=Path, metavar="FOLDER",
         help="read the wheels from a folder instead of the network",
     )  # fmt: skip
-    wheels = actions.add_parser("wheels", help="list the wheels that this folder must contain")
+    wheels = actions.add_parser("wheels", help="list the wheels that --wheels FOLDER must contain")
     add_choice(wheels)
     use = actions.add_parser("use", help="use an existing Python environment with torch")
     use.add_argument(

@@ -134,12 +134,14 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     modes = f"{', '.join(SPLIT_MODES)} (default: tensor)"
     _add_list(how, ("--split-mode",), _choices(SPLIT_MODES), modes)
     _add_list(how, ("--groups",), _groups, "group sizes for mode groups, e.g. 2,2, or 'auto'")
-    _add_list(how, ("--n-cpu-blocks",), _integers, "number of first blocks on the CPU (default: 0)")
+    _add_list(
+        how, ("--n-cpu-blocks",), _integers, "number of leading blocks on the CPU (default: 0)"
+    )
     _add_list(
         how,
         ("--n-cpu-moe",),
         _integers,
-        "number of first blocks with experts on the CPU (default: 0)",
+        "number of leading blocks with experts on the CPU (default: 0)",
     )
     add_lists_of_kv_types(lambda flags, text: _add_list(how, flags, _choices(KV_TYPES), text))
     _add_list(how, ("-t", "--threads"), _integers, "total number of CPU threads, over all ranks")
