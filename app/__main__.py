@@ -28,21 +28,21 @@ with importing():  # these imports take a while, and Ctrl+C must not print a tra
     from engine import EngineError
 
 COMMANDS = {
-    "devices": ("list the devices of this machine", "facts"),
+    "devices": ("list this machine's devices", "facts"),
     "inspect": ("show the header of a GGUF file", "facts"),
-    "plan": ("predict memory and speed of a split", "facts"),
-    "plans": ("list, delete, export and import saved plans of a model", "split.plans"),
+    "plan": ("predict the memory use and speed of a split", "facts"),
+    "plans": ("list, delete, export and import a model's saved plans", "split.plans"),
     "generate": ("answer one prompt", "talk"),
     "chat": ("chat in the terminal", "chat"),
     "serve": ("serve models over HTTP with an OpenAI-compatible API", "server.serve"),
     "join": ("run a model together with another machine", "server.machines"),
-    "bench": ("measure the speed of a model", "bench.bench"),
+    "bench": ("measure a model's speed", "bench.bench"),
     "tune": ("find the fastest split by measuring", "tune"),
-    "tokenize": ("show the tokens of a text", "score"),
-    "perplexity": ("measure the perplexity of a text", "score"),
+    "tokenize": ("split a text into tokens", "score"),
+    "perplexity": ("measure a model's perplexity on a text", "score"),
     "engine": ("show, install or remove engine packs (PyTorch)", "engine"),
 }
-"""Each subcommand's summary and its module in `app.cli`, which has functions `add_` and `run_`.
+"""Each subcommand's summary and its module in `app.cli`, which defines `add_...` and `run_...`.
 Only the given command's module is imported."""
 
 PROC_MEMORY = Path("/proc/meminfo")
@@ -115,7 +115,7 @@ def _open_window(arguments: Sequence[str]) -> int:
         description="Run one GGUF language model on all devices of this machine.",
         epilog="commands:\n"
         + "\n".join(lines)
-        + "\n\n`tandem COMMAND --help` shows the options of a command.",
+        + "\n\n`tandem COMMAND --help` shows a command's options.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -126,13 +126,15 @@ def _open_window(arguments: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--simulate", metavar="RIG", default="",
-        help="plan for simulated devices, such as 2x3090,1x3060",
+        help="plan for simulated devices, for example 2x3090,1x3060",
     )  # fmt: skip
     parser.add_argument(
         "--new-window", action="store_true",
         help="open another window instead of using the open one",
     )  # fmt: skip
-    parser.add_argument("--quit", action="store_true", help="close the open window and wait for it")
+    parser.add_argument(
+        "--quit", action="store_true", help="close the open window and wait until it has closed"
+    )
     parser.add_argument("--version", action="store_true", help="show the version and exit")
     args = parser.parse_args(arguments)
     if args.version:
@@ -167,7 +169,7 @@ def _quit_window() -> int:
 
 
 def _check_surroundings() -> None:
-    """Check what psutil and MKL need, since they would fail with a traceback or a crash.
+    """Check what psutil and MKL need; without it, they fail with a traceback or a crash.
 
     Raises:
         EngineError: the working directory was deleted, or /proc is not mounted.

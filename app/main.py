@@ -77,7 +77,7 @@ class Shell(QObject):
 
     Args:
         make_host: starts an engine that sends its events to the given callable.
-        rig: simulated machine to plan for, if any; models cannot be loaded then.
+        rig: simulated machine to plan for, if any; with a rig, models cannot be loaded.
     """
 
     def __init__(self, app: QApplication, make_host: MakeHost, rig: Rig | None = None) -> None:

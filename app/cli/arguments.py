@@ -61,11 +61,11 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--ban", action="append", default=[], metavar="TEXT",
-        help="never generate this text, in upper or lower case; repeatable",
+        help="never generate this text, regardless of case; repeatable",
     )  # fmt: skip
     group.add_argument(
         "--dry-sequence-breaker", action="append", metavar="TEXT",
-        help="text at which DRY repetitions end; replaces the default ones; repeatable",
+        help="text that ends a DRY repetition; replaces the default texts; repeatable",
     )  # fmt: skip
     group.add_argument("--mirostat", action="store_true", help="use Mirostat 2 instead of filters")
     group.add_argument(
@@ -77,11 +77,12 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         help=f"order of the samplers; unlisted ones are disabled (default: {','.join(SAMPLERS)})",
     )  # fmt: skip
     group.add_argument(
-        "--ignore-eos", action="store_true", help="continue after end-of-text tokens"
+        "--ignore-eos", action="store_true", help="keep generating after end-of-text tokens"
     )
     group.add_argument(
         "--on-overflow", choices=("stop", "shift"), default="stop",
-        help="when the context is full: stop, or shift: drop the oldest tokens (default: stop)",
+        help="what to do when the context is full: stop, or shift, which drops the oldest tokens "
+        "(default: stop)",
     )  # fmt: skip
     add_form(parser)
 
@@ -116,12 +117,12 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("remote model")
     group.add_argument(
         "--url", metavar="URL",
-        help="use a model of this server instead of a file: another machine's `tandem serve`, such "
-        "as http://nas:11435, or any other OpenAI-compatible server",
+        help="use a model on this server instead of a file: `tandem serve` on another machine, for "
+        "example http://nas:11435, or any other OpenAI-compatible server",
     )  # fmt: skip
     group.add_argument(
         "--model", dest="remote_model", default="", metavar="NAME",
-        help="the server's model (default: the only one)",
+        help="model on the server (default: its only model)",
     )  # fmt: skip
     group.add_argument(
         "--api-key-file", metavar="FILE",
@@ -141,8 +142,9 @@ def add_form(parser: argparse.ArgumentParser) -> None:
         help="generate text that matches this grammar, in GBNF or Lark",
     )  # fmt: skip
     group.add_argument(
-        "--regex", default="", metavar="REGEX", help="generate text that matches this expression"
-    )
+        "--regex", default="", metavar="REGEX",
+        help="generate text that matches this regular expression",
+    )  # fmt: skip
 
 
 def given_form(args: argparse.Namespace) -> dict[str, str]:

@@ -39,7 +39,7 @@ class MessageEditor:
     """Line editor for messages, which may have several lines.
 
     Args:
-        history: file for the input history; None keeps it only in memory.
+        history: file for the input history; None keeps the history in memory only.
     """
 
     def __init__(self, history: Path | None) -> None:

@@ -42,26 +42,30 @@ RIGHT = frozenset({3, 4})
 EVERY_S = 0.1
 HINTS: dict[type[EngineError], str] = {
     LackingWheels: "`tandem engine wheels` lists the wheels.",
-    MissingAddresses: "Name a folder that has them with --wheels.",
+    MissingAddresses: "Use --wheels to specify a folder that contains them.",
     UvMissing: "Reinstall Tandem, or run: pip install uv",
 }
-"""Hints that name commands, unlike those that the window shows."""
+"""Hints that name commands, used instead of the hints that the window shows."""
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     status = actions.add_parser("status", help="show the current engine and the available ones")
     add_json(status)
-    install = actions.add_parser("install", help="install or update it; resumes after a stop")
+    install = actions.add_parser(
+        "install", help="install or update it; resumes an interrupted download"
+    )
     add_choice(install)
     install.add_argument(
         "--wheels", type=Path, metavar="FOLDER",
         help="read the wheels from a folder instead of the network",
     )  # fmt: skip
-    wheels = actions.add_parser("wheels", help="list the wheels that such a folder needs")
+    wheels = actions.add_parser("wheels", help="list the wheels that --wheels FOLDER must contain")
     add_choice(wheels)
-    use = actions.add_parser("use", help="use an existing Python environment that has torch")
-    use.add_argument("python", type=Path, metavar="PYTHON", help="its Python binary or folder")
+    use = actions.add_parser("use", help="use an existing Python environment with torch")
+    use.add_argument(
+        "python", type=Path, metavar="PYTHON", help="the environment's folder or Python binary"
+    )
     actions.add_parser("rollback", help="return to the previous engine")
     actions.add_parser("remove", help="delete everything that this command has installed")
 
@@ -92,7 +96,7 @@ def run_engine(args: argparse.Namespace) -> None:
         _report(use_environment(args.python))
     elif action == "rollback":
         pack = PackStore().roll_back()
-        write(f"{_pack_text(pack)} is in use again.")
+        write(f"{_pack_text(pack)} is back in use.")
     else:
         PackStore().remove()
         write("The engine was removed.")
@@ -101,7 +105,7 @@ def run_engine(args: argparse.Namespace) -> None:
 def _check_needed() -> None:
     if has_own_engine():
         raise EngineError(
-            "PyTorch is installed next to Tandem, so engine packs are not used.",
+            "PyTorch is installed alongside Tandem, so engine packs are not used.",
             "Manage it with pip.",
         )
 
@@ -114,9 +118,9 @@ def _chosen_lock(args: argparse.Namespace) -> Lock:
     chosen = next((offer for offer in offers if backend in (None, offer.backend)), None)
     if chosen is None:
         raise EngineError(
-            "There is no engine “{backend}” for this system and Python."
+            "There is no engine “{backend}” for this system and Python version."
             if backend
-            else "There is no engine for this system and Python.",
+            else "There is no engine for this system and Python version.",
             "Choose one of {names}."
             if offers
             else "Use an existing environment: tandem engine use",
@@ -146,7 +150,7 @@ def _install(lock: Lock, wheels: Path | None) -> None:
         raise
     except KeyboardInterrupt:
         note_progress()
-        note("Stopped. The partial download is kept: `tandem engine install` resumes it.")
+        note("Stopped. The partial download was kept; `tandem engine install` resumes it.")
         raise
     finally:
         note_progress()
@@ -194,13 +198,13 @@ def _show(*, is_json: bool) -> None:
     if offers and not is_own:
         write()
         write(table(HEADERS, map(_row, offers), RIGHT))
-        write("\nInstall the recommended one, or another: tandem engine install --backend NAME")
+        write("\nInstall the recommended engine, or another: tandem engine install --backend NAME")
 
 
 def _state(store: PackStore, *, is_own: bool) -> str:
     pack = store.current
     if is_own:
-        return "PyTorch is installed next to Tandem; no engine pack is needed."
+        return "PyTorch is installed alongside Tandem; no engine pack is needed."
     if pack is None:
         return "No engine is installed: tandem engine install"
     if not pack.is_usable:

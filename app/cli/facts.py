@@ -67,7 +67,7 @@ UNTRIED = (
 def kernels_text(devices: Sequence[DeviceInfo]) -> str:
     """Return one line per GPU on which Tandem's kernels failed their test."""
     return "\n".join(
-        f"PyTorch computes on {gpu} instead of Tandem's kernels: {why}."
+        f"PyTorch is used on {gpu} instead of Tandem's kernels: {why}."
         for gpu, why in card_problems(devices).items()
     )
 
@@ -365,23 +365,23 @@ def _write_plan(plan: Plan, short: Mapping[str, int], room: RoomLeft) -> None:
     write(table(headers, rows, frozenset(range(2, 9))))
     stored = ", ".join(STORED[storage] for storage in plan.storage.split(" + "))
     write(f"{plan.n_ctx} tokens of context, weights stored {stored}")
-    write(f"Room at once for {rooms_text(plan)}")
-    write(f"Prompts are computed {min(plan.n_batch, plan.n_ctx)} tokens at a time")
+    write(f"Room at the same time for {rooms_text(plan)}")
+    write(f"Prompts are processed {min(plan.n_batch, plan.n_ctx)} tokens at a time")
     if on_host := sum(d.memory.host_kv for d in plan.devices):
-        write(f"{size(on_host)} of KV cache are in host memory")
+        write(f"{size(on_host)} of KV cache is in host memory")
     for d in plan.devices:
         if d.memory.draft:
-            write(f"{size(d.memory.draft)} of {d.device} are for the draft model (in its total)")
+            write(f"{size(d.memory.draft)} on {d.device} is for the draft model (in its total)")
         if d.memory.pictures:
-            write(f"{size(d.memory.pictures)} of {d.device} are for images (in its total)")
+            write(f"{size(d.memory.pictures)} on {d.device} is for images (in its total)")
     if plan.pictures_apart:
-        write(f"{size(plan.pictures_apart)} of cpu are for images")
+        write(f"{size(plan.pictures_apart)} on cpu is for images")
     if pinned := sum(d.memory.pinned for d in plan.devices):
-        write(f"{size(pinned)} of host memory are for copies to and from GPUs")
+        write(f"{size(pinned)} of host memory is for copies to and from GPUs")
     for device, n_bytes in plan.overhead().items():
-        write(f"CUDA itself takes another {size(n_bytes)} of {device}")
+        write(f"CUDA itself takes another {size(n_bytes)} on {device}")
     for device, n_bytes in plan.reserve:
-        write(f"{size(n_bytes)} of {device} are kept free")
+        write(f"{size(n_bytes)} on {device} is kept free")
     for warning in plan.warnings:
         write(warning)
     for device, missing in short.items():

@@ -41,7 +41,7 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--plan", metavar="NAME",
         help="load a saved plan, an exported plan file, or 'auto' for the fastest plan that fits; "
-        "other options override it",
+        "other options override the plan",
     )  # fmt: skip
     for name in (*HELP_ORDER, *(name for name in LOAD_OPTIONS if name not in HELP_ORDER)):
         add_option(group, name)
@@ -63,8 +63,8 @@ def add_option(group: argparse._ArgumentGroup, name: str) -> None:
         choices=None if option.may_be_file else [one for one in choices if one] or None,
     )  # fmt: skip
     if name == "kv_type":
-        group.add_argument(*OF_KEYS, choices=KV_TYPES, help="KV cache type of keys only")
-        group.add_argument(*OF_VALUES, choices=KV_TYPES, help="KV cache type of values only")
+        group.add_argument(*OF_KEYS, choices=KV_TYPES, help="KV cache type for keys only")
+        group.add_argument(*OF_VALUES, choices=KV_TYPES, help="KV cache type for values only")
 
 
 def given(args: argparse.Namespace, name: str) -> Any:
@@ -117,7 +117,7 @@ def plan_params(name: str, path: str) -> LoadParams:
         best = engine.fastest_plan(store.plans(key), planner, path, devices)
     if best is None:
         raise EngineError(
-            "No plan of {model} fits into the free memory.",
+            "No plan for {model} fits into the free memory.",
             "Save one with: tandem plan MODEL --save NAME",
             model=key.name,
         )
@@ -156,12 +156,12 @@ def given_kv_type(args: argparse.Namespace, base: str) -> str:
 def add_lists_of_kv_types(add: Callable[[tuple[str, ...], str], Any]) -> None:
     """Add options that take lists of KV cache types; `add` takes flags and a help text."""
     add(BOTH, f"{', '.join(KV_TYPES)} (default: f16)")
-    add(OF_KEYS, "KV cache types of keys only")
-    add(OF_VALUES, "KV cache types of values only")
+    add(OF_KEYS, "KV cache types for keys only")
+    add(OF_VALUES, "KV cache types for values only")
 
 
 def crossed_kv_types(args: argparse.Namespace, base: str) -> Iterator[str]:
-    """Yield all combinations of the KV cache types that the options list."""
+    """Yield all combinations of the KV cache types listed in the options."""
     for text in args.kv_type or [base]:
         both = kv_types(text)
         for k in args.cache_type_k or [both.k]:
@@ -306,7 +306,7 @@ def model_path(name: str) -> str:
         return name
     path = demo_model()
     if path is None:
-        raise EngineError("This installation has no demo model.", "Name a GGUF file.")
+        raise EngineError("This installation has no demo model.", "Specify a GGUF file.")
     return str(path)
 
 
@@ -316,7 +316,7 @@ READ: Mapping[str, Callable[[str], Any]] = {
     "overrides": override,
     "reserve": reserve,
 }
-"""Parsers for options that are not plain numbers or texts."""
+"""Parsers for options that are not plain numbers or strings."""
 
 READ_LATE: Mapping[str, Callable[[Any], Any]] = {
     "devices": lambda text: tuple(engine.parse_devices(text)),
@@ -405,7 +405,7 @@ WRITTEN: Mapping[str, Callable[[Any], str]] = {
     "control_vectors": lambda vector: f"{vector.path}={_number(vector.scale)}",
     "control_layers": lambda layers: "-".join(map(str, layers)),
 }
-"""Formatters for values that are not plain numbers or texts."""
+"""Formatters for values that are not plain numbers or strings."""
 
 LAST_IN_COMMAND = (
     "p2p", "draft", "draft_max", "draft_vocab", "mmproj", "mmproj_device", "chat_template",

@@ -48,8 +48,8 @@ def _show(done: int, total: int) -> None:
 def add_tokenize(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_prompt(parser)
-    parser.add_argument("--bare", action="store_true", help="do not add BOS and EOS")
-    parser.add_argument("--plain", action="store_true", help="read special tokens as plain text")
+    parser.add_argument("--bare", action="store_true", help="do not add BOS or EOS")
+    parser.add_argument("--plain", action="store_true", help="treat special tokens as plain text")
     add_json(parser)
 
 

@@ -124,13 +124,13 @@ def open_talk_model(args: argparse.Namespace) -> Model | RemoteModel:
     if args.url is None:
         for name, flag in (("remote_model", "--model"), ("api_key_file", "--api-key-file")):
             if getattr(args, name):
-                raise EngineError("{flag} needs a server.", "Name it with --url.", flag=flag)
+                raise EngineError("{flag} needs a server.", "Specify one with --url.", flag=flag)
         if args.model is None:
-            raise EngineError("No model was given.", "Name a GGUF file, or a server with --url.")
+            raise EngineError("No model was given.", "Specify a GGUF file, or a server with --url.")
         return load(args)
     if args.model is not None:
         raise EngineError(
-            "Both a file and a server were given.", "Name the server's model with --model."
+            "Both a file and a server were given.", "Specify the server's model with --model."
         )
     for flag in given_options(args):
         raise EngineError("{flag} has no effect on a remote model.", "Omit it.", flag=flag)
@@ -182,7 +182,7 @@ def add_images(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument(
         "--image", action="append", default=[], metavar="FILE",
         help=f"image before {text}: PNG, JPEG, WebP, GIF or BMP; repeatable; the model needs a "
-        "vision encoder, see --mmproj",
+        "vision encoder; see --mmproj",
     )  # fmt: skip
 
 

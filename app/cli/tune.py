@@ -99,12 +99,12 @@ RIGHT = frozenset({3, 4, 5})
 EPILOG = """\
 Each trial is a short run of the real model: a prompt and some tokens, twice. The search tries
 single devices, sets of devices, split modes and shares, the most promising first, and repeats the
-best ones at the end. --devices limits the devices to choose from (default: all of this machine),
---split-mode the modes; --split and --groups are ignored. Ctrl+C ends the search and shows the best
-result so far.
+best ones at the end. --devices limits the devices to choose from (default: all on this machine),
+and --split-mode limits the modes; --split and --groups are ignored. Ctrl+C ends the search and
+shows the best result so far.
 
 '--for chat' rates each split by a prompt of 256 tokens and an answer of 256 tokens, '--for prompts'
-by a prompt of 4096 and an answer of 128.
+by a prompt of 4096 tokens and an answer of 128 tokens.
 
 With --draft, the best split is also measured with speculative decoding: with draft tokens from the
 text, from the model's own MTP block, or from a draft model, as available.
@@ -250,7 +250,7 @@ def _row(trial: Trial, is_winner: bool) -> tuple[str, ...]:
     decode = f"{trial.decode_ts:.1f} ± {percent(trial.decode_spread)}"
     marks = {
         "fastest": is_winner,
-        "measured in turns": trial.is_final,
+        "measured alternately": trial.is_final,
         "slower than possible": bool(trial.sample.fallbacks),
     }
     mark = ", ".join(mark for mark, applies in marks.items() if applies)

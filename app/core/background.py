@@ -200,7 +200,7 @@ class KeyedJobs(QObject):
 
 
 class KeptChild:
-    """Child process that is started by the first request and restarted after it has ended.
+    """Child process, started by the first request and restarted after it ends.
 
     `ask` and `close` are not thread-safe.
     """

@@ -19,7 +19,7 @@ class Notice:
         hint: how to fix the problem, or "".
         action: label of the button that calls `on_action`; "" for no button.
         is_news: whether to send a desktop notification while the window is hidden.
-        is_of_engine: whether it is about a load or an answer, so that the next success clears it.
+        is_of_engine: whether it is about a load or an answer; if so, the next success clears it.
         stays: whether an info notice stays until it is closed.
         on_close: called when it is closed without its action.
         chat: id of the chat that it belongs to; "" for all chats.
@@ -69,4 +69,6 @@ def secret_notice(place: Place) -> Notice | None:
         return Notice(
             tr("There is no keyring, so the key is stored in a file that only you can read.")
         )
-    return Notice(tr("The key cannot be saved, so it is used until Tandem closes."), kind="warning")
+    return Notice(
+        tr("The key cannot be saved, so it is used only until Tandem closes."), kind="warning"
+    )

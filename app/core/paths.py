@@ -77,7 +77,7 @@ def models_dir() -> Path:
 def engines_dir() -> Path:
     """Return the folder for engine packs.
 
-    On Windows, it is not with the data, since roaming profiles are copied to a server at log-off.
+    On Windows, it is apart from the data, since roaming profiles are copied to a server at log-off.
     """
     return _folder("config" if sys.platform == "win32" else "data") / "engines"
 

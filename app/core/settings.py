@@ -122,7 +122,7 @@ class Settings:
         words=tr_later("zoom scale font larger smaller"),
     )  # fmt: skip
     system_prompt: str = _shown(
-        "", tr_later("System prompt of new chats"),
+        "", tr_later("System prompt for new chats"),
         tr_later("Instructions before the first message. Existing chats keep theirs."),
         "Chats", is_long=True, hint=tr_later("You are a helpful assistant."),
         words=tr_later("instructions role persona"),
@@ -131,14 +131,14 @@ class Settings:
     recent_models: tuple[str, ...] = _option((), "Recent models")
     model_folders: tuple[str, ...] = _shown(
         (), tr_later("Model folders"),
-        tr_later("The models page searches these folders and their subfolders, too."),
+        tr_later("The models page also searches these folders and their subfolders."),
         "Models", words=tr_later("directory path library gguf"),
     )  # fmt: skip
     pinned_models: tuple[str, ...] = _option((), "Pinned models")
     plans: Mapping[str, Any] = _option({}, "Split of each model")
     chat_cache_gib: int = _shown(
         4, tr_later("Disk space for chat caches"),
-        tr_later("Chats with a KV cache on disk continue without recomputing. 0 keeps none."),
+        tr_later("Chats with a KV cache on disk continue without recomputation. 0 keeps none."),
         "Chats", least=0, most=1000, unit="GiB", takes="next start",
         words=tr_later("kv cache memory storage"),
     )  # fmt: skip
@@ -150,8 +150,9 @@ class Settings:
         hint=tr_later("Tandem's own folder"),
     )  # fmt: skip
     opens_downloads: bool = _shown(
-        False, tr_later("Open a model when its download is finished"),
-        tr_later("While an answer is being written, a notice offers it instead."), "Downloads",
+        False, tr_later("Open a model when its download finishes"),
+        tr_later("While an answer is being written, a notice offers to open the model."),
+        "Downloads",
         words=tr_later("hugging face load start automatic"),
     )  # fmt: skip
     last_chat: str = _option("", "Chat that was open")
@@ -166,7 +167,7 @@ class Settings:
     )  # fmt: skip
     tray: bool = _shown(
         False, tr_later("Tray icon"),
-        tr_later("A click brings the window to the front or minimises it."),
+        tr_later("Clicking it brings the window to the front or minimises it."),
         "Notifications", words=tr_later("system tray status bar background"),
     )  # fmt: skip
     notifications: bool = _shown(
@@ -189,8 +190,8 @@ class Settings:
     auto_titles: bool = _shown(
         True, tr_later("Let the model title new chats"),
         tr_later(
-            "After its first answer the model writes a short title while it is idle. Titles that"
-            " you give are kept."
+            "After its first answer, the model writes a short title while it is idle. Titles that"
+            " you set are kept."
         ),
         "Chats", words=tr_later("title automatic rename summary"),
     )  # fmt: skip
@@ -333,11 +334,11 @@ class SettingsStore:
             text = read_file(self._path, MAX_BYTES).decode(errors="surrogatepass")
             data = json.loads(text)
             if not isinstance(data, dict):
-                raise ValueError("no JSON object")
+                raise ValueError("not a JSON object")
         except FileNotFoundError:
             return Settings()
         except (OSError, ValueError, RecursionError) as error:
-            log.info("settings could not be read and are set aside: %s", error)
+            log.info("settings could not be read and were set aside: %s", error)
             self._set_aside()
             return Settings()
         return parse_settings(data)

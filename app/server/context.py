@@ -182,7 +182,7 @@ class ServerContext:
     Attributes:
         spelling: the bytes of models' tokens.
         cache: KV cache usage.
-        parsing: held while a large body is parsed, since each parsing thread slows down all others.
+        parsing: lock held while a large body is parsed, since each parsing thread slows all others.
         problem: returns why the model cannot answer now, without confidential details; "" if it
             can answer, possibly after a load.
         machines: returns the machines that run the model together.

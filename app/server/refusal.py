@@ -46,7 +46,7 @@ class Refusal(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class FieldPlaces:
-    """Places in a request of the fields that only the engine can validate.
+    """Places, within a request, of the fields that only the engine can validate.
 
     Attributes:
         form: place of the answer's grammar or schema, or "".

@@ -86,7 +86,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _too_deep() -> Refusal:
-    return Refusal(400, f"The request body has more than {MAX_DEPTH} levels.")
+    return Refusal(400, f"The request body has more than {MAX_DEPTH} levels of nesting.")
 
 
 def _check(document: Any) -> None:
@@ -99,7 +99,7 @@ def _check(document: Any) -> None:
             elif isinstance(value, dict):
                 below += value.values()
             elif isinstance(value, int | float) and not -MAX_NUMBER <= value <= MAX_NUMBER:
-                raise Refusal(400, "The request body has a number that is too large.")
+                raise Refusal(400, "The request body contains a number that is too large.")
         if not below:
             return
         level = below
@@ -157,12 +157,12 @@ async def read_body(
         text = f"The request did not arrive within {settings.most_read_s:g} seconds."
         raise Refusal(408, text) from None
     except ClientDisconnect:
-        raise Refusal(400, "The request ended in the middle.") from None
+        raise Refusal(400, "The request ended prematurely.") from None
     return body
 
 
 def _too_many(most: int) -> Refusal:
     return Refusal(
-        503, f"All requests together have more than {most / MIB:g} MiB.", "Try again later.",
+        503, f"All requests together exceed {most / MIB:g} MiB.", "Try again later.",
         code="too_many_bytes", retry_after_s=BUSY_S,
     )  # fmt: skip

@@ -50,7 +50,7 @@ def read_request(kind: type[T], body: bytes | bytearray, most: int | None = None
         most: maximum number of bytes, not counting files; None for no limit.
 
     Raises:
-        Refusal: the body is too large or not a valid request; the error says what is wrong where.
+        Refusal: the body is too large or not a valid request; the error says what is wrong.
     """
     notes = ReadNotes()
     try:
@@ -61,7 +61,7 @@ def read_request(kind: type[T], body: bytes | bytearray, most: int | None = None
     for name in notes.unknown:
         if name not in NOTED and len(NOTED) < MAX_NOTED:
             NOTED.add(name)
-            log.warning("requests have the field %.80r, which is not known and not used", name)
+            log.warning("requests contain the unknown field %.80r, which is ignored", name)
     if most is not None and len(body) - notes.n_files > most:
         raise too_large(most)
     return request

@@ -182,7 +182,7 @@ class ToolConnection:
         except ListenNotSupportedError:
             pass  # the server sends notifications instead
         except Exception:
-            log.debug("%s does not report changes", self._server.name, exc_info=True)
+            log.debug("%s does not report tool changes", self._server.name, exc_info=True)
 
     async def _list_tools(self, client: Client) -> None:
         listed: dict[str, ListedTool] = {}

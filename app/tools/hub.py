@@ -317,7 +317,7 @@ class RunningCall:
         self._task: asyncio.Task[ToolResult] | None = None
 
     def cancel(self) -> None:
-        """Cancel the call, so that its result is an error; no effect once it has a result."""
+        """Cancel the call, which makes its result an error; does nothing once it has a result."""
         self._thread.post(self._cancel)
 
     # on the hub's thread

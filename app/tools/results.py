@@ -13,7 +13,7 @@ from engine import one_line, printable
 if TYPE_CHECKING:
     from mcp.types import CallToolResult, ContentBlock
 
-NOTHING: Final = "[The tool has returned nothing.]"
+NOTHING: Final = "[The tool returned nothing.]"
 
 
 def tool_result(result: CallToolResult, most: int) -> ToolResult:
@@ -31,7 +31,7 @@ def limited(text: str, most: int) -> str:
     text = printable(text)
     if len(text) <= most:
         return text
-    return f"{text[:most]}\n[Cut: the first {most} of {len(text)} characters.]"
+    return f"{text[:most]}\n[Truncated: the first {most} of {len(text)} characters.]"
 
 
 def _block_text(block: ContentBlock, most: int) -> str:

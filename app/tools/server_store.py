@@ -91,7 +91,7 @@ def servers_in(text: str) -> tuple[ToolServer, ...]:
     entries = _entries(document)
     if not entries:
         raise EngineError(
-            tr("There is no server in this text."),
+            tr("This text contains no server."),
             tr("It should look like {example}.").format(example=EXAMPLE),
         )
     return tuple(_server(name, entry) for name, entry in list(entries.items())[:MAX_SERVERS])
@@ -115,7 +115,7 @@ def checked_server(server: ToolServer) -> ToolServer:
         text = tr("{name} needs a command or an address.")
         raise EngineError(text.format(name=server.name))
     if server.url and not _is_address(server.url):
-        text = tr("{url} is not an address that begins with http:// or https://.")
+        text = tr("{url} is not a valid http:// or https:// address.")
         raise EngineError(text.format(url=one_line(server.url, 100)))
     for key, value in (*server.environment.items(), *server.headers.items()):
         if not key or "\0" in key + value or ("=" in key and key in server.environment):
@@ -189,7 +189,7 @@ def _texts(name: str, entry: Mapping[str, Any], key: str) -> tuple[str, ...]:
     value = entry.get(key) or []
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         raise EngineError(
-            tr("“{key}” of {name} is not a list of strings.").format(key=key, name=name)
+            tr("“{key}” in {name} is not a list of strings.").format(key=key, name=name)
         )
     return tuple(value)
 
@@ -201,7 +201,7 @@ def _pairs(name: str, entry: Mapping[str, Any], key: str) -> dict[str, str]:
     )
     if not is_valid:
         raise EngineError(
-            tr("“{key}” of {name} is not an object of strings.").format(key=key, name=name)
+            tr("“{key}” in {name} is not an object with string values.").format(key=key, name=name)
         )
     return {word: str(value) for word, value in pairs.items()}
 
@@ -237,7 +237,7 @@ class ToolServerStore:
         except FileNotFoundError:
             return ()
         except (OSError, ValueError, AttributeError, RecursionError, EngineError) as error:
-            log.info("the list of tool servers cannot be read and is renamed: %s", error)
+            log.info("the list of tool servers could not be read and was renamed: %s", error)
             self._set_aside()
             return ()
 
@@ -261,7 +261,7 @@ class ToolServerStore:
         return {name: value for name, value in headers.items() if value}
 
     def keep_secrets(self, server: ToolServer, old: ToolServer | None = None) -> Place:
-        """Store a server's header values; return where, or "keyring" if there are none.
+        """Store a server's header values; return where they are kept, or "keyring" if none.
 
         Args:
             old: the replaced server, whose stored values are kept for empty headers.

@@ -1,4 +1,4 @@
-"""Parent process of a tool server's program on Linux; it finally kills all its descendants.
+"""Parent process of a tool server's program on Linux; at the end, it kills all descendants.
 
 `python -I -S supervisor.py PROGRAM ARGUMENTS` imports nothing from the app, so it starts fast.
 Signals to a process group miss processes in other sessions (setsid). As the reaper of orphans

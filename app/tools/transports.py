@@ -178,7 +178,7 @@ def call_sentence(server: ToolServer, error: Exception) -> str:
 def _reason(server: ToolServer, ending: Ending) -> str:
     name = server.name
     if ending.misuse == "flood":
-        return tr("{name} sends too many messages, so it was stopped.").format(name=name)
+        return tr("{name} sent too many messages, so it was stopped.").format(name=name)
     if ending.misuse == "large":
         text = tr("{name} sent a message of more than {n} MiB, so it was stopped.")
         return text.format(name=name, n=MAX_MESSAGE >> 20)
@@ -202,7 +202,7 @@ def _reason(server: ToolServer, ending: Ending) -> str:
     if ending.is_late:
         return tr("{name} did not respond in time.").format(name=name)
     if server.command and (ending.has_closed or ending.error is None):
-        return tr("The program of {name} has exited.").format(name=name)
+        return tr("The program for {name} has exited.").format(name=name)
     errors = [one_line(str(error), MAX_SHOWN) for error in parts_of(ending.error)]
     return tr("{name} failed: {why}").format(name=name, why=", ".join(filter(None, errors)))
 
@@ -213,7 +213,7 @@ def _start_sentence(server: ToolServer, error: OSError) -> str:
         text = tr("{name} cannot run in {folder}: {why}.")
         return text.format(name=server.name, folder=server.folder, why=error.strerror)
     if error.errno == errno.ENOENT:
-        return tr("There is no program {program}.").format(program=program)
+        return tr("The program {program} was not found.").format(program=program)
     return tr("{program} cannot be started: {why}.").format(program=program, why=error.strerror)
 
 
@@ -282,7 +282,7 @@ CONNECT_S: Final = 15.0
 IS_LINUX: Final = sys.platform == "linux"
 
 SUPERVISOR: Final = sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py"))
-"""Command that runs a program and finally kills its descendants; see `supervisor`."""
+"""Command that runs a program and then kills its descendants; see `supervisor`."""
 
 for _name in ("mcp.client.stdio", "mcp.client.streamable_http", "mcp.client.sse", "client"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)  # the window shows servers' errors
@@ -382,8 +382,8 @@ async def program_streams(
     """Run a server's program; yield its incoming and outgoing streams.
 
     The program's environment contains only the variables that the `mcp` package considers safe,
-    and the server's own. Finally, stdin is closed. A program that does not exit is then killed with
-    its descendants: by `supervisor` on Linux, elsewhere by `mcp` (on macOS only its own session).
+    and the server's own. At the end, stdin is closed. A program that does not exit is then killed,
+    with its descendants: by `supervisor` on Linux, elsewhere by `mcp` (on macOS only its session).
 
     Args:
         watch: wraps the incoming stream.

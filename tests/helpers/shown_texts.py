@@ -78,8 +78,8 @@ NAMES = {
         "Authorization: Bearer …",
     },
     "app/tools/results.py": {  # for the model
-        "[The tool has returned nothing.]",
-        "\n[Cut: the first ",
+        "[The tool returned nothing.]",
+        "\n[Truncated: the first ",
         " bytes",
     },
     "app/tools/server_store.py": {'{"mcpServers": {"name": {"command": "…"}}}', "headers of "},

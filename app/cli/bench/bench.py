@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def learn(path: str, quant: str, rows: Sequence[BenchRow]) -> None:
-    """Store by how much measured times differ from predictions.
+    """Record how much measured times differ from predictions.
 
     Failed tests and tests that mix prompt and generation are skipped.
 
@@ -80,24 +80,24 @@ EPILOG = """\
 Every combination of all option values is measured. Separate values with commas, or with semicolons
 if a value contains commas (--devices, --split, --groups, --pg); each option may be repeated:
   tandem bench m.gguf -p 128,512 --devices 'cpu;cpu,cpu' --split-mode tensor,layer --threads 1,2
-A combination that cannot be loaded or run becomes a row with the reason; the others continue.
+A combination that cannot be loaded or run becomes a row with the reason; the others still run.
 
-A test runs forward passes and reads their logits, without tokenizer and sampling. T/S is tokens per
-second: mean ± standard deviation of the repetitions.
+A test runs forward passes and reads their logits, without a tokenizer or sampling. T/S is tokens
+per second: mean ± standard deviation over the repetitions.
 REACHED compares a test with the combined speed of its devices, which is measured at the start. For
-generation (tg) it compares the bytes of weights read per token, as in the file, with sequential
-memory reads; of the experts, only the active ones count. For prompts (pp) it compares the
-operations of matrix products with torch's matrix product in F32 or BF16, whichever is faster.
+generation (tg), it compares the rate at which the file's weight bytes are read with the rate of
+sequential memory reads; only active experts count. For prompts (pp), it compares the operations per
+second in matrix products with those of torch's matrix product in F32 or BF16, whichever is faster.
 OVERHEAD is the time per token outside the kernels, and its share of the token's time: Python, small
-torch operations, waiting for other ranks, and sampling. With several ranks it is the overhead of
-the rank with the most work. It is unknown for a rank that only uses torch.
-HOST is the host's work per token: with GPUs the time until all of them have the token, on the CPU
+torch operations, waiting for other ranks, and sampling. With several ranks, it is the overhead of
+the rank with the most work. It is unknown for a rank that uses only torch.
+HOST is the host's work per token: with GPUs, the time until all of them have the token; on the CPU,
 the time outside the kernels.
---kernels measures the CPU's matrix products after all tests, as the first load on the CPU computes
-them: bytes of weights per second for one token, compared with torch's sum of memory, operations per
-second for 8 and 512 tokens, and the arithmetic for 512: INT8 or F32 by Tandem, BF16 by torch
-(--fast-prompts).
-FALLBACK appears if a GPU was slower than possible; the reasons are below the table."""
+After all tests, --kernels measures the CPU's matrix products with the settings of the first load on
+the CPU: weight bytes per second for one token, compared with a torch sum over memory; operations
+per second for 8 and 512 tokens; and the arithmetic for 512 tokens, which is INT8 or F32 in Tandem's
+kernels, or BF16 in torch (--fast-prompts).
+FALLBACK appears if a GPU was slower than possible; the reasons are listed below the table."""
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
@@ -106,8 +106,10 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     tests = parser.add_argument_group("what to measure")
     _add_list(tests, ("-p", "--n-prompt"), _integers, "prompt lengths in tokens (default: 512)")
-    _add_list(tests, ("-n", "--n-gen"), _integers, "numbers of tokens to generate (default: 128)")
-    _add_list(tests, ("-pg", "--pg"), _pairs, "prompt, then generated tokens, such as 512,128")
+    _add_list(tests, ("-n", "--n-gen"), _integers, "how many tokens to generate (default: 128)")
+    _add_list(
+        tests, ("-pg", "--pg"), _pairs, "prompt length, then tokens to generate, e.g. 512,128"
+    )
     _add_list(
         tests, ("-d", "--n-depth"), _integers, "tokens in the cache before a test (default: 0)"
     )
@@ -117,24 +119,32 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     tests.add_argument(
         "--timeline", action="store_true",
-        help="show how each rank spends a token's time: computing, waiting, in Python",
+        help="show how each rank spends the time per token: computing, waiting, in Python",
     )  # fmt: skip
     add_kernels(tests)
     tests.add_argument("--no-warmup", action="store_true", help="skip the warm-up run")
     how = parser.add_argument_group("how to load")
     how.add_argument(
         "--plan", metavar="NAME",
-        help="load a saved plan and save the measured speed with it; other options override it",
+        help="load a saved plan and save the measured speed with it; other options override the "
+        "plan",
     )  # fmt: skip
     _add_list(how, ("--devices",), _devices, "one device per rank (default: the fastest)")
-    _add_list(how, ("--split",), _splits, "relative shares, such as 3,1, or 'even' (default)")
+    _add_list(how, ("--split",), _splits, "relative shares, e.g. 3,1, or 'even' (default)")
     modes = f"{', '.join(SPLIT_MODES)} (default: tensor)"
     _add_list(how, ("--split-mode",), _choices(SPLIT_MODES), modes)
-    _add_list(how, ("--groups",), _groups, "group sizes for mode groups, such as 2,2, or 'auto'")
-    _add_list(how, ("--n-cpu-blocks",), _integers, "first blocks placed on the CPU (default: 0)")
-    _add_list(how, ("--n-cpu-moe",), _integers, "first blocks with experts on the CPU (default: 0)")
+    _add_list(how, ("--groups",), _groups, "group sizes for mode groups, e.g. 2,2, or 'auto'")
+    _add_list(
+        how, ("--n-cpu-blocks",), _integers, "number of leading blocks on the CPU (default: 0)"
+    )
+    _add_list(
+        how,
+        ("--n-cpu-moe",),
+        _integers,
+        "number of leading blocks with experts on the CPU (default: 0)",
+    )
     add_lists_of_kv_types(lambda flags, text: _add_list(how, flags, _choices(KV_TYPES), text))
-    _add_list(how, ("-t", "--threads"), _integers, "number of CPU threads of all ranks together")
+    _add_list(how, ("-t", "--threads"), _integers, "total number of CPU threads, over all ranks")
     batch = "prompt tokens per batch (default: up to 2048 on GPUs, else 512)"
     _add_list(how, ("-b", "--batch"), _integers, batch)
     peers = f"peer-to-peer access between GPUs: {', '.join(PEER_MODES)} (default: auto)"

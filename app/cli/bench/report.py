@@ -30,7 +30,7 @@ class Reached:
     """The speed that a test reached, and its fraction of its devices' measured speed.
 
     Attributes:
-        bytes_per_s: for generation, rate at which weight bytes of the file were read.
+        bytes_per_s: for generation, rate at which the file's weight bytes were read.
         flop_per_s: for a prompt, rate of floating-point operations in matrix products.
         fraction: fraction of the devices' measured speed; None if unknown.
         copy_fraction: `bytes_per_s` as a fraction of the GPUs' copy rate (reads and writes), only

@@ -32,7 +32,7 @@ class BenchRow:
         n_threads: total CPU threads over all ranks; as requested if nothing was loaded.
         n_batch: prompt tokens per batch; None if unknown.
         storage: how weights are stored (see `Plan.storage`); "" if nothing was loaded.
-        error: the error's message, as the exception itself would keep the model alive.
+        error: the error's message; storing the exception would keep the model alive.
     """
 
     params: LoadParams
@@ -56,7 +56,7 @@ class BenchRow:
 PRODUCT_HEADERS = ("TYPE", "BITS", "1 TOKEN", "A SUM", "8 TOKENS", "512 TOKENS", "512 IN")
 PRODUCT_RIGHT = frozenset({1, 2, 3, 4, 5})
 
-VECTORS = "F32"  # type of vectors such as norm weights, while matrices may have another type
+VECTORS = "F32"  # type of vectors, e.g. norm weights; matrices may have another type
 ALL = "all"
 
 
@@ -64,12 +64,13 @@ def add_kernels(group: argparse._ArgumentGroup) -> None:
     """Add the options for kernel times."""
     group.add_argument(
         "--kernels", action="store_true",
-        help="show the GPU kernels of a token with their times, and the speed of the CPU's matrix "
-        "products for each type of weights",
+        help="show the GPU kernels run per token with their times, and the speed of the CPU's "
+        "matrix products for each weight type",
     )  # fmt: skip
     group.add_argument(
         "--kernel-types", metavar="TYPES",
-        help="types for --kernels on the CPU, such as Q4_K,Q6_K, or 'all' (default: the file's)",
+        help="weight types for --kernels on the CPU, for example Q4_K,Q6_K, or 'all' (default: "
+        "those in the file)",
     )  # fmt: skip
 
 
@@ -90,7 +91,7 @@ def product_types(text: str | None, info: ModelInfo) -> list[str]:
         if name not in known:
             raise EngineError(
                 "There are no CPU kernels for '{name}'.",
-                "Use 'all' or some of {names}.",
+                "Use 'all', or one or more of {names}.",
                 name=name,
                 names=", ".join(known),
             )
@@ -106,7 +107,7 @@ def measured_products(rows: Sequence[BenchRow], types: Sequence[str]) -> list[Pr
     params, n_threads = row.params, row.n_threads
     for speed in engine.measure_products(types, n_threads, fast_prompts=params.fast_prompts):
         speeds.append(speed)
-        note_progress(f"Measured products with {speed.kind} …")
+        note_progress(f"Measured matrix products with {speed.kind} …")
     return speeds
 
 
@@ -125,7 +126,7 @@ def product_table(speeds: Sequence[ProductSpeed]) -> str:
         for speed in speeds
     ]  # fmt: skip
     isa = first.instruction_set
-    head = f"Products on the CPU, threads: {first.n_threads}, instruction set: {isa}"
+    head = f"Matrix products on the CPU; threads: {first.n_threads}, instruction set: {isa}"
     return f"{head}\n{table(PRODUCT_HEADERS, cells, PRODUCT_RIGHT)}"
 
 
@@ -144,7 +145,7 @@ def kernel_tables(rows: Sequence[BenchRow], products: Sequence[ProductSpeed]) ->
     tables = [_table(row) for row in rows if row.result is not None and row.result.gpu]
     if products:
         tables.append(product_table(products))
-    return "\n\n".join(tables) or "No kernels were recorded: no test generated tokens."
+    return "\n\n".join(tables) or "No kernels were recorded, since no test generated tokens."
 
 
 def _table(row: BenchRow) -> str:
@@ -163,7 +164,7 @@ def _table(row: BenchRow) -> str:
         cells.append(("", name, count, microseconds(seconds), percent(seconds / token_s)))
     for device, seconds in result.gpu.busy_s.items():
         cells.append((device, "busy", "", microseconds(seconds), percent(seconds / token_s)))
-    head = f"{row.test}, {microseconds(token_s)} a token"
+    head = f"{row.test}, {microseconds(token_s)} per token"
     return f"{head}\n{table(KERNEL_HEADERS, cells, KERNEL_RIGHT)}"
 
 

@@ -53,18 +53,19 @@ def add_machines(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("several machines")
     group.add_argument(
         "--nodes", type=int, metavar="N",
-        help="run the model on N machines including this one; run `tandem join` on each of the "
+        help="run the model on N machines, including this one; run `tandem join` on each of the "
         "others",
     )  # fmt: skip
     group.add_argument(
         "--rendezvous", metavar="HOST:PORT",
-        help="address and port of this machine for the others; the next port must be free, too "
+        help="this machine's address and port for the others; the next port must also be free "
         f"(default: the address of the default route, port {PORT})",
     )  # fmt: skip
     group.add_argument(
         "--machine-link", choices=engine.MACHINE_LINKS, default="auto",
-        help="how data moves between machines: gloo through host memory; nccl from GPU to GPU, or "
-        "fail; auto uses NCCL on Linux if all GPUs are NVIDIA's and a test passes (default: auto)",
+        help="how data moves between machines: gloo uses host memory; nccl goes from GPU to GPU or "
+        "fails; auto uses NCCL on Linux if all GPUs are from NVIDIA and a test passes (default: "
+        "auto)",
     )  # fmt: skip
     add_token(group)
 
@@ -72,8 +73,8 @@ def add_machines(parser: argparse.ArgumentParser) -> None:
 def add_token(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--token", metavar="T",
-        help=f"token shared by all machines; better set {TOKEN_VARIABLE}, since other programs can "
-        "see it here",
+        help=f"token shared by all machines; prefer setting {TOKEN_VARIABLE}, since other programs "
+        "can see this option",
     )  # fmt: skip
 
 
@@ -111,7 +112,7 @@ class ServedMachines:
 
     def __init__(self, args: argparse.Namespace, params: LoadParams) -> None:
         if args.nodes < 2:
-            raise EngineError("--nodes needs at least two machines.", "Omit it for one.")
+            raise EngineError("--nodes needs at least two machines.", "Omit it to use only one.")
         if args.plan is not None or args.models:
             what = "--plan" if args.plan is not None else "--models"
             raise EngineError("{option} cannot be combined with --nodes.", option=what)
@@ -179,11 +180,11 @@ def add_join(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("this machine")
     group.add_argument(
         "--model", metavar="FILE",
-        help="this machine's copy of the model file (default: the server's path)",
+        help="this machine's copy of the model file (default: the same path as on the server)",
     )  # fmt: skip
     group.add_argument(
         "--devices", metavar="LIST",
-        help="one device per rank, such as cuda:0,cuda:1 (default: all GPUs, else the CPU)",
+        help="one device per rank, e.g. cuda:0,cuda:1 (default: all GPUs, else the CPU)",
     )  # fmt: skip
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
     group.add_argument(

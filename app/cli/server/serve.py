@@ -67,7 +67,9 @@ def further_models(args: argparse.Namespace, given: LoadParams) -> FurtherModels
     for folder in args.models:
         if not Path(folder).is_dir():
             raise EngineError(
-                "There is no folder {folder}.", "Name another one with --models.", folder=folder
+                "There is no folder {folder}.",
+                "Specify another folder with --models.",
+                folder=folder,
             )
     usual = replace(
         given, split=None, groups=None, overrides=(), n_cpu_blocks=0, n_cpu_moe=0,
@@ -97,7 +99,7 @@ CLOSE_S = 10.0  # timeout in seconds for closing the engine
 
 
 class ServerRun:
-    """A server with its own engine that runs until a signal stops it."""
+    """A server with its own engine; it runs until a signal stops it."""
 
     def __init__(
         self, settings: ServerSettings, params: LoadParams, keep_s: float | None,
@@ -165,7 +167,7 @@ class ServerRun:
         """Load the first model, retrying if a machine is lost meanwhile.
 
         Raises:
-            EngineError: loading failed, or kept losing machines although all were connected.
+            EngineError: loading failed, or machines kept dropping out although all were connected.
         """
         machines, n_tries = self._machines, 0
         while True:
@@ -292,34 +294,35 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     where.add_argument(
         "--lan", action="store_true",
-        help=f"accept other machines: --host {EVERYWHERE}; requires a key",
+        help=f"accept requests from other machines, like --host {EVERYWHERE}; requires a key",
     )  # fmt: skip
     key = where.add_mutually_exclusive_group()
     key.add_argument(
         "--api-key", metavar="KEY",
-        help=f"API key of clients; better set {KEY_VARIABLE}, since other programs can see it here",
+        help=f"API key for clients; prefer setting {KEY_VARIABLE}, since other programs can see "
+        "this option",
     )  # fmt: skip
     key.add_argument("--api-key-file", metavar="FILE", help="file with the API key")
     where.add_argument(
         "--cors", action="append", default=[], metavar="ORIGIN",
-        help="allow web pages of this origin, such as http://localhost:3000; repeatable",
+        help="allow web pages from this origin, e.g. http://localhost:3000; repeatable",
     )  # fmt: skip
     where.add_argument(
         "--allow-host", action="append", default=[], metavar="NAME",
-        help="additional host name of this machine in URLs; repeatable",
+        help="additional host name for this machine in URLs; repeatable",
     )  # fmt: skip
     where.add_argument(
         "--alias", action="append", default=[], metavar="NAME",
-        help="additional name of the model; repeatable",
+        help="additional name for the model; repeatable",
     )  # fmt: skip
     where.add_argument(
         "--keep", type=float, metavar="MINUTES",
-        help="unload the model after this time without a request; the next request reloads it "
-        "(default: never)",
+        help="unload the model after this many minutes without a request; the next request reloads "
+        "it (default: never)",
     )  # fmt: skip
     where.add_argument(
         "--models", action="append", default=[], metavar="FOLDER",
-        help="folder with further models for requests, which are loaded one at a time; repeatable",
+        help="folder with more models that requests may use, loaded one at a time; repeatable",
     )  # fmt: skip
     where.add_argument(
         "--only", action="store_true",
@@ -372,9 +375,11 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
         EngineError: an option is invalid, or the key file cannot be read.
     """
     if not 0 <= args.port <= 65535:
-        raise EngineError("{port} is not a port.", "Ports go from 0 to 65535.", port=args.port)
+        raise EngineError(
+            "{port} is not a valid port.", "Ports range from 0 to 65535.", port=args.port
+        )
     if args.keep is not None and not 0 < args.keep < 1e6:
-        raise EngineError("--keep needs a number of minutes above 0.")
+        raise EngineError("--keep needs a positive number of minutes.")
     if args.lan and args.host not in (None, EVERYWHERE):
         text = "--lan listens on {all}, not on {host}."
         raise EngineError(text, "Omit one of the two.", all=EVERYWHERE, host=args.host)

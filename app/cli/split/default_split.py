@@ -29,7 +29,7 @@ def has_no_choice(args: argparse.Namespace) -> bool:
 def with_default_split(args: argparse.Namespace, params: LoadParams) -> LoadParams:
     """Return `params` on the devices predicted to be fastest, unless an option places the model.
 
-    If there was a choice, the reason is written to stderr; if no GPU is usable, how to enable one.
+    Write the reason for a choice to stderr; if no GPU is usable, also write how to enable one.
 
     Raises:
         EngineError: the model cannot be run.

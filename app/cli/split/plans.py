@@ -35,7 +35,9 @@ def add_plans(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--delete", metavar="NAME", help="delete a plan")
     what.add_argument("--export", metavar="NAME", help="write a plan to a file")
-    what.add_argument("--import", metavar="FILE", dest="import_file", help="save an exported plan")
+    what.add_argument(
+        "--import", metavar="FILE", dest="import_file", help="import an exported plan"
+    )
     what.add_argument("--command", metavar="NAME", help="print the command that loads a plan")
     parser.add_argument("--to", metavar="FILE", help="file for --export (default: NAME.json)")
     add_json(parser)

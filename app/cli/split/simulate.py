@@ -36,20 +36,20 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("predicted speed")
     group.add_argument(
         "--simulate", metavar="RIG",
-        help="plan for simulated devices, such as 2x3090,1x3060, optionally with links and PCIe "
-        "lanes: 4x3090@nvlink, 2x4090@p2p,x8, 2x4090@x16/x4; all GPUs of the rig are used unless "
-        "--devices names some; separate machines with ' / '",
+        help="plan for simulated devices, e.g. 2x3090,1x3060, optionally with links and PCIe "
+        "lanes: 4x3090@nvlink, 2x4090@p2p,x8, 2x4090@x16/x4; all of the rig's GPUs are used unless "
+        "--devices selects some; separate machines with ' / '",
     )  # fmt: skip
     group.add_argument(
         "--wire", metavar="LINK",
-        help="network between simulated machines, such as 10gbit,0.1ms (default: 1gbit,0.3ms)",
+        help="network between simulated machines, e.g. 10gbit,0.1ms (default: 1gbit,0.3ms)",
     )  # fmt: skip
     group.add_argument(
         "--prompt", type=int, metavar="N", help="prompt length in tokens (default: 512)"
     )
     group.add_argument(
         "--measure", action="store_true",
-        help="first measure the devices of this machine that have not been measured yet",
+        help="first measure this machine's devices that have not been measured yet",
     )  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def forecaster_of(args: argparse.Namespace) -> Forecaster:
 
 
 def used_devices(rig: Rig) -> list[str]:
-    """Return a rig's GPUs and, with several machines, the CPUs of machines without GPUs."""
+    """Return a rig's GPUs and, if it has several machines, the CPUs of those without GPUs."""
     gpus = [device.id for device in rig.devices if device.kind == "cuda"]
     with_gpus = machines_of(gpus)
     ids = [device.id for device in rig.devices]

@@ -130,10 +130,10 @@ class RunningAnswer:
 
     Attributes:
         number: id of its command.
-        ids: its tokens so far, including `begun`.
+        ids: its token ids so far, including `begun`.
         n_read, n_prompt: computed prompt tokens, and all prompt tokens; 0 while it waits.
         tokens_per_s: speed over the last second; 0 while unknown.
-        was_alone: whether no other answer has run concurrently, so that its speed is the model's.
+        was_alone: whether no other answer has run concurrently; if so, its speed is the model's.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ def marker_behind(text: str) -> ThoughtMarker:
 
 
 class RunningAnswers:
-    """All unfinished answers, in the order requested; combines their texts into fewer signals."""
+    """All unfinished answers, in request order; combines their texts into fewer signals."""
 
     def __init__(self, signals: EngineSignals) -> None:
         self._signals = signals

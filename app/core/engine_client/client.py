@@ -76,7 +76,7 @@ class ModelWork:
         self._signals, self._settle = signals, settle
         self.model: ModelLoaded | None = None
         self.load = self.tune = self.unload = NONE
-        self._resplits: list[int] = []  # all running ones; a new one cancels none of them
+        self._resplits: list[int] = []  # all running resplits; a new one cancels none of them
 
     def add_resplit(self, number: int) -> None:
         """Track a resplit."""
@@ -375,7 +375,7 @@ class EngineClient(EngineSignals):
         """Detach the idle engine; the next command starts a new one.
 
         Returns:
-            The engine, if one is running; close it on another thread, as closing takes long.
+            The engine, if one is running; close it on another thread, since closing is slow.
         """
         host, self._host = self._host, None
         self.sharing.use(None)
@@ -395,7 +395,7 @@ class EngineClient(EngineSignals):
             return True
         ended = self._host is None or self._host.close(CLOSE_S)
         if not ended:
-            log.warning("the engine did not end within %.0f s", CLOSE_S)
+            log.warning("the engine did not stop within %.0f s", CLOSE_S)
         self._inbox.close()  # delivers the answers' last events
         self._set_state(EngineState.CLOSED)
         return ended

@@ -138,7 +138,7 @@ class EngineSharing:
         on_event: called on the engine's thread with every event, including the window's; must
             return quickly. May be None.
         used_at: time when a command last started or finished, by `time.monotonic`; `CountCache`
-            does not count, since metrics poll it.
+            commands do not update it, since metrics poll with them.
     """
 
     def __init__(self) -> None:

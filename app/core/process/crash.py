@@ -35,7 +35,7 @@ class CrashReporter(QObject):
 
     noticed = Signal(object)  # Notice
 
-    _crashed = Signal(str, str)  # summary in one line, full traceback
+    _crashed = Signal(str, str)  # one-line summary, full traceback
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
@@ -67,7 +67,7 @@ class CrashReporter(QObject):
         self.noticed.emit(
             Notice(
                 tr("Something went wrong in the window ({line}).").format(line=line),
-                tr("This is a bug in Tandem. Your chats are safe; you can go on."),
+                tr("This is a bug in Tandem. Your chats are safe; you can continue."),
                 "error",
                 tr("Copy details"),
                 lambda: QGuiApplication.clipboard().setText(details),
@@ -123,7 +123,7 @@ class LogFile:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             handler = _BoundedFile(self.path, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
-            log.info("no log file: %s", error)
+            log.info("cannot create a log file: %s", error)
             return
         handler.setFormatter(logging.Formatter(FORMAT))
         root = logging.getLogger()

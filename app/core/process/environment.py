@@ -1,6 +1,6 @@
 """The environment: whether there is a display, and whether the engine has its own process.
 
-Without a display, Qt aborts the process with a core dump.
+If there is no display, Qt aborts the process with a core dump.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def engine_place() -> str:
 
 
 def chosen_host() -> MakeHost:
-    """Return the class that starts the engine; its import takes a moment."""
+    """Return the class that starts the engine; importing it takes a moment."""
     return engine.ProcessHost if engine_place() == "process" else engine.ThreadHost
 
 

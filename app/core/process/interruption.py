@@ -50,7 +50,7 @@ def importing() -> Iterator[None]:
     """Disable garbage collection and let signals kill the process, for imports in the `with` block.
 
     Signals raise no exceptions, since half-imported modules, especially compiled ones, swallow
-    exceptions or turn them into others. Imports leave hardly any garbage, but collections take a
+    exceptions or turn them into others. Imports create hardly any garbage, yet collections take a
     sixth of their time. Imported objects are frozen, so later collections skip them, too.
     """
     previous, was_collecting = end_at_once(), gc.isenabled()

@@ -1,6 +1,6 @@
 """Idle work on the GUI thread, done a few milliseconds at a time between events.
 
-All work shares one time slice per turn of the event loop, so even many tasks keep turns short.
+All work shares one time slice per turn of the event loop, so turns stay short.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Interpreter(QObject):
 
     @Slot()
     def settle(self) -> None:
-        """Exclude all existing objects from later collections, as imported modules never die."""
+        """Exclude existing objects from later collections; imported modules are never freed."""
         gc.freeze()
 
     @Slot()

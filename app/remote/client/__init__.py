@@ -1,4 +1,4 @@
 """Client for OpenAI-compatible servers, with extensions for Tandem servers; no Qt.
 
-It must not import the window's packages; its dialog is in `app.remote.page`.
+This package must not import the window's packages; its dialog is in `app.remote.page`.
 """

@@ -146,7 +146,7 @@ def _unusable(text: str) -> EngineError:
     shown = one_line(text.rpartition("@")[2], 80)  # a password may precede the @
     return EngineError(
         tr("“{url}” is not a valid server address.").format(url=shown),
-        tr("Use an address such as {url}.").format(url=EXAMPLE),
+        tr("Use an address like {url}.").format(url=EXAMPLE),
     )
 
 
@@ -182,7 +182,7 @@ class KeyStore:
 
 
 def cleaned_key(text: str) -> str:
-    """Return a pasted key without spaces and line breaks.
+    """Return a pasted key without spaces or line breaks.
 
     Raises:
         EngineError: the key is invalid.

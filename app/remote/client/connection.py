@@ -254,7 +254,7 @@ class Connection:
                 return EngineError(text.format(host=host), tr("Check the address."))
             if "ssl" in str(error).lower():
                 text = tr("{host} does not use TLS at this address.")
-                return EngineError(text.format(host=host), tr("Check http and https."))
+                return EngineError(text.format(host=host), tr("Try http instead."))
             text, hint = tr("{host} cannot be reached."), tr("Check that the server is running.")
             return NoServer(text.format(host=host), hint)
         if isinstance(error, StreamError):

@@ -263,7 +263,7 @@ class RemoteHost:
     def _count(self, call: _Call, command: CountTokens) -> TokensCounted:
         address, listed = self._loaded()
         if not listed.is_tandem:
-            text = tr("{host} does not count tokens.").format(host=address.host)
+            text = tr("{host} cannot count tokens.").format(host=address.host)
             raise EngineError(text)
         if any(message.pictures for message in command.messages or ()):
             raise EngineError(tr("Images are not sent just to count tokens."))

@@ -33,7 +33,7 @@ MAX_KEY: Final = 1 << 16
 
 
 class RemoteModel:
-    """A remote model with those parts of `engine.Model`'s interface that subcommands use.
+    """A remote model with the parts of `engine.Model`'s interface that subcommands use.
 
     Raises:
         EngineError: the request failed, or the server has no such model.
@@ -111,5 +111,5 @@ def _key_in(path: str) -> str:
         why = error.strerror if isinstance(error, OSError) else tr("it is not text")
         raise EngineError(tr("{name} cannot be read: {why}.").format(name=path, why=why)) from None
     if not key:
-        raise EngineError(tr("{name} has no key in its first line.").format(name=path))
+        raise EngineError(tr("The first line of {name} has no key.").format(name=path))
     return key

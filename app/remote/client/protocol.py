@@ -149,7 +149,7 @@ class AnswerReader:
         self._n_chunks += 1
         self._n_characters += n_characters
         if self._n_characters > MAX_TEXT:
-            text = tr("The answer of {host} is too long, so it was stopped.")
+            text = tr("The answer from {host} is too long, so it was stopped.")
             raise EngineError(text.format(host=self._host))
 
     def _read_calls(self, calls: object) -> Iterator[Event]:
@@ -418,7 +418,7 @@ def _output_format(command: AnswerRequest, *, is_tandem: bool) -> dict[str, Any]
     if is_tandem and grammar.kind in TANDEM_FORMATS and not grammar.trigger:
         return {TANDEM_FORMATS[grammar.kind]: grammar.text}
     raise EngineError(
-        tr("This server does not support such a grammar."),
+        tr("This server does not support this kind of grammar."),
         tr("Use a JSON schema, or a model on this machine."),
     )
 
@@ -443,7 +443,7 @@ MAX_CONTEXT = 1 << 32
 
 TANDEM = "tandem"  # owner of models on a Tandem server
 CONTEXT_NAMES = ("n_ctx", "max_model_len", "context_length", "context_window", "max_context_length")
-"""Names for the context length in Tandem and llama.cpp, in vLLM, and in other servers."""
+"""Names for the context length: Tandem's and llama.cpp's, vLLM's, and those of other servers."""
 
 
 @dataclass(frozen=True, slots=True)

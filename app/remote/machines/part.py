@@ -63,7 +63,7 @@ class MachinesDialog(QDialog):
         self.number.setAccessibleName(tr("Number of machines, including this one"))
         self.address = QComboBox(editable=True)
         self.address.addItems(list(addresses))
-        self.address.setAccessibleName(tr("Address of this machine"))
+        self.address.setAccessibleName(tr("This machine's address"))
         self.command = QLineEdit(readOnly=True)
         self.command.setAccessibleName(tr("Command for the other machines"))
         self.copy = IconButton("copy", tr("Copy the command"), size=16)
@@ -85,16 +85,16 @@ class MachinesDialog(QDialog):
     def _build(self) -> None:
         about = label(
             tr(
-                "Several machines can run one model that fits none of them alone. Each needs Tandem"
-                " and a copy of the model file. The traffic between them is not encrypted, so use"
-                " a network that you trust."
+                "Several machines can run one model that is too large for each of them alone. Each"
+                " needs Tandem and a copy of the model file. The traffic between them is not"
+                " encrypted, so use a network that you trust."
             ),
             role="muted",
         )
         about.setWordWrap(True)
         form = QFormLayout()
         form.addRow(tr("Machines, including this one"), self.number)
-        form.addRow(tr("Address of this machine"), self.address)
+        form.addRow(tr("This machine's address"), self.address)
         row = QHBoxLayout()
         row.addWidget(self.command, 1)
         row.addWidget(self.copy)
@@ -163,7 +163,7 @@ class MachinesPart(QObject):
 
     Args:
         path_of: returns the selected model's path, or "".
-        over: widget over whose window the dialog opens.
+        over: widget whose window the dialog opens over.
     """
 
     changed = Signal()  # other machines' devices or links have changed

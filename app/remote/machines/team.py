@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 PORT = 11436  # default port for joining
 TOKEN_BYTES = 18
-JOIN_AGAIN = tr_later("Let them join again.")
+JOIN_AGAIN = tr_later("Have them join again.")
 
 
 class MachineTeam:
@@ -141,8 +141,8 @@ class MachineTeam:
             raise EngineError(tr("The other machines have disconnected."), tr(JOIN_AGAIN))
         if Path(path) != Path(self.path):
             name = Path(self.path).name
-            what = tr("The other machines joined for {name}.").format(name=name)
-            raise EngineError(what, tr("Let them join again for this model."))
+            what = tr("The other machines joined to run {name}.").format(name=name)
+            raise EngineError(what, tr("Have them join again for this model."))
         return self.gathering
 
     def _note(self, status: str) -> None:
@@ -166,7 +166,7 @@ def with_idle_ranks(params: LoadParams, n_machines: int) -> LoadParams:
     if params.all_devices != params.devices:
         raise SplitError(
             tr("On other machines, blocks and experts can only go to a CPU that is in the split."),
-            tr("Enable that CPU in the split, or leave them on GPUs."),
+            tr("Enable that CPU in the split, or keep them on GPUs."),
         )
     ranks = [(_machine(params, rank), rank) for rank in range(len(params.devices))]
     all_ranks = sorted([*ranks, *((number, None) for number in left_out)], key=itemgetter(0))
@@ -196,7 +196,7 @@ def _machine(params: LoadParams, rank: int) -> int:
 
 
 def _moved(params: LoadParams, places: Sequence[int | None], devices: Sequence[str]) -> LoadParams:
-    """Return parameters with new ranks; `places` has each one's old index, or None if idle."""
+    """Return parameters with new ranks; `places` has each rank's old index, or None if idle."""
     shares = params.split or (1.0,) * len(params.devices)
     new = {old: number for number, old in enumerate(places) if old is not None}
     groups = _moved_groups(params.group_sizes, places) if params.group_sizes else params.groups
@@ -335,7 +335,7 @@ def for_machines(params: LoadParams, n_machines: int) -> LoadParams:
     runs = [machine_of(device) for device in params.devices]
     if runs != sorted(runs):
         raise SplitError(
-            tr("The devices of each machine must be adjacent."), tr("Sort them by machine.")
+            tr("Each machine's devices must be adjacent."), tr("Sort them by machine.")
         )
     params = with_idle_ranks(params, n_machines)
     own = tuple(map(local_id, params.devices))

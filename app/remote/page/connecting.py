@@ -55,7 +55,7 @@ class RemoteDialog(QDialog):
         self.address = QComboBox(editable=True, insertPolicy=QComboBox.InsertPolicy.NoInsert)
         self.address.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.address.addItems(list(servers))
-        self.address.setAccessibleName(tr("Address of the server"))
+        self.address.setAccessibleName(tr("Server address"))
         line = self.address.lineEdit()
         assert line is not None, "an editable box has one"
         line.setPlaceholderText(EXAMPLE)
@@ -65,7 +65,7 @@ class RemoteDialog(QDialog):
         self._rows = QStandardItemModel(0, 1, self)
         self.models = QListView()
         self.models.setModel(self._rows)
-        self.models.setAccessibleName(tr("Models of the server"))
+        self.models.setAccessibleName(tr("Models on the server"))
         self.models.setEditTriggers(QListView.EditTrigger.NoEditTriggers)
         self.status, self.warning = label("", "muted"), label("", "muted")
         self._make_buttons()
@@ -130,7 +130,7 @@ class RemoteDialog(QDialog):
     def _build(self) -> None:
         about = label(
             tr(
-                "Another machine generates the answers: “tandem serve” or any OpenAI-compatible"
+                "Another machine generates the answers with “tandem serve” or any OpenAI-compatible"
                 " server. It receives what you write in chats with it, including system prompts and"
                 " attached files."
             ),
@@ -275,7 +275,7 @@ class RemoteConnecting(QObject):
             return
         self.dialog.show_models(models)
         n = len(models)
-        text = tr_n("{n} model", "{n} models", n) if n else tr("This server has no model.")
+        text = tr_n("{n} model", "{n} models", n) if n else tr("This server has no models.")
         self.dialog.show_status(text, is_error=not n)
 
     @Slot(object)

@@ -28,7 +28,7 @@ EVERY_MS = 1000
 
 
 class ServerWatch(QObject):
-    """Poller of one server's statistics.
+    """Poller for one server's statistics.
 
     Args:
         is_seen: returns whether the statistics are visible.

@@ -259,7 +259,7 @@ ANTHROPIC = (
         MessageRequest, streams=EVENTS, shape=error_document, has_pictures=True,
     ),
     Operation(
-        "/v1/messages/count_tokens", "Count the tokens of a conversation's prompt (Anthropic).",
+        "/v1/messages/count_tokens", "Count the tokens in a conversation's prompt (Anthropic).",
         count_tokens, AskedConversation, shape=error_document, has_pictures=True,
     ),
 )  # fmt: skip

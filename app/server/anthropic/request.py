@@ -45,15 +45,17 @@ class MessageBlock:
     type: str = body_field('"text", "image", "thinking", "tool_use" or "tool_result".')
     source: PictureSource | None = body_field("The image.", None)
     text: str = body_field("The text.", "")
-    thinking: str = body_field("Earlier reasoning of the assistant.", "")
+    thinking: str = body_field("Earlier reasoning by the assistant.", "")
     signature: str = body_field(IGNORED, "")
     data: str = body_field("Redacted reasoning; ignored.", "")
     id: str = body_field("Id of the tool call.", "")
     name: str = body_field("Name of the called tool.", "")
-    input: JsonObject | None = body_field("Arguments of the call.", None)
+    input: JsonObject | None = body_field("Arguments for the call.", None)
     tool_use_id: str = body_field("Id of the call that this result belongs to.", "")
     content: str | tuple[ResultBlock, ...] | None = body_field("Result of the call.", None)
-    is_error: bool | None = body_field("Whether the call failed; the model is informed.", None)
+    is_error: bool | None = body_field(
+        "Whether the call failed; this is passed on to the model.", None
+    )
     cache_control: JsonObject | None = body_field("Ignored; prompts are always cached.", None)
     citations: tuple[JsonObject, ...] | None = body_field(IGNORED, None)
 
@@ -73,7 +75,7 @@ class ToolOffer:
     name: str = body_field("Name of the tool.")
     type: str = body_field('"custom"; server-side tools are rejected.', "custom")
     description: str = body_field("Description for the model.", "")
-    input_schema: JsonObject | None = body_field("JSON schema of the arguments.", None)
+    input_schema: JsonObject | None = body_field("JSON schema for the arguments.", None)
     strict: bool | None = body_field("Ignored; schemas are always enforced.", None)
     cache_control: JsonObject | None = body_field(IGNORED, None)
 
@@ -83,7 +85,7 @@ class ToolWish:
     """Which tools the model may or must call."""
 
     type: Literal["auto", "any", "tool", "none"] = body_field(
-        "Whether calls are optional (auto), required (any, tool) or disabled (none)."
+        "Whether tool calls are optional (auto), required (any, tool) or disabled (none)."
     )
     name: str = body_field("Name of the required tool.", "")
     disable_parallel_tool_use: bool = body_field("Stop after one tool call.", default=False)
@@ -94,7 +96,7 @@ class ThinkingWish:
     """Whether the model thinks before it answers."""
 
     type: Literal["enabled", "disabled", "adaptive"] = body_field(
-        "Adaptive is the same as enabled."
+        "Adaptive has the same effect as enabled."
     )
     budget_tokens: int | None = body_field(IGNORED, None)
     display: str = body_field(IGNORED, "")
@@ -105,7 +107,7 @@ class OutputFormat:
     """Structured output."""
 
     type: Literal["json_schema"] = body_field("JSON.")
-    schema: JsonObject = body_field("JSON schema of the answer.")
+    schema: JsonObject = body_field("JSON schema for the answer.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,10 +128,10 @@ class AskedConversation:
     messages: tuple[MessageTurn, ...] = body_field("The conversation.", least=1, most=MAX_MESSAGES)
     system: str | tuple[MessageBlock, ...] = body_field("System prompt.", "")
     tools: tuple[ToolOffer, ...] = body_field("Tools for the model.", (), most=MAX_TOOLS)
-    tool_choice: ToolWish | None = body_field("Which tools it may or must call.", None)
+    tool_choice: ToolWish | None = body_field("Which tools the model may or must call.", None)
     thinking: ThinkingWish | None = body_field("Reasoning; the model's default if omitted.", None)
     output_config: OutputConfig | None = body_field("Structured output and effort.", None)
-    output_format: OutputFormat | None = body_field("Alias of output_config.format.", None)
+    output_format: OutputFormat | None = body_field("Alias for output_config.format.", None)
     cache_control: JsonObject | None = body_field(IGNORED, None)
     context_management: JsonObject | None = body_field(IGNORED, None)
     mcp_servers: tuple[JsonObject, ...] = body_field("Must be empty.", ())
@@ -140,7 +142,7 @@ class AskedConversation:
 class MessageRequest(AskedConversation):
     """A request for an answer."""
 
-    max_tokens: int = body_field("Maximum tokens of the answer.", least=1, most=2**31 - 1)
+    max_tokens: int = body_field("Maximum number of tokens in the answer.", least=1, most=2**31 - 1)
     stop_sequences: tuple[str, ...] = body_field(
         "The answer stops before any of these texts.", (), most=MAX_STOPS
     )
@@ -262,7 +264,7 @@ def tool_choice(request: AskedConversation) -> str:
         return "auto"
     names = [offer.name for offer in request.tools]
     if choice.type == "tool" and choice.name not in names:
-        raise bad_value("tool_choice", "tool_choice names none of the tools.")
+        raise bad_value("tool_choice", "tool_choice does not name one of the tools.")
     if choice.type == "any" and not names:
         raise bad_value("tool_choice", "tool_choice requires a call, but there are no tools.")
     return CHOICES.get(choice.type, f"={choice.name}")

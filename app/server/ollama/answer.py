@@ -37,7 +37,7 @@ from app.server.web.responses import AwaitedJson, Document, EventStream, json_by
 from engine import AnswerBlock, AnswerBlocks, AnswerRequest, ChatMessage, Embed, Grammar, ToolCall
 
 REASONS = {"stop": "stop", "length": "length", "context": "length", "cancelled": "length"}
-"""Ollama's finish reasons by the engine's reason."""
+"""Ollama's finish reasons by the engine's."""
 
 NS = 1e9  # nanoseconds per second
 
@@ -148,7 +148,7 @@ async def generate(
     if request.images and (request.raw or request.suffix):
         raise bad_value("images", "images cannot be combined with raw or suffix.")
     if request.template:
-        raise bad_value("template", "The chat template of a loaded model cannot be replaced.")
+        raise bad_value("template", "A loaded model's chat template cannot be replaced.")
     if request.raw or request.suffix:
         command = AnswerRequest(prompt=request.prompt, suffix=request.suffix)
     else:
@@ -333,7 +333,7 @@ OLLAMA = (
         streams=LINES, has_pictures=True,
     ),
     _operation(
-        "/api/embed", "Compute the embeddings of texts (Ollama).", embed, OllamaEmbedRequest
+        "/api/embed", "Compute embeddings for texts (Ollama).", embed, OllamaEmbedRequest
     ),
     _operation("/api/tags", "List the models (Ollama).", list_tags),
     _operation("/api/ps", "List the loaded models (Ollama).", list_running),

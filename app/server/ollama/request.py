@@ -22,7 +22,7 @@ class OllamaOptions:
     """Options for an answer."""
 
     num_predict: int | None = body_field(
-        "Maximum tokens of the answer; -1 for no limit.", None, least=-2
+        "Maximum number of tokens in the answer; -1 for no limit.", None, least=-2
     )
     temperature: float | None = sampling_field("temperature")
     top_k: int | None = sampling_field("top_k")
@@ -51,7 +51,7 @@ class OllamaFunction:
     """A function call by the assistant."""
 
     name: str = body_field("Name of the function.")
-    arguments: JsonObject | None = body_field("Arguments of the call.", None)
+    arguments: JsonObject | None = body_field("Arguments for the call.", None)
     index: int | None = body_field(IGNORED, None)
 
 
@@ -70,11 +70,11 @@ class OllamaTurn:
 
     role: str = body_field('"system", "user", "assistant" or "tool".')
     content: str = body_field("The text.", "")
-    thinking: str = body_field("Earlier reasoning of the assistant.", "")
+    thinking: str = body_field("Earlier reasoning by the assistant.", "")
     images: tuple[str, ...] = body_field(
-        "Image files before the text, base64-encoded.", (), is_file=True
+        "Image files that precede the text, base64-encoded.", (), is_file=True
     )
-    tool_calls: tuple[OllamaCall, ...] = body_field("Tool calls of the assistant.", ())
+    tool_calls: tuple[OllamaCall, ...] = body_field("Tool calls by the assistant.", ())
     tool_name: str = body_field("Name of the function that this result belongs to.", "")
     tool_call_id: str = body_field("Id of the call that this result belongs to.", "")
 
@@ -85,9 +85,11 @@ class AnyOllamaRequest:
 
     model: str = body_field("Name of the model; empty for the loaded one.", "")
     stream: bool = body_field("Stream the answer.", default=True)
-    format: str | JsonObject | None = body_field('"json", or a JSON schema of the answer.', None)
-    options: OllamaOptions | None = body_field("Options of the answer.", None)
-    think: bool | str | None = body_field("Whether the model thinks, or the effort.", None)
+    format: str | JsonObject | None = body_field('"json", or a JSON schema for the answer.', None)
+    options: OllamaOptions | None = body_field("Options for the answer.", None)
+    think: bool | str | None = body_field(
+        "Whether the model thinks, or the reasoning effort.", None
+    )
     keep_alive: str | float | None = body_field("Ignored; set by the server.", None)
 
 
@@ -108,7 +110,7 @@ class OllamaGenerateRequest(AnyOllamaRequest):
     system: str = body_field("System prompt.", "")
     raw: bool = body_field("Complete the prompt without the chat template.", default=False)
     images: tuple[str, ...] = body_field(
-        "Image files before the text, base64-encoded.", (), is_file=True
+        "Image files that precede the text, base64-encoded.", (), is_file=True
     )
     template: str = body_field("Must be empty.", "")
     context: tuple[int, ...] | None = body_field("Ignored; prompts are always cached.", None)
@@ -119,7 +121,7 @@ class OllamaShowRequest:
     """A request to describe a model."""
 
     model: str = body_field("Name of the model.", "")
-    name: str = body_field("Alias of model.", "")
+    name: str = body_field("Alias for model.", "")
     verbose: bool | None = body_field(IGNORED, None)
     options: Mapping[str, float] | None = body_field(IGNORED, None)
 
@@ -129,7 +131,7 @@ class OllamaEmbedRequest:
     """A request for embeddings."""
 
     model: str = body_field("Name of the model; empty for the loaded one.", "")
-    input: str | tuple[str, ...] = body_field("One or several texts.", least=1, most=MAX_INPUTS)
+    input: str | tuple[str, ...] = body_field("One or more texts.", least=1, most=MAX_INPUTS)
     truncate: bool | None = body_field("Ignored; texts that are too long are rejected.", None)
     dimensions: int | None = body_field("Ignored; vectors are not shortened.", None)
     options: JsonObject | None = body_field(IGNORED, None)

@@ -28,7 +28,7 @@ from engine import (
 )
 
 REASONS = {"stop": "stop", "length": "length", "context": "length", "cancelled": "length"}
-"""Finish reasons by the engine's reason; an answer that timed out counts as "length"."""
+"""OpenAI's finish reasons by the engine's; an answer that timed out counts as "length"."""
 
 
 @dataclass(slots=True)
@@ -36,10 +36,10 @@ class TokenCount:
     """Token usage for a request, over all its answers.
 
     Attributes:
-        n_prompt, n_cached: tokens in the prompts, and cached ones among them; a prompt with several
-            answers counts once.
-        n_answer, n_thought: tokens in the answers, and in their reasoning.
-        n_drafted, n_accepted: draft tokens, and accepted ones among them.
+        n_prompt, n_cached: prompt tokens, and how many were cached; a prompt with several answers
+            counts once.
+        n_answer, n_thought: tokens in the answers, and how many are reasoning.
+        n_drafted, n_accepted: draft tokens, and how many were accepted.
     """
 
     n_prompt: int = 0
@@ -50,7 +50,7 @@ class TokenCount:
     n_accepted: int = 0
 
     def note(self, event: object, *, is_first: bool) -> None:
-        """Count an event; `is_first` tells whether its answer is the first one to its prompt."""
+        """Count an event; `is_first` tells whether its answer is the first for its prompt."""
         if isinstance(event, TokenText) and event.part == "reasoning":
             self.n_thought += len(event.ids)
         elif isinstance(event, Finished):

@@ -47,7 +47,7 @@ class CalledFunction:
     """A function call by the assistant."""
 
     name: str = body_field("Name of the function.")
-    arguments: str | JsonObject = body_field("Arguments as the text of a JSON object.", "{}")
+    arguments: str | JsonObject = body_field("Arguments: a JSON object, as text.", "{}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +64,13 @@ class ToolCallTurn:
 class ChatTurn:
     """A message in the conversation."""
 
-    role: Role = body_field("Author; developer is the same as system.")
+    role: Role = body_field("Author; developer has the same effect as system.")
     content: str | tuple[ContentPart, ...] | None = body_field("Text or content parts.", None)
     name: str = body_field("Name of the function that this result belongs to.", "")
-    tool_calls: tuple[ToolCallTurn, ...] = body_field("Tool calls of the assistant.", ())
+    tool_calls: tuple[ToolCallTurn, ...] = body_field("Tool calls by the assistant.", ())
     tool_call_id: str = body_field("Id of the call that this result belongs to.", "")
-    reasoning_content: str = body_field("Earlier reasoning of the assistant.", "")
-    reasoning: str = body_field("Alias of reasoning_content.", "")
+    reasoning_content: str = body_field("Earlier reasoning by the assistant.", "")
+    reasoning: str = body_field("Alias for reasoning_content.", "")
     refusal: str = body_field("Text of a refusal.", "")
 
 
@@ -80,7 +80,7 @@ class OfferedFunction:
 
     name: str = body_field("Name of the function.")
     description: str = body_field("Description for the model.", "")
-    parameters: JsonObject | None = body_field("JSON schema of the arguments.", None)
+    parameters: JsonObject | None = body_field("JSON schema for the arguments.", None)
     strict: bool | None = body_field(IGNORED, None)
 
 
@@ -140,11 +140,11 @@ class AnyCompletion(SamplingFields):
 
     model: str = body_field("Name of the model; empty for the loaded one.", "")
     stream: bool = body_field("Stream the answer.", default=False)
-    stream_options: StreamOptions | None = body_field("Options of the stream.", None)
+    stream_options: StreamOptions | None = body_field("Options for the stream.", None)
     user: str = body_field(IGNORED, "")
     response_format: ResponseFormat | None = body_field("Structured output.", None)
-    grammar: str = body_field("A GBNF grammar that the answer matches.", "")
-    regex: str = body_field("A regular expression that the answer matches.", "")
+    grammar: str = body_field("A GBNF grammar that the answer must match.", "")
+    regex: str = body_field("A regular expression that the answer must match.", "")
 
     @property
     def wants_usage(self) -> bool:
@@ -158,9 +158,12 @@ class ChatRequest(AnyCompletion):
 
     messages: tuple[ChatTurn, ...] = body_field("The conversation.", least=1, most=MAX_MESSAGES)
     max_completion_tokens: int | None = body_field(
-        "Maximum tokens of the answer, including reasoning.", None, least=-1, most=2**31 - 1
+        "Maximum number of tokens in the answer, including reasoning.",
+        None,
+        least=-1,
+        most=2**31 - 1,
     )
-    logprobs: bool = body_field("Return the logprobs of tokens.", default=False)
+    logprobs: bool = body_field("Return the tokens' logprobs.", default=False)
     top_logprobs: int | None = body_field(
         "Number of top logprobs per token.", None, least=0, most=20
     )
@@ -390,7 +393,7 @@ def tool_choice(request: ChatRequest) -> str:
         name = "" if choice.function is None else choice.function.name
         names = [tool.function.name for tool in request.tools if tool.function is not None]
         if choice.type != "function" or name not in names:
-            raise bad_value("tool_choice", "tool_choice names none of the tools.")
+            raise bad_value("tool_choice", "tool_choice does not name one of the tools.")
         return f"={name}"
     if choice not in CHOICES:
         text = 'tool_choice must be "none", "auto", "required" or a function.'

@@ -28,17 +28,17 @@ class SamplingFields:
     frequency_penalty: float | None = sampling_field("frequency_penalty")
     presence_penalty: float | None = sampling_field("presence_penalty")
     max_tokens: int | None = body_field(
-        "Maximum tokens of the answer.", None, least=-1, most=2**31 - 1
+        "Maximum number of tokens in the answer.", None, least=-1, most=2**31 - 1
     )
     stop: str | tuple[str, ...] | None = body_field(
         "The answer stops before any of these texts.", None, most=MAX_STOPS
     )
     seed: int | None = body_field(
-        "The same seed gives the same answer; -1 for a random one.", None, least=-1,
+        "The same seed gives the same answer; -1 chooses a random seed.", None, least=-1,
         most=SEEDS - 1,
     )  # fmt: skip
     logit_bias: Mapping[str, float] | None = body_field(
-        "Numbers added to the logits of tokens, by token id; -100 or less bans a token.", None
+        "Numbers to add to the tokens' logits, by token id; -100 or less bans a token.", None
     )
     n: int = body_field("Number of answers.", 1, least=1, most=MAX_CHOICES)
     top_k: int | None = sampling_field("top_k")
@@ -51,7 +51,7 @@ class SamplingFields:
     dry_allowed_length: int | None = sampling_field("dry_allowed_length")
     dry_last_n: int | None = sampling_field("dry_last_n")
     dry_breakers: tuple[str, ...] | None = body_field(
-        "Texts at which DRY repetitions end.", None, most=MAX_STOPS
+        "Texts that end a DRY repetition.", None, most=MAX_STOPS
     )
     top_n_sigma: float | None = sampling_field("top_n_sigma")
     xtc_probability: float | None = sampling_field("xtc_probability")
@@ -63,7 +63,7 @@ class SamplingFields:
     mirostat_eta: float | None = sampling_field("mirostat_eta")
     samplers: tuple[str, ...] | None = body_field("Order of the samplers.", None, most=16)
     banned_strings: tuple[str, ...] | None = body_field(
-        "Texts that no answer contains.", None, most=MAX_STOPS
+        "Texts that no answer may contain.", None, most=MAX_STOPS
     )
     ignore_eos: bool | None = sampling_field("ignore_eos")
     on_overflow: Literal["stop", "shift"] | None = sampling_field("on_overflow")

@@ -120,12 +120,12 @@ class CompletionRequest(AnyCompletion):
     """A request for completions."""
 
     prompt: TextInput = body_field(
-        "One or several prompts, as texts or token ids.", least=1, most=MAX_IDS
+        "One or more prompts, as texts or token ids.", least=1, most=MAX_IDS
     )
     suffix: str = body_field("Text after the gap that the answer fills.", "")
     echo: bool = body_field("Include the prompt, and its logprobs if requested.", default=False)
     logprobs: int | None = body_field("Number of top logprobs per token.", None, least=0, most=20)
-    best_of: int | None = body_field("Must equal n, if set.", None)
+    best_of: int | None = body_field("If set, must equal n.", None)
 
     @property
     def wants_scores(self) -> bool:
@@ -281,13 +281,15 @@ class EmbeddingRequest:
     """A request for embeddings."""
 
     input: TextInput = body_field(
-        "One or several texts, as strings or token ids.", least=1, most=MAX_IDS
+        "One or more texts, as strings or token ids.", least=1, most=MAX_IDS
     )
     model: str = body_field("Name of the model; empty for the loaded one.", "")
     encoding_format: Literal["float", "base64"] = body_field(
         "Numbers, or little-endian F32 encoded as base64.", "float"
     )
-    dimensions: int | None = body_field("Must equal the model's, if set.", None)
+    dimensions: int | None = body_field(
+        "If set, must equal the length of the model's vectors.", None
+    )
     user: str = body_field(IGNORED, "")
 
 
@@ -297,7 +299,7 @@ async def embeddings(
     """Return embeddings for texts."""
     info = context.find(request.model, record).info
     if request.dimensions not in (None, info.n_embd):
-        text = "dimensions must be {n}, as in the model."
+        text = "dimensions must be {n} to match the model."
         raise bad_value("dimensions", text, n=info.n_embd)
     command = Embed(embedding_inputs(request.input, info.n_vocab))
 
@@ -383,7 +385,9 @@ class TemplateRequest:
     model: str = body_field("Name of the model.", "")
     tools: tuple[OfferedTool, ...] = body_field("Tools for the model.", (), most=MAX_TOOLS)
     chat_template_kwargs: JsonObject | None = body_field("Variables for the chat template.", None)
-    add_generation_prompt: bool = body_field("End with the start of an answer.", default=True)
+    add_generation_prompt: bool = body_field(
+        "End the prompt with the start of an answer.", default=True
+    )
 
 
 async def tokenize(

@@ -260,12 +260,12 @@ def refuse_unsupported(request: ResponseRequest) -> None:
     """Raise a `Refusal` if the request uses unsupported fields."""
     for name in ("previous_response_id", "conversation"):
         if getattr(request, name) is not None:
-            text = "{name} is not supported: this server stores no conversations."
+            text = "{name} is not supported, because this server does not store conversations."
             raise bad_value(name, text, name=name)
     if request.prompt is not None:
-        raise bad_value("prompt", "This server stores no prompts.")
+        raise bad_value("prompt", "This server does not store prompts.")
     if request.background:
-        raise bad_value("background", "This server has no background mode.")
+        raise bad_value("background", "This server does not support background mode.")
 
 
 def response_command(request: ResponseRequest) -> AnswerRequest:

@@ -36,8 +36,8 @@ class InputItem:
     content: str | tuple[ContentPart, ...] | None = body_field("Text or content parts.", None)
     call_id: str = body_field("Id of the call.", "")
     name: str = body_field("Name of the called tool.", "")
-    arguments: str = body_field("Arguments as the text of a JSON object.", "")
-    input: str = body_field("Input of a custom tool.", "")
+    arguments: str = body_field("Arguments: a JSON object, as text.", "")
+    input: str = body_field("Input to a custom tool.", "")
     output: str | tuple[ContentPart, ...] | None = body_field("Result of the call.", None)
     summary: tuple[ContentPart, ...] = body_field("Summary of the reasoning.", ())
     encrypted_content: str | None = body_field(IGNORED, None)
@@ -53,10 +53,10 @@ class ResponseTool:
     type: str = body_field('"function" or "custom"; other tools are ignored.')
     name: str = body_field("Name of the tool.", "")
     description: str = body_field("Description for the model.", "")
-    parameters: JsonObject | None = body_field("JSON schema of the arguments.", None)
+    parameters: JsonObject | None = body_field("JSON schema for the arguments.", None)
     strict: bool | None = body_field("Ignored; schemas are always enforced.", None)
     format: JsonObject | None = body_field(
-        "Format of a custom tool's input; the model is informed.", None
+        "Format of a custom tool's input, which is passed on to the model.", None
     )
 
 
@@ -105,7 +105,10 @@ class ResponseRequest:
     input: str | tuple[InputItem, ...] = body_field("The conversation.", least=1, most=MAX_MESSAGES)
     instructions: str = body_field("System prompt.", "")
     max_output_tokens: int | None = body_field(
-        "Maximum tokens of the answer, including reasoning.", None, least=1, most=2**31 - 1
+        "Maximum number of tokens in the answer, including reasoning.",
+        None,
+        least=1,
+        most=2**31 - 1,
     )
     temperature: float | None = body_field("Sampling temperature.", None, least=0, most=5)
     top_p: float | None = body_field("Top-p (nucleus) sampling.", None, least=0, most=1)
@@ -241,7 +244,7 @@ def tool_choice(request: ResponseRequest) -> str:
     names = [tool.name for tool in request.tools if tool.type in ("function", "custom")]
     if isinstance(choice, ToolPick):
         if choice.name not in names:
-            raise bad_value("tool_choice", "tool_choice names none of the tools.")
+            raise bad_value("tool_choice", "tool_choice does not name one of the tools.")
         return f"={choice.name}"
     if choice is not None and choice not in CHOICES:
         text = 'tool_choice must be "none", "auto", "required" or a tool.'

@@ -77,7 +77,7 @@ def _origin(word: str) -> str:
         is_good = False
     if not is_good:
         text = tr("“{word}” is not a valid web page origin.").format(word=one_line(word, 60))
-        raise EngineError(text, tr("Use a form such as https://example.org."))
+        raise EngineError(text, tr("Use a format like https://example.org."))
     usual = {"http": 80, "https": 443}[parts.scheme]
     port = "" if parts.port in (None, usual) else f":{parts.port}"
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname

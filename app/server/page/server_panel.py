@@ -107,7 +107,7 @@ class CopiedText(QWidget):
 
 
 class ExampleText(QFrame):
-    """Terminal lines with a copy button, whose tooltip is `copy`."""
+    """Terminal lines and a copy button with the tooltip `copy`."""
 
     def __init__(self, copy: str) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class AccessSettings(QWidget):
             tr("Reachable from the network"),
             tr(
                 "Other machines can use the model with the key. The traffic is not encrypted, so"
-                " only enable this in trusted networks."
+                " only enable this on trusted networks."
             ),
         )
         self.for_pages = SwitchRow(
@@ -156,7 +156,7 @@ class AccessSettings(QWidget):
         self.show_key = button(tr("Show"), "quiet", tr("Show the key"))
         self.show_key.setCheckable(True)
         self.new_key = button(tr("New key"), "quiet", tr("New key"))
-        set_tip(self.new_key, tr("Programs with the old key will be refused."))
+        set_tip(self.new_key, tr("Programs that use the old key will be rejected."))
         self.key.row.addWidget(self.show_key)
         self.key.row.addWidget(self.new_key)
         self.key_problem, self.pages_problem = label(role="shortage"), label(role="shortage")
@@ -192,7 +192,7 @@ class AccessSettings(QWidget):
         self.needs_key.set_help(
             tr("Always required while the server is reachable from the network.")
             if is_locked
-            else tr("Prevents programs of other users on this machine from using the model.")
+            else tr("Prevents other users' programs on this machine from using the model.")
         )
         self.network.set_on(settings.server_on_network)
         self.for_pages.set_on(settings.server_for_pages)

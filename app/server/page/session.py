@@ -24,7 +24,7 @@ KEY_NAME: Final = "server of this window"  # name of the server's key in the key
 KEY_BYTES = 24
 
 KEY_CLOSE_S = 0.5
-"""Timeout in seconds for the keyring when closing, as it may be asking the user something."""
+"""Timeout in seconds for the keyring when closing, as it may be waiting for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,9 @@ class ServerSession(QObject):
     def _on_key(self, found: _KeptKey) -> None:
         is_other, self.key = found.key != self.key, found.key
         self.key_problem = (
-            "" if found.is_kept else tr("The key cannot be saved. It is lost when Tandem closes.")
+            ""
+            if found.is_kept
+            else tr("The key cannot be saved. It will be lost when Tandem closes.")
         )
         if self.is_wanted and is_other and self.choices.needs_key:
             self._apply()

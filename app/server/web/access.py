@@ -1,7 +1,7 @@
 """Access control: host names, web pages and API keys.
 
 Any web page can make a browser send requests to this machine, even under a foreign name that
-resolves to it (DNS rebinding). So only this machine's names and only listed origins are accepted.
+resolves to it (DNS rebinding). So only this machine's names and listed origins are accepted.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class AccessMiddleware:
         if origin.partition("://")[2] == headers.get("host"):
             return  # a page on this server
         raise Refusal(
-            403, "Web pages of {origin} may not use this server.", self._settings.hints.page,
+            403, "Web pages from {origin} may not use this server.", self._settings.hints.page,
             code="origin_not_allowed", origin=origin[:100],
         )  # fmt: skip
 

@@ -52,7 +52,7 @@ STATUSES = {
     "401": "The key is missing or wrong.",
     "403": "The host name or web page is not allowed.",
     "404": "There is no such model or path.",
-    "408": "The request or its reader was too slow.",
+    "408": "The client was too slow to send the request or read the answer.",
     "413": "The request is too large.",
     "429": "Too many answers are waiting.",
     "500": "The engine failed.",

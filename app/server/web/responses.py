@@ -58,7 +58,7 @@ def event_bytes(document: object, name: str = "") -> bytes:
 
 
 class AwaitedJson(Response):
-    """A JSON response that takes long to compute; `make` is cancelled if the client disconnects."""
+    """JSON response that is slow to compute; `make` is cancelled if the client disconnects."""
 
     def __init__(self, make: Callable[[], Awaitable[Document]], shape: ErrorShape) -> None:
         self._make, self._shape = make, shape

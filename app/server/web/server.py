@@ -186,7 +186,7 @@ class QuietServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         if loop.time() > self._warned + WARNED_S:
             self._warned = loop.time()
-            log.warning("new connections wait: %s", error.strerror)
+            log.warning("new connections have to wait: %s", error.strerror)
         has_room = error.errno in (errno.EMFILE, errno.ENFILE) and self._make_room()
         await asyncio.sleep(0 if has_room else NO_FILES_S)
 
@@ -299,7 +299,7 @@ def _not_listening(host: str, port: int, error: Exception) -> EngineError:
         return EngineError(text, "Choose another one with --port.", port=port, host=host)
     if number in (errno.EACCES, errno.EPERM):
         text = tr_later("Listening on port {port} is not permitted.")
-        return EngineError(text, "Choose 1024 or more with --port.", port=port)
+        return EngineError(text, "Choose 1024 or higher with --port.", port=port)
     if number == errno.EADDRNOTAVAIL:
         hint = "Use --host 127.0.0.1."
         return EngineError("{host} is not an address of this machine.", hint, host=host)

@@ -33,8 +33,8 @@ def metrics_text(
     )
     n_cells = 0 if model is None else model.n_ctx * model.params.parallel
     families = [
-        _family("requests_total", "counter", "Requests that have ended.", requests),
-        _sum("request_seconds_total", "Total duration of these requests.", sums.seconds),
+        _family("requests_total", "counter", "Finished requests.", requests),
+        _sum("request_seconds_total", "Total duration of finished requests.", sums.seconds),
         _sum("prompt_tokens_total", "Prompt tokens.", sums.n_prompt),
         _sum("cached_prompt_tokens_total", "Cached prompt tokens.", sums.n_cached),
         _sum("drafted_tokens_total", "Draft tokens.", sums.n_drafted),
@@ -47,7 +47,7 @@ def metrics_text(
         _gauge("answers_running", "Running answers.", admission.n_running),
         _gauge("answers_waiting", "Queued answers.", admission.n_waiting),
         _gauge(
-            "completion_tokens_per_second", "Speed of all answers together.",
+            "completion_tokens_per_second", "Combined speed of all answers.",
             sum(record.tokens_per_s for record in running),
         ),
         _gauge("model_loaded", "Whether a model is loaded.", int(model is not None)),
@@ -73,8 +73,8 @@ def _cache_use(cache: CacheCounted | None, n_cells: int) -> list[str]:
     n_used = min(cache.n_used, n_cells)
     n_kept = min(cache.n_kept, n_cells - n_used)
     return [
-        _gauge("kv_cache_used_tokens", "Tokens of the KV cache in use by answers.", n_used),
-        _gauge("kv_cache_kept_tokens", "Tokens of it kept for later prompts.", n_kept),
+        _gauge("kv_cache_used_tokens", "KV cache tokens in use by answers.", n_used),
+        _gauge("kv_cache_kept_tokens", "KV cache tokens kept for later prompts.", n_kept),
     ]
 
 

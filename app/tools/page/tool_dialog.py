@@ -411,7 +411,7 @@ def _pairs(text: str, separator: str) -> dict[str, str]:
     for line in filter(None, map(str.strip, text.splitlines())):
         name, mark, value = line.partition(separator)
         if not mark or not name.strip():
-            sentence = tr("“{line}” is not of the form {form}.")
+            sentence = tr("“{line}” does not have the form {form}.")
             form = f"NAME{separator}VALUE"
             raise EngineError(sentence.format(line=line[:40], form=form))
         pairs[name.strip()] = value.strip()

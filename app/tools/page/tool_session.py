@@ -174,4 +174,4 @@ class ToolSession(QObject):
 
 def _log(error: Exception | None) -> None:
     if error is not None:
-        log.info("secrets of a server could not be stored: %s", type(error).__name__)
+        log.info("a server's secrets could not be stored: %s", type(error).__name__)

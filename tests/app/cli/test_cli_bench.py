@@ -394,7 +394,7 @@ def test_what_gpus_run_is_listed(run: Run, model: Path, monkeypatch: pytest.Monk
     assert "copies 80 GB/s" in shown
     assert "% of copying)" in shown
     assert "25 µs" in shown
-    assert "tg3, 1000.0 µs a token" in shown
+    assert "tg3, 1000.0 µs per token" in shown
     assert [f"kernel{n}" in shown for n in (0, 15, 16)] == [True, True, False]
     assert "4 others" in shown
     assert "40.0 %" in shown, "what the GPU was busy"
@@ -421,7 +421,7 @@ def test_products_on_the_cpu_have_a_table(
 ) -> None:
     shown = run("bench", model, *FAST, "--kernels", "--threads", 1).out
     title, headings, *lines = shown[shown.index("Products") :].splitlines()
-    assert title == "Products on the CPU, threads: 1, instruction set: avx2"
+    assert title == "Matrix products on the CPU; threads: 1, instruction set: avx2"
     assert headings.split() == [
         "TYPE", "BITS", "1", "TOKEN", "A", "SUM", "8", "TOKENS", "512", "TOKENS", "512", "IN",
     ]  # fmt: skip

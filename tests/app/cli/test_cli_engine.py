@@ -78,7 +78,7 @@ def test_an_earlier_engine_comes_back(run: Run, bare: Bare) -> None:
     assert "PyTorch 9.1.0 is available: tandem engine install" in status
     assert run("engine", "install", "--wheels", bare.pack.wheels).status == 0
     assert "Previous: PyTorch 9.0.0" in run("engine").out
-    assert run("engine", "rollback").out == "PyTorch 9.0.0 (CPU only) is in use again.\n"
+    assert run("engine", "rollback").out == "PyTorch 9.0.0 (CPU only) is back in use.\n"
     document = run("engine", "status", "--json").document
     assert document["current"]["name"] == old.name
     assert document["update"] is True

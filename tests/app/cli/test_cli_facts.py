@@ -222,9 +222,9 @@ def test_a_plan_shows_where_everything_was_asked_to_be(run: Run, model: Path) ->
     assert document["total_bytes"] == total + sum(document["overhead"].values())
     out = run("plan", model, *options).out
     assert "weights stored as small as in the file" in out
-    assert "of KV cache are in host memory" in out
-    assert "512.00 MiB of cuda:0 are kept free" in out
-    assert "CUDA itself takes another 500.00 MiB of cuda:1" in out
+    assert "of KV cache is in host memory" in out
+    assert "512.00 MiB on cuda:0 is kept free" in out
+    assert "CUDA itself takes another 500.00 MiB on cuda:1" in out
 
 
 def test_a_plan_says_what_does_not_fit(run: Run, model: Path) -> None:
@@ -251,13 +251,13 @@ def test_a_plan_shows_a_row_for_each_rank(run: Run, model: Path) -> None:
     assert rows[0].startswith("0     cpu     75.0 %")
     assert rows[1].startswith("1     cpu     25.0 %")
     assert rows[2] == "512 tokens of context, weights stored as small as in the file"
-    assert rows[3] == "Room at once for 1 request of 512 tokens, or 2 of 256"
-    assert rows[4] == "Prompts are computed 512 tokens at a time"
+    assert rows[3] == "Room at the same time for 1 request of 512 tokens, or 2 of 256"
+    assert rows[4] == "Prompts are processed 512 tokens at a time"
 
 
 def test_a_plan_says_how_many_requests_run_at_once(run: Run, model: Path) -> None:
     options = ("plan", model, "--devices", "cpu", "--ctx", "512", "--parallel", "6")
-    told = "Room at once for 6 requests of 512 tokens, or 12 of 256"
+    told = "Room at the same time for 6 requests of 512 tokens, or 12 of 256"
     assert told in run(*options).out.splitlines()
     document = run(*options, "--json").document
     assert document["parallel"] == 6
@@ -271,4 +271,4 @@ def test_a_plan_says_how_many_prompt_tokens_are_computed_at_once(run: Run, model
     for options, expected in (((), 512), (("--batch", "64"), 64)):
         assert run("plan", model, *options, "--json").document["n_batch"] == expected
     out = run("plan", model, "--simulate", "2x4090", "--ctx", "4096").out
-    assert "Prompts are computed 2048 tokens at a time" in out
+    assert "Prompts are processed 2048 tokens at a time" in out

@@ -54,7 +54,7 @@ def test_pictures_go_with_one_message_of_a_chat(run: Run, seeing: Path) -> None:
 
 def test_a_plan_shows_the_memory_for_pictures(run: Run, seeing: Path) -> None:
     told = run("plan", seeing / "model.gguf", "--devices", "cpu").out
-    assert "of cpu are for images (in its total)" in told
+    assert "on cpu is for images (in its total)" in told
     blind = run("plan", seeing / "model.gguf", "--devices", "cpu", "--mmproj", "off").out
     assert "for pictures" not in blind
 

@@ -138,7 +138,7 @@ def test_without_files_connections_wait_quietly(
             listener.is_full = False
             assert b" 200 " in waiting.recv(1000).partition(b"\r\n")[0]
     told = [record.getMessage() for record in caplog.records]
-    assert told == ["new connections wait: Too many open files"]
+    assert told == ["new connections have to wait: Too many open files"]
 
 
 def listen_full(

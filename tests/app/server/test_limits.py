@@ -215,7 +215,7 @@ def test_bodies_have_a_common_limit(demo_engine: EngineOnThread) -> None:
             refused = client.post("/v1/completions", json=large)
             assert refused.status_code == 503
             assert int(refused.headers["retry-after"]) > 0
-            assert "requests together have more than 0.75 MiB" in refused.json()["error"]["message"]
+            assert "requests together exceed 0.75 MiB" in refused.json()["error"]["message"]
             small = {"prompt": "x", "max_tokens": 1}
             assert client.post("/v1/completions", json=small).status_code == 200
         wait_until(lambda: server.context.request_log.n_held == 0)

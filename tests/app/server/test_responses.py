@@ -104,8 +104,8 @@ def test_a_conversation_reaches_the_engine(client: OpenAI, demo_engine: EngineOn
     [
         ({"model": "gpt-9"}, "no model 'gpt-9'; available"),
         ({"input": []}, "input must be"),
-        ({"previous_response_id": "resp_1"}, "stores no conversations"),
-        ({"background": True}, "no background mode"),
+        ({"previous_response_id": "resp_1"}, "does not store conversations"),
+        ({"background": True}, "does not support background mode"),
         ({"tool_choice": "required"}, "there are no tools"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "is not supported"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "must be a data URI"),

@@ -207,7 +207,7 @@ def test_a_second_interruption_ends_at_once(
     [
         (("--lan",), "needs a key"),
         (("--lan", "--host", "127.0.0.1"), "Omit one"),
-        (("--port", "70000"), "70000 is not a port"),
+        (("--port", "70000"), "70000 is not a valid port"),
         (("--api-key", "short"), "at least 8 printable"),
         (("--api-key", ""), "The key is empty"),
         (("--api-key-file", "/nowhere"), "/nowhere cannot be read"),

@@ -22,7 +22,7 @@ from tests.helpers.tool_hubs import plain_server, watched_hub
 # of streams that the package leaves to be collected when a connection is lost
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-PAUSELESS = "flood sends too many messages, so it was stopped."
+PAUSELESS = "flood sent too many messages, so it was stopped."
 LARGE = "flood sent a message of more than 8 MiB, so it was stopped."
 
 

@@ -69,7 +69,7 @@ def test_tools_are_listed(real: WatchedHub) -> None:
         ("add", {"a": 2, "b": 3}, ToolResult("5")),
         ("echo", {"text": "Grüße 🐼\n\u202eabc"}, ToolResult("Grüße 🐼\n\ufffdabc")),
         ("picture", {}, ToolResult("A dot:\n[Picture: image/png, 4 bytes]")),
-        ("echo", {"text": ""}, ToolResult("[The tool has returned nothing.]")),
+        ("echo", {"text": ""}, ToolResult("[The tool returned nothing.]")),
         ("fail", {}, ToolResult("Error executing tool fail: out of cheese", is_error=True)),
         ("variable", {"name": "GIVEN"}, ToolResult("here")),
         ("variable", {"name": "TANDEM_HOME"}, ToolResult("none")),
@@ -89,7 +89,9 @@ def test_wrong_arguments_are_an_error_for_the_model(real: WatchedHub) -> None:
 
 def test_a_huge_result_is_cut(real: WatchedHub) -> None:
     result = real.call("My_tools__huge", {"n": 3_000_000})
-    assert result.text == "x" * (256 << 10) + "\n[Cut: the first 262144 of 3000000 characters.]"
+    assert (
+        result.text == "x" * (256 << 10) + "\n[Truncated: the first 262144 of 3000000 characters.]"
+    )
 
 
 def test_tools_that_change_are_listed_again(real: WatchedHub) -> None:
@@ -131,7 +133,7 @@ def test_servers_with_one_name_for_models_keep_their_tools_apart(hub: WatchedHub
 
 def test_a_server_that_dies_says_why_and_is_started_by_the_next_call(hub: WatchedHub) -> None:
     hub.settled(plain_server())
-    problem = "The program of plain has exited. Its last output: out of cheese"
+    problem = "The program for plain has exited. Its last output: out of cheese"
     assert hub.call("plain__die") == ToolResult(problem, is_error=True)
     hub.wait(lambda: hub.state("plain").status == "failed")
     assert (hub.state("plain").problem, hub.hub.offered()) == (problem, ())
@@ -141,7 +143,7 @@ def test_a_server_that_dies_says_why_and_is_started_by_the_next_call(hub: Watche
 
 def test_a_server_can_be_started_again(hub: WatchedHub) -> None:
     (state,) = hub.settled(ToolServer("none", ("no-such-program", "x")))
-    assert (state.status, state.problem) == ("failed", "There is no program no-such-program.")
+    assert (state.status, state.problem) == ("failed", "The program no-such-program was not found.")
     n = hub.changes
     hub.hub.restart("none")
     hub.wait(lambda: hub.changes > n and hub.state("none").status == "failed")

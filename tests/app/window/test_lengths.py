@@ -131,7 +131,7 @@ def chat(shell: Shell) -> QWidget:
 
 def failure(shell: Shell) -> QWidget:
     text = tr("Something went wrong in the window ({line}).").format(line="ValueError: 3")
-    what = tr("This is a bug in Tandem. Your chats are safe; you can go on.")
+    what = tr("This is a bug in Tandem. Your chats are safe; you can continue.")
     shell.window.banner.show_notice(Notice(text, what, "error", tr("Copy details"), lambda: None))
     return shell.window
 

@@ -542,5 +542,5 @@ def test_a_result_that_the_context_cannot_hold_is_cut(
     press(cards(shell)[0], CallStep.RUN)
     hub.calls[0].end("x" * 10_000)
     until_answered(qtbot, chat, 3)
-    cut = "x" * 8192 + "\n[Cut: the first 8192 of 10000 characters.]"
+    cut = "x" * 8192 + "\n[Truncated: the first 8192 of 10000 characters.]"
     assert asking.calls[0].result == generations(shell)[1].messages[-1].content == cut

@@ -377,7 +377,7 @@ def test_a_tandem_counts_tokens_and_others_say_that_they_do_not(
     driver: Driver, server: FakeOpenAI
 ) -> None:
     driver.load(server)
-    assert "does not count" in str(driver.problem(CountTokens(None, "x")))
+    assert "cannot count" in str(driver.problem(CountTokens(None, "x")))
     server.models = [{"id": "small", "owned_by": "tandem"}]
     driver.load(server)
     counts = driver.do(CountTokens((ChatMessage("user", "a b c"),), "two words"))
@@ -582,7 +582,7 @@ def test_a_wrong_list_of_models_is_a_sentence(
 ) -> None:
     server.plan = lambda _: Reply([data], kind="application/json")
     error = driver.problem(Load(LoadParams(f"{server.url}/v1#small")))
-    assert error.message.startswith(("127.0.0.1:", "The answer of 127.0.0.1:"))
+    assert error.message.startswith(("127.0.0.1:", "The answer from 127.0.0.1:"))
 
 
 def test_a_server_may_tell_how_many_guesses_were_right(loaded: Driver, server: FakeOpenAI) -> None:

@@ -111,7 +111,7 @@ def test_a_program_that_dies_is_told_and_started_again(qtbot: QtBot, make_shell:
     card = add_program(shell, dialog, plain_server())
     until(qtbot, lambda: card.status.text() == "Ready")
     shell.tools.call("plain__die", {}, lambda _: None)
-    problem = "The program of plain has exited. Its last output: out of cheese"
+    problem = "The program for plain has exited. Its last output: out of cheese"
     until(qtbot, lambda: card.status.text() == problem)
     assert not card.head.isVisible()
     card.restart.click()
@@ -122,7 +122,7 @@ def test_what_will_not_do_is_said_in_the_form(qtbot: QtBot, make_shell: MakeShel
     shell = make_shell()
     dialog = dialog_of(shell)
     add_program(shell, dialog, ToolServer("gone", ("no-such-program",)))
-    until(qtbot, lambda: dialog.cards["gone"].status.text().startswith("There is no program"))
+    until(qtbot, lambda: dialog.cards["gone"].status.text().startswith("The program no-such"))
     dialog.add.click()
     form = form_of(shell)
 
@@ -139,16 +139,16 @@ def test_what_will_not_do_is_said_in_the_form(qtbot: QtBot, make_shell: MakeShel
     says("A quote in the command is not closed.")
     form.command.setText("npx")
     form.variables.setPlainText("KEY")
-    says("“KEY” is not of the form NAME=VALUE.")
+    says("“KEY” does not have the form NAME=VALUE.")
     form.tabs.setCurrentIndex(ADDRESS)
     form.url.setText("example.org")
-    says("example.org is not an address that begins with http:// or https://.")
+    says("example.org is not a valid http:// or https:// address.")
     form.tabs.setCurrentIndex(JSON)
     assert not form.name.isVisible()
     form.json.setPlainText("npx")
     says("This is not valid JSON: Expecting value: line 1 column 1 (char 0).")
     form.json.setPlainText('{"mcpServers": {"a": {"command": "no-such-a"}, "b": {"url": "x:"}}}')
-    says("x: is not an address that begins with http:// or https://.")
+    says("x: is not a valid http:// or https:// address.")
     form.json.setPlainText('{"mcpServers": {"a": {"command": "no-such-a"}}}')
     form.save.click()
     assert list(dialog.cards) == ["gone", "a"]
