@@ -43,7 +43,7 @@ class RankOutOfMemory(DeviceError):
 
     def __init__(self, rank: int, device: torch.device) -> None:
         super().__init__(
-            "The memory of {device} (rank {n}) is full.", "Choose a smaller context.",
+            "{device} (rank {n}) is out of memory.", "Choose a smaller context.",
             device=str(device), n=rank,
         )  # fmt: skip
         self.rank = rank
@@ -240,7 +240,7 @@ class RankExecutor:
                 what = Sentence("has not computed a token within {limit:.0f} s", limit=limit_s)
             else:
                 what = Sentence(
-                    "has not computed a part of a prompt within {limit:.0f} s", limit=limit_s
+                    "has not processed a prompt batch within {limit:.0f} s", limit=limit_s
                 )
             raise CommError(rank, what, str(self.devices[rank]))
 

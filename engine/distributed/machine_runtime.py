@@ -81,8 +81,8 @@ class MachineRuntime(ThreadRuntime):
         try:
             if len(params.all_devices) != sum(params.machines):
                 raise SplitError(
-                    "Parts of a model on several machines cannot go to further devices.",
-                    "Name one of the ranks, such as #0.",
+                    "No part of a model on several machines can go to an additional device.",
+                    "Name one of the ranks, for example #0.",
                 )
             names = [params.devices[rank] for rank in self._place.layout.local]
             found = [[model_hash(file), _block_hash(file)], [_kind(name) for name in names]]
@@ -93,7 +93,7 @@ class MachineRuntime(ThreadRuntime):
             if digests != all_found[0][0]:
                 is_file = digests[1] == all_found[0][0][1]
                 raise EngineError(
-                    "{machine} has another {file} than {other}.",
+                    "{machine} has a different {file} from {other}.",
                     "Copy the file there.",
                     machine=name,
                     file=Sentence("file" if is_file else "MTP file"),
@@ -238,7 +238,7 @@ def _resplit(
     except OSError as error:
         raise SplitError(
             "The KV cache cannot be saved during the re-split: {problem}.",
-            "Make room on the disk of temporary files.",
+            "Free some space on the disk for temporary files.",
             problem=Sentence(error.strerror or str(error)),
         ) from None
 
@@ -313,7 +313,7 @@ def _load(
         with _opened(machines, params.path, block) as file:
             models[number] = MachineRuntime(file, params, ignore, never, machines, number, donor)
     except EngineError as error:
-        log.warning("the model is not loaded: %s", error)
+        log.warning("the model was not loaded: %s", error)
 
 
 @contextmanager

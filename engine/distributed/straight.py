@@ -44,9 +44,9 @@ class StraightBackend(NamedTuple):
     def problem(self) -> str:
         """Reason why it cannot be used on this machine, as the end of a sentence; "" if it can."""
         if not dist.is_backend_available(self.name):
-            return Sentence("its PyTorch has no {name}", name=self.name.upper())
+            return Sentence("its PyTorch build lacks {name}", name=self.name.upper())
         if self.name == "nccl" and sys.platform != "linux":
-            return Sentence("NCCL needs Linux")
+            return Sentence("NCCL requires Linux")
         return ""
 
 
@@ -218,7 +218,7 @@ class StraightGroups:
     def _error(self, ports: Ports) -> CommError:
         others = [machine for machine, _ in ports if machine != self.machine]
         why = Sentence(
-            "no longer sends or receives by {backend}", backend=self.backend.name.upper()
+            "no longer sends or receives through {backend}", backend=self.backend.name.upper()
         )
         return CommError(others[0], why, self._names[others[0]])
 

@@ -108,7 +108,7 @@ def chosen_ports(
     if link == "nccl":
         raise EngineError(
             "NCCL cannot carry values between the machines: {problem}.",
-            "Leave --machine-link nccl out, or check drivers, interfaces and firewalls.",
+            "Omit --machine-link nccl, or check drivers, network interfaces and firewalls.",
             problem=why,
         )
     log.info("values go through host memory between the machines: %s", why)
@@ -127,7 +127,7 @@ def _unfit(
         return Sentence("it has failed before ({problem})", problem=groups.why_not)
     used = {rank for some in ports for machine, rank in some if machine == groups.machine}
     if any(devices[rank].type != groups.backend.device for rank in used):
-        return Sentence("not all its devices are NVIDIA GPUs")
+        return Sentence("not all of its devices are NVIDIA GPUs")
     return groups.backend.problem
 
 
@@ -212,7 +212,7 @@ def _problems(comm: StraightCommunicator, ports: Ports, device: torch.device) ->
         first, *others = values.values()
         total = comm.all_reduce(mine, machines, shape)
         if not _is_same(total, sum(others, start=first)):
-            yield Sentence("it delivers values with a wrong sum")
+            yield Sentence("the values that it delivers have a wrong sum")
 
 
 def _far_seconds(

@@ -68,7 +68,7 @@ class Wire:
     def __init__(self, name: str) -> None:
         if not (dist.is_available() and dist.is_gloo_available()):
             raise EngineError(
-                "This build of PyTorch cannot connect processes.", "Install one with gloo."
+                "This build of PyTorch cannot connect processes.", "Install a build with gloo."
             )
         try:
             dist.init_process_group("gloo", timeout=timedelta(seconds=JOIN_S))
@@ -76,7 +76,7 @@ class Wire:
         except (RuntimeError, ValueError, OSError) as error:
             raise EngineError(
                 "The other machines' processes cannot be reached ({problem}).",
-                "Check the interface, and that firewalls let all ports through between them.",
+                "Check the network interface, and that firewalls allow all ports between machines.",
                 problem=_first_line(error),
             ) from None
         self.peers: Sequence[Peer] = [Peer(each, "") for each in found]
@@ -124,7 +124,7 @@ class Wire:
 
     def _lost(self, peer: int) -> CommError:
         time.sleep(VERDICT_S)  # agents may end this process first, with the actual reason
-        problem = Sentence("has ended in the middle of a step")
+        problem = Sentence("has stopped in the middle of a step")
         return CommError(peer, problem, self.peers[peer].name)
 
     def close(self) -> None:

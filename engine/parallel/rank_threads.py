@@ -107,7 +107,7 @@ class RankThreads:
             is_watched: whether ranks without a sign of life for seconds count as lost; see
                 `engine.parallel.watchdog`.
 
-            Raises:
+        Raises:
             CommError: a rank is lost; see `lost`.
             BaseException: the first failure on any rank, after all ranks have finished.
         """
@@ -174,7 +174,7 @@ class _Guard(Generic[T]):
         Args:
             dead: ranks with a thread that died in the middle of the job.
 
-            Returns:
+        Returns:
             The lost ranks, once all others have finished; empty before that, and if none is lost.
         """
         job, watch = self._job, self._watch
@@ -182,7 +182,7 @@ class _Guard(Generic[T]):
         if job.errors:
             watch.look_at(busy)
         elif dead:
-            problem = Sentence("ended in the middle of a step")
+            problem = Sentence("stopped in the middle of a step")
             job.fail(watch.error(dead, problem))
         elif error := watch.look(busy):
             job.fail(error)

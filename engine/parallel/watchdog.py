@@ -250,7 +250,9 @@ class Watchdog:
             problem = Sentence("shown no sign of life for {n:g} seconds", n=SILENT_S)
             return self.error(working, problem)
         if waiting and self._since_collective_s() >= MAX_S:
-            problem = Sentence("not reached any other rank for {n:.0f} seconds", n=MAX_S)
+            problem = Sentence(
+                "not exchanged values with any other rank for {n:.0f} seconds", n=MAX_S
+            )
             return self.error(working, problem)
         return None
 
@@ -300,4 +302,4 @@ class Watchdog:
         # all ranks wait: for one that has finished, or for each other
         awaited = sorted({rank for missing in waiting.values() for rank in missing})
         gone = [rank for rank in awaited if rank not in busy] or awaited or sorted(busy)
-        return self.error(gone, Sentence("not come to where other ranks wait"))
+        return self.error(gone, Sentence("not reached the point where other ranks are waiting"))

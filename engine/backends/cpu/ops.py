@@ -263,7 +263,7 @@ class CpuOps(Ops):
 
     def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, batch: Batch) -> None:
         if not self._cache_ops.write(cache, k, v, batch):
-            refuse_replay("no kernel writes such a cache")
+            refuse_replay("no kernel can write to this cache")
             super().write_cache(cache, k, v, batch)
 
     def attention(
@@ -280,7 +280,7 @@ class CpuOps(Ops):
         y = self._cache_ops.attention(q.contiguous(), cache, batch, scores, sinks, slopes)
         if y is not None:
             return y
-        refuse_replay("no kernel reads such a cache")
+        refuse_replay("no kernel can read this cache")
         return super().attention(q, cache, batch, scores, sinks, slopes)
 
     def causal_conv(
@@ -321,7 +321,7 @@ class CpuOps(Ops):
 def _note_places(state: States) -> None:
     """Refuse a replay, as a recording without a kernel would contain this pass's state slots."""
     if isinstance(state, PlacedStates):
-        refuse_replay("no kernel finds such a state")
+        refuse_replay("no kernel can find this state")
 
 
 def _join(layers: Sequence[LinearLayer]) -> JointProduct | None:

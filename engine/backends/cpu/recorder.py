@@ -99,7 +99,7 @@ class Recorder(DispatchMode):
         result = func(*args, **kwargs)
         self._kept.append(result)
         if not is_fit(func, args, result):
-            refuse_replay(f"{func} depends on the numbers")
+            refuse_replay(f"{func} depends on the values")
         elif func._schema.is_mutable:
             self._add(lambda: func(*args, **kwargs))
         elif not is_allocation(func) and not is_view(result, args):

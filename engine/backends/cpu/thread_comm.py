@@ -366,7 +366,7 @@ class ThreadCommunicator:
         if total.numel() <= MAX_ADDED and all(t is None or is_plain(t) for t in (x, total)):
             self._shared.barrier(group).note(log, group.index(self.rank), x, total)
         else:
-            refuse_replay("ranks exchange values that no kernel adds up")
+            refuse_replay("ranks exchange values that no kernel can add up")
         return total
 
     def _sum(self, x: Tensor | None, group: Group) -> Tensor:

@@ -204,7 +204,7 @@ def attention(
         q: (T, n_head, head_dim), F32; only the elements of a head need to be contiguous.
         new: these tokens' keys and values, if they are not in the cache yet.
 
-        Returns:
+    Returns:
         None if no kernel supports the arguments; in that case, nothing was written.
     """
     if scores.first >= FEW_KEYS:  # `combine` needs a visible key in each piece

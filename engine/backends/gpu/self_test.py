@@ -103,7 +103,7 @@ def _attention(device: torch.device) -> None:
         q, k, v = (_random(n, N_HEAD, HEAD_DIM, device=device) for _ in range(3))
         rows = PagedRows.alone(torch.arange(start, start + n, device=device), 2 * N_PAST)
         if not attention.write(cache, k, v, rows):
-            raise EngineError("no kernel writes the KV cache")
+            raise EngineError("no kernel can write to the KV cache")
         y = attention.attention(q, cache, rows, scores)
         expected = attend(q, cache, Batch.of_one(start, n, 0), scores, None, None)
         _compare(Sentence("attention"), y, expected)
@@ -143,10 +143,10 @@ def _random(*shape: int, device: torch.device) -> Tensor:
 
 def _compare(what: Sentence, result: Tensor | None, expected: Tensor) -> None:
     if result is None:
-        raise EngineError("no kernel computes {what}", what=what)
+        raise EngineError("no kernel can compute {what}", what=what)
     error = float((result - expected).square().mean() / expected.square().mean()) ** 0.5
     if not error < TOLERANCE:
-        text = "{what} came out wrong (relative error {error:.2g})"
+        text = "{what} gave wrong results (relative error {error:.2g})"
         raise EngineError(text, what=what, error=error)
 
 

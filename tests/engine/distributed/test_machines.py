@@ -150,7 +150,7 @@ def test_a_shared_beginning_is_found_and_guesses_are_checked(path: Path) -> None
 
 def test_another_file_is_refused_by_name(path: Path, tmp_path: Path) -> None:
     other = tiny_gguf(tmp_path / "o.gguf", quant="Q8_0", n_embd=128, n_head_kv=4, n_ff=256)
-    with machines(2, [str(other)]), pytest.raises(EngineError, match="host1 has another file"):
+    with machines(2, [str(other)]), pytest.raises(EngineError, match="host1 has a different file"):
         model_on((1, 1), params(path, (1, 1)))
 
 

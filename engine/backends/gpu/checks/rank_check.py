@@ -61,13 +61,13 @@ WORDS = {
     "tile_gemm": "products of up to {1} with {0} weights",
     "dequant_gemm": "products of many rows with {0} weights",
     "plain": "products of {1} with {0} weights",
-    "per_head": "products of each head with {0} weights",
+    "per_head": "per-head products with {0} weights",
     "look_up": "rows of {0} weights",
-    "expert_gemv": "experts' products of few tokens with {0} weights",
-    "expert_gemm": "experts' products of many tokens with {0} weights",
+    "expert_gemv": "experts' products for few tokens with {0} weights",
+    "expert_gemm": "experts' products for many tokens with {0} weights",
     "attention": "attention over keys and values in {0}",
     "kv_write": "writing keys and values in {0}",
-    "assign": "the choice of experts",
+    "assign": "expert selection",
 }
 """What kernels compute, by their name in keys; for other kernels, that name is shown."""
 
@@ -101,10 +101,10 @@ class WeightCheck:
         Args:
             more: further checks, each preceded by its name.
 
-            Returns:
+        Returns:
             The refused kernels that the rank's passes use.
 
-            Raises:
+        Raises:
             EngineError: results are wrong whichever kernels are refused.
         """
         wanted = set(self._calls.asked)
@@ -131,7 +131,9 @@ class WeightCheck:
         self.n_made += 1
         keys = wrong_keys(mark, compare)
         if keys:
-            log.warning("on %s, %s came out wrong by %s", self._device, mark, sorted(keys, key=str))
+            log.warning(
+                "on %s, %s gave wrong results with %s", self._device, mark, sorted(keys, key=str)
+            )
         names = ", ".join(" ".join(map(str, key)) for key in sorted(keys, key=str))
         today = datetime.now(UTC).date().isoformat()
         return CardVerdict("wrong" if keys else "passed", names, today)
@@ -178,7 +180,7 @@ def wrong_keys(mark: str, compare: Compare) -> set[KernelKey]:
         without.update(others)
     raise EngineError(
         "No kernel computes {mark} correctly.",
-        "Set TANDEM_BACKEND=reference to do without kernels of Tandem's own.",
+        "Set TANDEM_BACKEND=reference to run without Tandem's own kernels.",
         mark=mark,
     )
 
@@ -209,10 +211,10 @@ def report(keys: Iterable[KernelKey], device: str, fallbacks: Fallbacks) -> None
     keys = set(keys)
     names = sorted({_in_words(key) for key in keys - {SAMPLING}})
     if SAMPLING in keys:
-        why = Sentence("tokens drawn there came out wrong in a check")
+        why = Sentence("in a check, wrong tokens were sampled there")
         fallbacks.report("sampling", [device], why)
     if names:
-        why = Sentence("{names} came out wrong in a check", names=", ".join(names))
+        why = Sentence("a check found wrong results for {names}", names=", ".join(names))
         fallbacks.report("wrong", [device], why)
 
 

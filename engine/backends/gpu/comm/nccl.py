@@ -96,7 +96,7 @@ class Nccl:
             seat: index of the calling rank, 0 or 1.
             meet: returns once the other rank has called it, too.
 
-            Returns:
+        Returns:
             The seats of the ranks that have a value; None, on both ranks, if NCCL failed.
         """
         with self._lock:
@@ -219,7 +219,7 @@ def _problem(devices: Sequence[torch.device], queues: Sequence[Queue], gather: A
         _abandoned.append((sent, outputs))
         return Sentence("a value has not arrived within {seconds:.0f} s", seconds=TRIAL_S)
     if not all(torch.equal(output.cpu(), torch.cat(values)) for output in outputs):
-        return Sentence("it returns wrong numbers")
+        return Sentence("it returns wrong values")
     return ""
 
 

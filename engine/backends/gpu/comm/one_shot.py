@@ -108,7 +108,7 @@ class OneShotGroups:
         """
         ends = () if self._is_retired else self._made.get(group)
         if ends is None:
-            refuse_capture(Sentence("ranks have not met before"))
+            refuse_capture(Sentence("the ranks have not exchanged values before"))
             with self._lock:
                 ends = self._made.get(group)
                 if ends is None:
@@ -207,14 +207,14 @@ class OneShotGroups:
         names = [str(self.devices[rank]) for rank in group]
         why = why_not_together(names, self._routes)
         if len(group) > MAX_MEMBERS:
-            why = Sentence("there are more than {n}", n=MAX_MEMBERS)
+            why = Sentence("there are more than {n} of them", n=MAX_MEMBERS)
         if not why:
             try:
                 with torch.inference_mode(mode=False):
                     return self._connected(group)
             except (EngineError, RuntimeError) as error:
                 why = str(error)
-        log.warning("ranks %s use no one-shot all-reduce: %s", group, why)
+        log.warning("ranks %s do not use one-shot all-reduce: %s", group, why)
         self._fallbacks.report("exchange", names, why)
         return ()
 

@@ -157,7 +157,7 @@ def host_words(n: int, device: torch.device) -> HostTensor:
     """
     held = HostTensor((n,), torch.int64, device)
     if device.type == "cuda" and not held.is_pinned:
-        raise EngineError("The system allows no pinned memory that several GPUs can write.")
+        raise EngineError("The system does not allow pinned memory that several GPUs can write to.")
     return held
 
 
@@ -184,12 +184,12 @@ def most_waiting(device: torch.device, n_rank: int) -> int:
 def why_not_together(names: Sequence[str], routes: Routes) -> str:
     """Return why kernels on these ranks' devices cannot wait for each other, or ""."""
     if not routes.have_stores(names):
-        return Sentence("kernels of one cannot write to the other's memory, as a test has shown")
+        return Sentence("a test showed that kernels on one cannot write to the other's memory")
     gpus = [name for name in names if name.startswith("cuda")]
     if gpus and launches_block():
         return Sentence("kernel launches are blocking")
     if len(set(gpus)) < len(gpus) and loads_kernels_lazily():
-        return Sentence("some share a GPU, where loading a kernel waits for running ones")
+        return Sentence("some share a GPU, on which loading a kernel waits for running ones")
     return ""
 
 

@@ -193,7 +193,7 @@ class Marks:
         Args:
             grace_s: minimum seconds to wait even if a rank is known to hang, since it may recover.
 
-            Raises:
+        Raises:
             CommError: no rank has made progress for `STALL_S`. It names the rank with the oldest
                 unfinished mark, for which the others wait. Later calls do not wait again.
         """

@@ -204,7 +204,7 @@ class _Capturing:
         failure = None if self._one_shots is None else self._one_shots.problem()
         why = "" if failure is None else str(failure)
         if not all(self._executor.run(lambda rank: _same(expected[rank], parts[rank].result))):
-            why = why or Sentence("a replayed token gives other results")
+            why = why or Sentence("a replayed token gives different results")
         why = self._agreed(why)
         if failure is not None:
             raise failure

@@ -88,7 +88,7 @@ class DeviceSampler:
             ranks' slices cover every id once. A token's count in the history is on the rank with
             its logit, 4 bytes each; the window itself (`N_HISTORY`) is on every rank.
 
-        Attributes:
+    Attributes:
         n_rank: number of ranks that sample together.
         slots: memory and kernels for its only slot.
     """

@@ -46,7 +46,7 @@ is painted, the host may fall behind by a few tokens."""
 CALM = 32
 """Tokens that the device samples, after the host had to, before steps run ahead again."""
 
-OTHER_SETTINGS = Sentence("Other settings of sampling are faster.")
+OTHER_SETTINGS = Sentence("Other sampling settings are faster.")
 """Help shown if an answer's settings keep the device from sampling."""
 
 POLL_S = 50e-6  # seconds between polls of the ring; each pause lets the UI threads run
@@ -100,7 +100,7 @@ class _RankDecoder:
         self.sampler = DeviceSampler(step.device, step.n_vocab, step.own, step.one_shot)
         self.ring = HostTensor((RING,), torch.int64, step.device) if is_read else None
         if self.ring and step.device.type == "cuda" and not self.ring.is_pinned:
-            raise EngineError("The system allows no pinned memory that a GPU can write.")
+            raise EngineError("The system does not allow pinned memory that a GPU can write to.")
 
     def capture_task(self, token: int, piece: Piece, n_step: int) -> CaptureTask:
         """Return a task that captures a step that samples nothing."""
@@ -239,7 +239,7 @@ class TokenStream:
             piece: its place; see `PagedTokenSource`.
             n_left: number of tokens that may still be sampled, including this one.
 
-            Returns:
+        Returns:
             The sampled token; or the logits (n_vocab,), from which the host must sample; or None if
             the states have advanced beyond these logits and cannot be rewound.
 
@@ -366,7 +366,7 @@ class TokenStream:
         if entry is not None and entry.wrong and self._step.one_shot is not None:
             ranks = [self._step.one_shot.group[seat] for seat in entry.wrong]
             device = str(self._executor.devices[ranks[0]])
-            what = Sentence("has computed other numbers than the others")
+            what = Sentence("has computed different numbers from the others")
             problem = problem or CommError(ranks[0], what, device)
         if problem is not None:
             raise problem

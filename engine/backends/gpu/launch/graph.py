@@ -275,7 +275,9 @@ class Tape(DispatchMode, Captured[T]):
         result = func(*args, **kwargs)
         self._kept.append(result)
         if not is_fit(func, args, result):
-            raise NotRepeatable(Sentence("{operation} depends on its values", operation=str(func)))
+            raise NotRepeatable(
+                Sentence("{operation} depends on its input values", operation=str(func))
+            )
         if func._schema.is_mutable:
             self._steps.append(lambda: func(*args, **kwargs))
         elif not is_allocation(func) and not is_view(result, args):

@@ -300,7 +300,7 @@ class Compiling(Compilation):
         Args:
             is_cancelled: called repeatedly to check for cancellation.
 
-            Raises:
+        Raises:
             EngineError: a variant cannot be compiled; those not started are cancelled.
             Cancelled: `is_cancelled` or `cancel` stopped the wait.
         """
@@ -386,7 +386,7 @@ def _compile_error(launch: KernelLaunch, error: BaseException) -> EngineError:
     line = (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
     return EngineError(
         "The kernel {name} cannot be compiled for this GPU ({problem}).",
-        "Set TANDEM_BACKEND=reference to do without kernels of Tandem's own.",
+        "Set TANDEM_BACKEND=reference to run without Tandem's own kernels.",
         name=launch.kernel.__name__,
         problem=line,
     )

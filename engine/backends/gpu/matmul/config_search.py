@@ -174,7 +174,7 @@ def matrices_of(file: GGUFFile) -> list[MatrixKind]:
             n_expert, n_rows, n_columns = tensor.shape
             found[MatrixKind(number, n_rows, n_columns, None, n_expert)] = None
     if not found:
-        raise EngineError("The model has no matrices that kernels for GPUs multiply.")
+        raise EngineError("The model has no matrices that GPU kernels can multiply.")
     return list(found)
 
 

@@ -64,7 +64,7 @@ class GpuPlanes(QuantisedMatrix):
                     return torch.cat(pieces)
         raise EngineError(
             "No kernel multiplies {type} weights correctly on this GPU.",
-            "Set TANDEM_BACKEND=reference to do without kernels of Tandem's own.",
+            "Set TANDEM_BACKEND=reference to run without Tandem's own kernels.",
             type=TYPES[self.type_number].name,
         )
 
