@@ -56,7 +56,8 @@ class WorkMark(NamedTuple):
 
     @property
     def late(self) -> list[int]:
-        """Ranks whose devices have not passed the mark. Queries all; see `RankExecutor.wait`."""
+        """Ranks whose devices have not passed the mark. This queries all devices; see
+        `RankExecutor.wait`."""
         return [rank for rank, event in self.events.items() if not event.query()]  # type: ignore[no-untyped-call]
 
 
@@ -64,7 +65,7 @@ class RankExecutor:
     """Executor that calls a function for each of a model's ranks.
 
     Ranks that share a GPU each have a CUDA stream, because a kernel that waits for another rank
-    must not block that rank's kernels. A rank with a GPU to itself uses the current stream.
+    must not block that rank's kernels. A rank that has a GPU to itself uses the current stream.
 
     Args:
         devices: device of each rank, in rank order.
@@ -96,7 +97,7 @@ class RankExecutor:
 
     @property
     def has_gpus(self) -> bool:
-        """Whether any rank uses a GPU, which computes asynchronously."""
+        """Whether any rank uses a GPU and therefore computes asynchronously."""
         return any(device.type == "cuda" for device in self.devices)
 
     @property

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class RankLayout:
-    """Assignment of rank indices to machines; each machine has consecutive ones.
+    """Assignment of rank indices to machines; each machine's indices are consecutive.
 
     Args:
         sizes: number of ranks on each machine.

@@ -70,7 +70,7 @@ class MachineRunner(ModelRunner):
 
         Args:
             place: the model's connections to the machines.
-            captures, meetings: those of all machines' ranks.
+            captures, meetings: captures and meetings of all machines' ranks.
             max_verify_rows: see `ModelRunner`.
         """
         self._joined, self._max_verify_rows = place, max_verify_rows
@@ -122,7 +122,7 @@ class MachineRunner(ModelRunner):
     def _together(self, order: str, *values: Any, given: Any = None) -> Any:
         """Have all machines follow an order; only this machine gets `given`.
 
-        An error midway leaves the machines out of step, so it ends the model.
+        An error midway would leave the machines out of step, so it makes the model unusable.
         """
         self._check_together()
         try:
@@ -275,7 +275,7 @@ class MachineRunner(ModelRunner):
         most = max((query.n for query in found), default=0)
         return [query._replace(n=most) for query in found]
 
-    # drafts of MTP blocks
+    # drafts from MTP blocks
 
     def draft(self, ids: Sequence[int], batch: Batch, number: int = 0) -> Logits:
         before, (block, (rows, places)) = self._unread.joined(ids, batch, number)

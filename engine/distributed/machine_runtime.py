@@ -146,7 +146,7 @@ class MachineRuntime(ThreadRuntime):
         return any(self._agreed(super()._lacks_memory(free)))
 
     def _agreed(self, value: Any = None) -> list[Any]:
-        self._is_agreed = True  # a machine that fails has told all others
+        self._is_agreed = True  # a machine that fails has already notified all others
         found = self._place.machines.agreed(None, value)
         self._is_agreed = False
         return found
@@ -276,7 +276,7 @@ def follow(machines: Machines, path: str, cpu_threads: int | None) -> None:
         cpu_threads: number of threads for this machine's CPU ranks; None means one per core.
 
     Raises:
-        EngineError: this machine failed mid-step, or another machine is gone.
+        EngineError: this machine failed mid-step, or another machine is lost.
     """
     models: dict[int, MachineRuntime] = {}
     while True:

@@ -33,7 +33,7 @@ class Machines:
 
     Args:
         wire: connections to the other machines.
-        on_failure: called with an error that occurs mid-step, after which no machine can go on.
+        on_failure: called with an error that occurs mid-step, after which no machine can continue.
         backend: backend that sends directly from device memory, if there is one.
 
     Attributes:
@@ -74,7 +74,7 @@ class Machines:
         return [peer.name for peer in self._wire.peers]
 
     def hand(self, x: Tensor, source: int, goal: int) -> None:
-        """Copy a tensor from one machine to another's memory; other machines do nothing.
+        """Copy a tensor from one machine's memory to another's; other machines do nothing.
 
         Args:
             x: contiguous tensor in host memory, with the same size and type on both machines.
@@ -104,7 +104,7 @@ class Machines:
         """Return all machines' values, provided that no machine has a problem.
 
         Raises:
-            EngineError: this machine's problem, or else that of the first machine that has one.
+            EngineError: this machine's problem, or else the first problem on another machine.
         """
         mine = None if problem is None else [problem.message, problem.hint]
         found = self.orders.all_gather([mine, value])
@@ -129,7 +129,7 @@ class Machines:
                 os._exit(0)
 
     def fail(self, error: EngineError) -> None:
-        """Tell the agent that this process cannot go on."""
+        """Tell the agent that this process cannot continue."""
         self._on_failure(error)
 
 

@@ -1,4 +1,4 @@
-"""Direct transfers between machines from device memory, by a backend such as NCCL.
+"""Direct transfers between machines from device memory, through a backend such as NCCL.
 
 The alternative is `engine.distributed.process_comm`, which uses host memory and gloo. Backends only
 move values; each rank adds them itself, in rank order, so both alternatives yield the same bits.

@@ -192,7 +192,7 @@ class Proof:
                     for why in _problems(comm, ports, device):
                         self._problem = self._problem or why
                     self._seconds[ports] = seconds_of(comm, ports, device)
-        except Exception as error:  # whatever it is, the backend cannot be used
+        except Exception as error:  # whatever the error is, the backend cannot be used
             log.warning("direct transfers between machines fail", exc_info=True)
             first = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             self._problem = self._problem or first or type(error).__name__
@@ -218,7 +218,7 @@ def _problems(comm: StraightCommunicator, ports: Ports, device: torch.device) ->
 def _far_seconds(
     machines: Machines, ports: Sequence[Ports], devices: Mapping[int, torch.device]
 ) -> list[float]:
-    """Return the same as `Proof.seconds`, for transfers through host memory."""
+    """Return `Proof.seconds` for transfers through host memory."""
     found = []
     for some in ports:
         rank = dict(some).get(machines.number)

@@ -90,7 +90,7 @@ class Wire:
         Args:
             out: tensors to send, and the machines to send to.
             into: memory for the received tensors, and the machines that send them.
-            tag: channel; threads that may be at different steps use different ones.
+            tag: channel; threads that may be at different steps use different channels.
 
         Raises:
             CommError: a process is gone; the error names its machine.
@@ -102,7 +102,7 @@ class Wire:
             self._wait(peer, work)
 
     def expect(self, machine: int, room: Tensor, tag: int = 0) -> Callable[[], None]:
-        """Start to receive a tensor from a machine, so that its sender need not wait.
+        """Start to receive a tensor from a machine, so that the sender does not have to wait.
 
         Returns:
             Function that waits for the tensor and raises the same errors as `swap`.

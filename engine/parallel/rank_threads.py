@@ -14,7 +14,7 @@ from engine.parallel.watchdog import LOOK_S, RankActivity, RankGroup, Watchdog
 T = TypeVar("T")
 
 GRACE_S = 0.5
-"""Seconds that ranks have to finish after a failure has woken them."""
+"""Seconds that ranks are given to finish after a failure has woken them."""
 
 
 class _Job(Generic[T]):

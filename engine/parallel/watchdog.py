@@ -1,6 +1,6 @@
 """Watchdog for a model's ranks: it finds hung ranks within seconds, and spares those that compute.
 
-A rank may compute for minutes while others wait for it, so time alone is no criterion. A rank
+A rank may compute for minutes while others wait for it, so elapsed time is no criterion. A rank
 counts as hung if it has shown no sign of life for a few seconds (`RankActivity`), and neither has
 any other rank with work left, which may be holding it up.
 """
@@ -208,7 +208,7 @@ class RankGroup(ABC):
         return str(self._devices.get(rank, ""))
 
     def is_alive(self, rank: int) -> bool | None:
-        """Return whether a rank's device is at work; None if its threads' CPU time decides.
+        """Return whether a rank's device is working; None if its threads' CPU time decides.
 
         A thread that waits for its GPU shows no sign of life, so ranks on GPUs count as alive.
         """
@@ -219,7 +219,7 @@ class RankGroup(ABC):
 
     @abstractmethod
     def waiting(self) -> Mapping[int, Collection[int]]:
-        """Return the ranks that are waiting, each with the ranks it waits for."""
+        """Map each waiting rank to the ranks that it waits for."""
 
     @abstractmethod
     def abort_for_good(self) -> None:

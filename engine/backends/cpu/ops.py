@@ -158,7 +158,8 @@ class CpuOps(Ops):
         return super().gated(act, *products) if y is None else y
 
     def _joint_product(self, layers: tuple[LinearLayer, ...]) -> tuple[JointProduct | None, bool]:
-        """Return the layers' cached joint product (or None), and whether none has bias or scale."""
+        """Return the layers' cached joint product (or None), and whether none has a bias or
+        scale."""
         if layers not in self._joint:
             are_bare = all(layer.is_bare for layer in layers)
             self._joint[layers] = _join(layers), are_bare
@@ -319,7 +320,7 @@ class CpuOps(Ops):
 
 
 def _note_places(state: States) -> None:
-    """Refuse a replay, as a recording without a kernel would contain this pass's state slots."""
+    """Refuse a replay: without a kernel, the recording would contain this pass's state slots."""
     if isinstance(state, PlacedStates):
         refuse_replay("no kernel can find this state")
 

@@ -129,7 +129,7 @@ class Barrier:
             slots[:] = [None] * len(slots)
 
     def missing(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the seats of the waiting members, and those of the members they wait for."""
+        """Return the seats of the waiting members, and the seats that they wait for."""
         rounds = [self._round(seat) for seat in range(len(self._rounds))]
         last = max(rounds)
         absent = [seat for seat, number in enumerate(rounds) if number < last]

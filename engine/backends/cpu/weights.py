@@ -197,7 +197,7 @@ class PlaneWeight:
 
     @property
     def expert_product(self) -> tuple[int, ...]:
-        """Its `PRODUCT` entry for `kernels.products.experts`."""
+        """This matrix's `PRODUCT` entry for `kernels.products.experts`."""
         address, *others = self._planes
         sizes = self.n_rows, n_tiles(self.n_rows)
         return self.task, address, self.planes.stride(0), *others, *sizes

@@ -188,7 +188,7 @@ class Worker:
 
     @property
     def memory(self) -> Sequence[Tensor]:
-        """Memory that kernels currently use for small batches."""
+        """Memory that kernels now use for small batches."""
         return self.rows.memory, self.fine.memory, self.int16.memory, self._f32_numbers.memory
 
     @property
@@ -319,7 +319,8 @@ class PackedRows:
 
 
 class PanelRows(PackedRows):
-    """Memory for quantised activations (`cpu.kernels.products.panels`), including those of experts.
+    """Memory for quantised activations (`cpu.kernels.products.panels`), including experts'
+    activations.
 
     Args:
         x_bytes: bytes per activation.

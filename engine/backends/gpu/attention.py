@@ -42,7 +42,8 @@ MAX_HEAD = 1 << 12  # max. elements per head that one program can write
 def write(cache: LayerCache, k: Tensor, v: Tensor | None, rows: PagedRows) -> bool:
     """Store k and v in the cache at the rows' positions; see `LayerCache.write`.
 
-    Positions outside the cache are skipped, because the host does not know them and cannot check.
+    Positions outside the cache are skipped, because the host does not know the positions and cannot
+    check them.
 
     Args:
         k, v: (T, heads, head_dim), F32; only the elements of a head need to be contiguous.
@@ -115,14 +116,14 @@ NO_SLOT = 0  # partial results to store if all keys are one piece
 FEW_KEYS = 64  # keys in a short piece, for few tokens
 FEW_PIECES = 64  # short pieces before longer ones, for few tokens
 MANY_KEYS = 512  # keys in a short piece, for more than `SMALL_BATCH` tokens
-MAX_PIECES = 16  # short pieces, and max. longer ones, for more than `SMALL_BATCH` tokens
-PROGRAMS = 4  # per multiprocessor; as many as fit, to hide memory latency
+MAX_PIECES = 16  # max. short and max. longer pieces, for more than `SMALL_BATCH` tokens
+PROGRAMS = 4  # programs per multiprocessor: as many as fit, to hide memory latency
 MIN_PART, MAX_PART = 16, 128  # elements of a head per product
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPieces:
-    """Split of the keys into pieces: `n_small` of `small` keys, then pieces of `large` keys."""
+    """How keys are split: `n_small` pieces of `small` keys each, then pieces of `large` keys."""
 
     small: int
     n_small: int

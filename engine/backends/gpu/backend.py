@@ -71,7 +71,7 @@ class GpuBackend(Backend):
 
     Attributes:
         fallbacks: list of what makes the model's GPUs slower; loaders add to it.
-        target: what kernels are compiled for.
+        target: properties of the GPU for which kernels are compiled.
     """
 
     captures = has_arenas = True

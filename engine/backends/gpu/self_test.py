@@ -53,7 +53,7 @@ TOLERANCE = 0.03  # for the relative RMS error: activations are rounded to bytes
 
 @cache
 def problem_of(device: torch.device) -> str:
-    """Return why kernels must not be used on a GPU, as the end of a sentence; "" if they may.
+    """Return why kernels must not be used on a GPU, as the end of a sentence; "" if they may be.
 
     Raises:
         RuntimeError: the GPU is lost to this process, or its memory is full.

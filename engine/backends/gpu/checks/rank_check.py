@@ -48,7 +48,8 @@ Prepare = Callable[[], Compare]
 """Function that prepares an operation's arguments, with kernels that have already been checked."""
 
 BY_ROUNDING = ("linears", "matmul", "gated_linears", "per_head")
-"""Products that are checked twice: with numbers that rounding does not change, and with others."""
+"""Products that are checked twice: with numbers that rounding leaves unchanged, then with
+others."""
 
 SAMPLING: KernelKey = ("sampling",)
 
@@ -105,7 +106,7 @@ class WeightCheck:
             The refused kernels that the rank's passes use.
 
         Raises:
-            EngineError: results are wrong whichever kernels are refused.
+            EngineError: results are wrong no matter which kernels are refused.
         """
         wanted = set(self._calls.asked)
         new: dict[str, CardVerdict] = {}
@@ -139,7 +140,7 @@ class WeightCheck:
         return CardVerdict("wrong" if keys else "passed", names, today)
 
     def _prepared(self, call: OpCall) -> Compare:
-        """Return a function that computes an operation, on the same numbers in each call."""
+        """Return a function that computes an operation on the same numbers each time."""
         kinds = (True, False) if call.name in BY_ROUNDING else (False,)
         arguments = self._stand_ins.arguments
         given = [(whole, *arguments(call, self._ops, whole=whole)) for whole in kinds]
@@ -161,10 +162,10 @@ class WeightCheck:
 
 
 def wrong_keys(mark: str, compare: Compare) -> set[KernelKey]:
-    """Return the kernels that must be refused for a check to pass; none if it passes anyway.
+    """Return the kernels that must be refused for a check to pass; none if it already passes.
 
     Raises:
-        EngineError: it never passes.
+        EngineError: the check never passes.
     """
     without: set[KernelKey] = set()
     for _ in range(MAX_TRIALS):
@@ -254,7 +255,7 @@ def check_rank(
     dry: DryModel, file: GGUFFile, slots: Sequence[Slot], cache: Cache, device: torch.device,
     fallbacks: Fallbacks, verdicts: Verdicts,
 ) -> int:  # fmt: skip
-    """Compare a rank's kernels with torch; refuse and report wrong ones.
+    """Compare a rank's kernels with torch; refuse and report those that are wrong.
 
     Args:
         dry: the dry run's model; its modules hold the rank's weights afterwards.

@@ -94,7 +94,7 @@ class Nccl:
 
         Args:
             seat: index of the calling rank, 0 or 1.
-            meet: returns once the other rank has called it, too.
+            meet: returns once the other rank has also called it.
 
         Returns:
             The seats of the ranks that have a value; None, on both ranks, if NCCL failed.
@@ -175,7 +175,8 @@ class NcclSums:
 
 
 def prove(devices: Sequence[torch.device], fallbacks: Fallbacks) -> Nccl | None:
-    """Set up and test NCCL for two ranks, which takes seconds; report a failure and return None.
+    """Set up and test NCCL for two ranks, which takes seconds; if it fails, report why; return
+    None.
 
     The test is an all-gather of random values.
     """
@@ -270,7 +271,8 @@ class HostCollectives:
 
 
 def _given(group: Group, collective: Callable[[], Tensor]) -> Tensor:
-    """Return the value of a collective that gives every member one; a group of one never splits."""
+    """Return the result of a collective that gives every member a value; a group of one never
+    splits."""
     if len(group) == 1:
         return collective()
     found = host_step_value(collective)

@@ -48,11 +48,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 1.5 if sys.platform == "win32" else 4.0
-"""Seconds a kernel waits for a peer. Windows resets a GPU if a kernel takes two seconds."""
+"""Number of seconds that a kernel waits for a peer. Windows resets a GPU if a kernel takes two
+seconds."""
 
 HEADER, RENEWED = one_shot.HEADER.value, one_shot.RENEWED.value
 MAX_MEMBERS = one_shot.MAX_MEMBERS.value
-MAX_WORDS = 32 << 10  # max. words in a message: as many as a slot has packets
+MAX_WORDS = 32 << 10  # max. words in a message, equal to a slot's packets
 SLOT = HEADER + MAX_WORDS  # packets in each half of a slot
 
 assert (SLOT - HEADER) % (2 * RENEWED) == 0, "rewriting old packets goes round evenly"
@@ -63,7 +64,8 @@ MAX_TOGETHER, FEW = 4, 2
 """Members that a program waits for together: the whole group up to MAX_TOGETHER, else FEW."""
 
 MAX_HELD = 4 << 10
-"""Max. words per member if several members are in registers; larger ones come one by one."""
+"""Max. words per member if several members are in registers; larger values are received one member
+at a time."""
 
 SMALLEST = 4 * RENEWED
 """Minimum elements per program, so that it has as many packet pairs as it rewrites per round."""
@@ -117,7 +119,7 @@ class OneShotGroups:
 
     @property
     def is_hasty(self) -> bool:
-        """Whether kernels currently skip waiting; see `without_waiting`."""
+        """Whether kernels skip waiting for now; see `without_waiting`."""
         return self._is_hasty
 
     @contextmanager
@@ -148,7 +150,7 @@ class OneShotGroups:
         return CommError(rank, problem, str(self.devices[rank]))
 
     def abort(self) -> None:
-        """Make waiting kernels give up soon and later ones not wait, until `reset`."""
+        """Make waiting kernels give up soon, and keep later ones from waiting, until `reset`."""
         self._is_aborted = True  # without the lock, since its holder may wait for such a kernel
         if self._host is not None:
             self._host.value.fill_(1)

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 FIRST_ROUND = 1  # packets that were never written have round 0
-MARGIN = 1 << 16  # rounds within which all of a slot's packets are surely rewritten
-INTERPRETED_POLLS = 100  # before an interpreted kernel gives up; its data is there when it starts
-POLLS_PER_S = 500_000  # if there is no clock; polling host memory takes 1 to 2 us
+MARGIN = 1 << 16  # rounds after which all of a slot's packets have been rewritten
+INTERPRETED_POLLS = 100  # polls per interpreted kernel; its data is there when it starts
+POLLS_PER_S = 500_000  # used if there is no clock; polling host memory takes 1 to 2 us
 TICKS_PER_S = 1e9 / 1024  # ticks of the kernels' clock
 
 

@@ -22,7 +22,7 @@ STALL_S = 4.0
 """Seconds without progress on any rank, while the host waits, after which a rank counts as hung;
 between two all-reduces in a pass, there is only half a block's work."""
 
-WAKING_S = 0.5  # seconds for waiting kernels to finish after an abort; they poll all the time
+WAKING_S = 0.5  # seconds for waiting kernels to finish after an abort; they poll constantly
 POLL_S = 50e-6  # seconds between polls of an event; other threads run meanwhile
 
 
@@ -180,7 +180,8 @@ class Marks:
             self._marks[rank].append((time.perf_counter(), event))
 
     def has_moved(self, rank: int) -> bool | None:
-        """Return whether a device has passed a mark since the last call; None if none is left."""
+        """Return whether a device has passed a mark since the last call; None if no mark is
+        left."""
         with self._lock:
             self._pass_over(rank)
             has_moved = self._n_over[rank] != self._seen[rank]

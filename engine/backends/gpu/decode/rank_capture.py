@@ -136,7 +136,7 @@ class _Capturing:
         self._kept: Sequence[Sequence[Tensor]] = ()
 
     def keep(self) -> None:
-        """Copy the states, which plans do not count: passes for many answers change as many.
+        """Copy the states. Plans omit the copies, as passes for many answers change as many states.
 
         Raises:
             NotRepeatable: a device on any machine has no memory for the copies.

@@ -153,7 +153,7 @@ class DeviceSampler:
             self._n_taken += 1
 
     def upload_uniforms(self) -> None:
-        """Replace used random numbers by new ones before the next step needs them."""
+        """Replace used random numbers with new ones before the next step needs them."""
         assert self._sampler is not None, "nothing was begun"
         if self._sampler.is_greedy:
             return
@@ -286,7 +286,7 @@ class RowSampler:
         self._n_pass = 0
 
     def sample(self, logits: Tensor, rows: Sequence[SampledRow]) -> list[int | None]:
-        """Sample the next token for each row; None if the host has to.
+        """Sample the next token for each row; return None if the host has to.
 
         This takes a random number from each sampler, which has yet to accept its token.
 

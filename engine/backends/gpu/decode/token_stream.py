@@ -357,7 +357,7 @@ class TokenStream:
             time.sleep(POLL_S)
 
     def _is_idle(self) -> bool:
-        """Return whether all work is done; asking also submits work that Windows batches."""
+        """Return whether all work is done; the query also submits work that Windows batches."""
         return self._executor.is_idle(self._read)
 
     def _check(self, entry: RingEntry | None) -> None:

@@ -81,7 +81,8 @@ def first_seen(position, window, chunk):
 
 @triton.jit
 def piece_of(key, small, n_small, large):
-    """Return the index of a key's piece: n_small pieces of `small` keys, then pieces of `large`."""
+    """Return the index of a key's piece: n_small pieces of `small` keys, then pieces of `large`
+    keys."""
     rest = tl.maximum(key - small * n_small, 0)
     return tl.where(key < small * n_small, key // small, n_small + rest // large)
 

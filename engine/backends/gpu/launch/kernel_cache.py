@@ -1,7 +1,7 @@
 """On-disk cache for compiled GPU kernels: one folder per version, in Tandem's cache folder.
 
-Triton keys kernels by source and target. Tandem chooses the folder and deletes those of other
-versions some time after their last use. If the user has set TRITON_CACHE_DIR, it takes precedence.
+Triton keys kernels by source and target. Tandem chooses the folder and deletes other versions'
+folders some time after their last use. If the user has set TRITON_CACHE_DIR, it takes precedence.
 Triton executes the files there, so a folder that other users can write to is not used.
 """
 
@@ -89,7 +89,7 @@ def is_full(error: OSError) -> bool:
 
 
 def cache_in_use() -> str:
-    """Return the folder that Triton currently uses; "" for its default."""
+    """Return the folder that Triton uses now; "" for its default."""
     return os.environ.get(VARIABLE, "")
 
 

@@ -254,7 +254,8 @@ class Compiling(Compilation):
     """Compilation of kernel variants for one GPU, in threads that start immediately.
 
     Args:
-        launches: launches of the kernels, with meta or real tensors; duplicate variants do no harm.
+        launches: launches of the kernels, with meta or real tensors; duplicate variants are
+            harmless.
         on_progress: callback; the first call says that nothing is compiled yet.
         n_threads: number of threads; None for this machine's default.
 

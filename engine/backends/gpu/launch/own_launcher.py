@@ -55,7 +55,7 @@ SIZES: Mapping[str, int] = {
 """Bytes per parameter for each of Triton's types; "*" is an address."""
 
 N_SCRATCH = 2  # number of scratch memory addresses that follow a kernel's own arguments
-SLOT_BYTES = 8  # bytes per argument slot; CUDA reads as many of them as the parameter has
+SLOT_BYTES = 8  # bytes per argument slot, of which CUDA reads the parameter's size
 MAX_ARGUMENTS = 128  # max. arguments of a kernel, including scratch memory
 
 PACKED = {"f32": "f4x", "fp32": "f4x", "fp64": "d", "u64": "Q", "*": "Q"}

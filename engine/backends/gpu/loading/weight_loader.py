@@ -178,7 +178,7 @@ def _scatter(found: Tensor, out: Tensor, start: int, out_row: int) -> None:
 
 
 def _spans(out_row: int, n_row: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Yield slices of rows, of the tiles they fill, and of rows within each of these tiles.
+    """Yield three slices: rows, the tiles that they fill, and the rows within each of these tiles.
 
     The rows in each item fill whole tiles, or part of one.
     """

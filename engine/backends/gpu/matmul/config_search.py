@@ -88,7 +88,7 @@ TOKEN_COUNTS = (16, 32, 64, 128, 256)  # row counts of x in tile GEMMs to search
 EXPERT_ROWS = (16, 32, 64, 128)  # rows per expert in grouped GEMMs to search
 MAX_USED = 8  # assumed largest number of experts per token
 CODE_BITS = 0x3F  # bits that bytes in random planes may have, so that scales are finite
-DISTINCT_BYTES = 256 << 20  # total size of a matrix' copies: more than any GPU's cache holds
+DISTINCT_BYTES = 256 << 20  # total size of a matrix's copies: more than any GPU's cache holds
 MAX_COPIES = 32  # max. copies of a matrix
 N_REPLAYS = 8  # timed replays; the fastest counts
 TOLERANCE = 1e-3  # allowed difference between results, relative to the largest
@@ -99,8 +99,9 @@ class MatrixKind(NamedTuple):
 
     Attributes:
         type_number: GGML type; not in `LAYOUTS` for unquantised matrices.
-        dtype: an unquantised matrix' element type; None for quantised matrices.
-        n_expert: number of experts, each with such a matrix; 0 for a matrix that all tokens use.
+        dtype: an unquantised matrix's element type; None for quantised matrices.
+        n_expert: number of experts, each of which has such a matrix; 0 for a matrix that all tokens
+            use.
     """
 
     type_number: int
@@ -247,7 +248,7 @@ def hill_climb(
     """Move from a configuration to a faster neighbour until no neighbour is faster.
 
     Returns:
-        The best configuration, its time and that of `start` in seconds, and the number of
+        The best configuration, its time and `start`'s time in seconds, and the number of
         configurations measured.
     """
     tried = {_frozen(start): seconds_of(start)}

@@ -74,7 +74,7 @@ class CacheLayer:
         return k is held.k and v is held.v
 
     def make_heads(self, n_heads: int) -> QueryHeads | None:
-        """Group n query heads by key-value head; None if that count does not fit the cache."""
+        """Group n query heads by key-value head; return None if n does not fit the cache."""
         n_kv, rows = self.k.n_kv, self._head_map
         if rows is None and n_heads % n_kv == 0:
             rows = [head * n_kv // n_heads for head in range(n_heads)]

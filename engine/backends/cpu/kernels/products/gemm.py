@@ -379,7 +379,7 @@ def _add_groups(module: ir.Module, operands: Operands) -> None:
 def _add_unpack(module: ir.Module, operands: Operands) -> None:
     """Emit `unpack(tile, index, first, last, unpacked, next_group, first_line, last_line)`.
 
-    Unpacks one group in a tile; the last three arguments are those of `Prefetch`.
+    Unpacks one group in a tile; the last three arguments are for `Prefetch`.
     """
     code, (tile, index, first, last, unpacked, next_group, *lines) = internal(module, "unpack", 8)
     ahead = Prefetch(next_group, code.number(0), lines[0], lines[1])
@@ -429,7 +429,7 @@ def _add_products(module: ir.Module, operands: Operands, size: int, width: int) 
     """Emit functions `(weights, weight_bytes, panel, n_blocks, sums, …)` for `Operands.steps`.
 
     For one group, each adds the products of `width` tiles and a panel of `size` tokens to their
-    sums. The other arguments are those of `Prefetch`.
+    sums. The other arguments are for `Prefetch`.
 
     Returns:
         The functions' names, in call order.

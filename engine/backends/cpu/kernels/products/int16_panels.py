@@ -102,12 +102,12 @@ def factor_offset(n_tokens: int, token: int) -> int:
 
 
 def fine_factor_offset(n_tokens: int, token: int) -> int:
-    """Return the same as `factor_offset`, for quantised matrices' panels."""
+    """Return `factor_offset` for quantised matrices' panels."""
     return n_tokens * (2 * BLOCK + 12) + 4 * token
 
 
 def fine_sum_offset(n_tokens: int, token: int, part: int, n_parts: int) -> int:
-    """Return the offset of the sum of a block's activations, or of one half of them."""
+    """Return the offset of the sum over a block's activations, or over one half of them."""
     start = n_tokens * (2 * BLOCK)
     if n_parts == 1:
         return start + 4 * token
@@ -220,7 +220,7 @@ def integers(values: Value) -> Value:
 
 
 def block_of_int16(factor: Value, first: Value, second: Value) -> Value:
-    """Round 32 numbers; if their factor is NaN, all become 0, as it makes the result NaN anyway."""
+    """Round 32 numbers; all become 0 if their factor is NaN, which makes the result NaN anyway."""
     joined = concatenated([integers(n).to(vector(I16)) for n in (first, second)])
     return factor.code.where(factor.equals(factor), joined, factor.code.constant(joined.kind, 0))
 

@@ -231,7 +231,8 @@ class ThreadAllReduce:
         log.add_checked(self._all_reduce_address, arguments, end)
 
     def count_asleep(self, seat: int, number: int, change: int) -> int:
-        """Change the count of sleeping members, then check if all have arrived; return bits."""
+        """Change the count of sleeping members, then check whether all have arrived; return
+        bits."""
         self._count_asleep(self._seats[seat], self._head, number, change)
         return self.result(seat)
 
