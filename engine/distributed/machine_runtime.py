@@ -183,7 +183,7 @@ class MachineRuntime(ThreadRuntime):
         """Follow an order from machine 0.
 
         Raises:
-            EngineError: this machine cannot follow it, or another machine is gone.
+            EngineError: this machine cannot follow it, or another machine is lost.
         """
         self.runner.do(order, *values)
 
@@ -249,7 +249,7 @@ def _document(file: GGUFFile, params: LoadParams) -> dict[str, Any]:
 
 
 def shared_params(params: LoadParams) -> LoadParams:
-    """Return settings that are the same on all machines, however much memory each has free."""
+    """Return settings that are the same on all machines, whatever memory is free on each."""
     return params if params.n_batch else replace(params, n_batch=PROMPT_BATCH)
 
 

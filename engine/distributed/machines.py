@@ -94,7 +94,7 @@ class Machines:
             donor: id of the model that it replaces; 0 for none.
 
         Raises:
-            CommError: a machine is gone.
+            CommError: a machine is lost.
         """
         self._n_models += 1
         self.orders.send(LOAD, self._n_models, params, donor)
@@ -119,7 +119,7 @@ class Machines:
         return [value for _, value in found]
 
     def close(self) -> None:
-        """Stop the backend's transfers; other processes may be gone.
+        """Stop the backend's transfers; other processes may have exited.
 
         If a thread hangs in the backend, this ends the process, which could not exit cleanly.
         """
@@ -156,7 +156,7 @@ class ModelPlace:
         """Send an order about this model to all other machines.
 
         Raises:
-            CommError: a machine is gone.
+            CommError: a machine is lost.
         """
         self.machines.orders.send(name, self.number, *values)
 
@@ -164,7 +164,7 @@ class ModelPlace:
         """Return the first problem on any machine, or ""; all machines call it at the same point.
 
         Raises:
-            CommError: a machine is gone.
+            CommError: a machine is lost.
         """
         return next(filter(None, self.machines.orders.all_gather(problem)), "")
 

@@ -25,10 +25,10 @@ Ports = tuple[tuple[int, int], ...]
 """A group's ports (see `machine_comm`): pairs of a machine and its rank, in order."""
 
 STUCK_S = 300.0
-"""Seconds after which a missing value counts as lost, even if all machines are alive."""
+"""A missing value counts as lost after this many seconds, even if all machines are alive."""
 
 SPINS = 2000
-"""Number of polls before sleeping between them; about a millisecond."""
+"""Number of polls without a pause in between; they take about a millisecond."""
 
 NAP_S = 50e-6
 """Seconds to sleep between later polls."""

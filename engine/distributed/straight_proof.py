@@ -1,6 +1,7 @@
 """Trial of direct transfers between machines: are they correct, and faster than host memory?
 
-It runs on a thread, as a backend may hang; if so, the groups are aborted and the thread abandoned.
+It runs on a separate thread, as a backend may hang; if it does, the groups are aborted and the
+thread is abandoned.
 """
 
 from __future__ import annotations
@@ -288,7 +289,7 @@ def measure_wires(wire: Wire) -> tuple[WireSpeed, ...]:
     Links are measured one after another, for some tenths of a second each.
 
     Raises:
-        CommError: a process is gone.
+        CommError: a process is lost.
     """
     orders, found = Orders(wire), list[WireSpeed]()
     pairs = list(combinations(range(len(wire.peers)), 2))

@@ -29,7 +29,7 @@ NAME_BYTES = 256
 """Maximum length of a machine's name, in bytes."""
 
 IDLE = timedelta(days=30)
-"""Gloo's timeout for a tensor; it may be long until the next order."""
+"""Gloo's timeout for a tensor; a long time may pass before the next order."""
 
 VERDICT_S = 4.0
 """Seconds to let the agents report which process has failed. The process that closed a connection
@@ -93,7 +93,7 @@ class Wire:
             tag: channel; threads that may be at different steps use different channels.
 
         Raises:
-            CommError: a process is gone; the error names its machine.
+            CommError: a process is lost; the error names its machine.
         """
         assert self._group is not None, "it is made with the connections"
         works = [(peer, self._begun(self._group.recv, tensor, peer, tag)) for peer, tensor in into]
@@ -172,7 +172,7 @@ class Orders:
         """Send an order and its JSON values to all other machines, where tuples arrive as lists.
 
         Raises:
-            CommError: a machine is gone.
+            CommError: a machine is lost.
         """
         words = [torch.frombuffer(x, dtype=torch.uint8) for x in _framed([name, *values]) if x]
         self._wire.swap([(machine, word) for machine in self._others for word in words], [], TAG)
@@ -189,7 +189,7 @@ class Orders:
         """Wait for the next order; return its name and values.
 
         Raises:
-            CommError: machine 0 is gone.
+            CommError: machine 0 is lost.
         """
         if self._expected is None:
             self.expect()
@@ -208,7 +208,7 @@ class Orders:
         """Return all machines' JSON values; all machines call it at the same point.
 
         Raises:
-            CommError: a machine is gone.
+            CommError: a machine is lost.
         """
         mine = [torch.frombuffer(x, dtype=torch.uint8) for x in _framed(["", value]) if x]
         rooms = {machine: torch.empty(FRAME, dtype=torch.uint8) for machine in self._others}

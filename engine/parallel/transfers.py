@@ -1,7 +1,7 @@
 """Copies of tensors between devices, through pinned host memory.
 
-PyTorch would copy directly between GPUs if the driver claims that this works, which does not prove
-that it does (`engine.runtime.interconnect.proof`); nothing here copies directly.
+PyTorch copies directly between GPUs if the driver claims that this works, but the claim is no proof
+(`engine.runtime.interconnect.proof`), so nothing here copies directly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Watchdog for a model's ranks: it finds hung ranks within seconds, and spares those that compute.
+"""Watchdog for a model's ranks: it finds hung ranks within seconds but spares busy ones.
 
 A rank may compute for minutes while others wait for it, so elapsed time is no criterion. A rank
 counts as hung if it has shown no sign of life for a few seconds (`RankActivity`), and neither has
@@ -167,13 +167,13 @@ def _mac_clock() -> Callable[[], int]:
 
 
 SILENT_S = 3.5
-"""Seconds without a sign of life after which a rank that others wait for counts as hung."""
+"""A rank that others wait for counts as hung after this many seconds without a sign of life."""
 
 LOOK_S = 0.2
 """Seconds between looks. A longer gap counts as two looks, since the process itself was stopped."""
 
 MAX_S = 300.0
-"""Seconds without any collective after which a rank counts as hung despite signs of life.
+"""A rank counts as hung, despite signs of life, after this many seconds without any collective.
 
 Every block in a model has collectives and takes far less; only an endless loop takes longer.
 """

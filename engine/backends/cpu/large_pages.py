@@ -24,8 +24,7 @@ MADV_HUGEPAGE = 14
 """Advice value for Linux's madvise(2); fails harmlessly on systems without large pages."""
 
 CHUNK_BYTES = 256 << 20
-"""Address space, in bytes, that an arena reserves at a time; it takes no memory until written
-to."""
+"""Address space, in bytes, that an arena reserves at a time; it takes no memory until used."""
 
 ALIGNMENT = 128
 """Alignment of an arena's tensors, in bytes."""

@@ -158,8 +158,7 @@ class CpuOps(Ops):
         return super().gated(act, *products) if y is None else y
 
     def _joint_product(self, layers: tuple[LinearLayer, ...]) -> tuple[JointProduct | None, bool]:
-        """Return the layers' cached joint product (or None), and whether none has a bias or
-        scale."""
+        """Return the layers' cached joint product or None, and whether none has a bias or scale."""
         if layers not in self._joint:
             are_bare = all(layer.is_bare for layer in layers)
             self._joint[layers] = _join(layers), are_bare

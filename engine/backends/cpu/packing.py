@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Load = Callable[..., Weight]
 
 FINE = ("attn_v.weight",)
-"""Names, within a layer, of the matrices that use two-byte activations in all models.
+"""Names, within a layer, of matrices that use two-byte activations in all models.
 
 For these, using one byte would lose the most precision for the time saved: attention values take
 2 to 8 % of the products, and cause 15 to 20 % of the divergence from the exact model."""

@@ -76,7 +76,7 @@ class Recorder(DispatchMode):
         return None if result is None else result.clone()
 
     def run_live(self, last: Callable[[], Tensor | None]) -> Tensor | None:
-        """Run the token's last step, which replays call again."""
+        """Run the token's last step, which replays also run."""
         self._pool.log_calls(0)
         self._last = last
         with recording_to(None):

@@ -307,7 +307,7 @@ class ThreadGroup(RankGroup):
                 barrier.abort()
 
     def abort_for_good(self) -> None:
-        """Abort permanently, as a lost rank may return at any time and must not wait then."""
+        """Abort permanently, as a lost rank may return at any time and must then not wait."""
         self._is_aborted_for_good = True
         self.abort()
 

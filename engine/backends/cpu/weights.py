@@ -326,7 +326,7 @@ class JointProduct:
 
 
 def can_join(weights: Sequence[PlaneWeight]) -> bool:
-    """Return whether matrices have the same columns, and at most two activation formats."""
+    """Return whether matrices have the same columns and need at most two activation formats."""
     extents = {weight.extent for weight in weights}
     return len(extents) == 1 and len({weight.rows for weight in weights}) <= 2
 

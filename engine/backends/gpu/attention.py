@@ -42,8 +42,7 @@ MAX_HEAD = 1 << 12  # max. elements per head that one program can write
 def write(cache: LayerCache, k: Tensor, v: Tensor | None, rows: PagedRows) -> bool:
     """Store k and v in the cache at the rows' positions; see `LayerCache.write`.
 
-    Positions outside the cache are skipped, because the host does not know the positions and cannot
-    check them.
+    Positions outside the cache are skipped; the host cannot check, as it does not know them.
 
     Args:
         k, v: (T, heads, head_dim), F32; only the elements of a head need to be contiguous.

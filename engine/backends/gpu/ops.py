@@ -81,7 +81,7 @@ class GpuOps(Ops):
         self.tables.extend(tables)
 
     def _miss(self, what: Sentence) -> None:
-        """Report that PyTorch computes something large because no kernel does."""
+        """Report that PyTorch computes a large operation because no kernel can."""
         self._fallbacks.report("operations", [str(self._device)], what)
 
     # products

@@ -1,7 +1,7 @@
 """Self-test of the kernels on a GPU, run once, before a model is planned for that GPU.
 
-Compilers, drivers and cards vary. If a kernel's results differ from torch's, the reference backend
-is used instead.
+As compilers, drivers and cards vary, the reference backend is used if a kernel's results differ
+from torch's.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Comparison of kernels' results with torch's, with tolerances for rounding.
 
 A product `y = w · x` of one row is compared relative to its size s = |w| rms(x): relative to y
-itself, the error would say nothing if y is near zero. Errors come from
+itself, the error would mean nothing if y were near zero. Errors come from
 
 - activations as bytes: at most 1/254 of the largest of 16; for normal numbers 0.4 % of s (rms);
 - activations and weights in BF16: at most 2^-9 of each number; 0.2 % of s (rms) for both.
 
-Checks first multiply numbers that neither rounding changes, then normal ones. The former leave no
-error in gemv, and 0.1 % with weights in BF16. In a row of 4096, one wrong weight changes y by about
-1 % of s, a wrong block of 32 by 12 %, a wrong row or scale by all of it. Each number has its own
-tolerance, so that one wrong row cannot hide.
+Checks first multiply numbers that neither rounding changes, then normal ones. With the former, the
+error is zero in gemv, and 0.1 % with weights in BF16. In a row of 4096, one wrong weight changes y
+by about 1 % of s, a wrong block of 32 by 12 %, a wrong row or scale by all of it. Each number has
+its own tolerance, so that one wrong row cannot hide.
 """
 
 from __future__ import annotations
@@ -162,8 +162,7 @@ def _drawn(
     drawing: Drawing, make: Callable[[], Sampler], logits: NDArray[np.float32],
     device: torch.device,
 ) -> int:  # fmt: skip
-    """Return the token that all ranks sample; -1 if any rank samples none, or if the tokens
-    differ."""
+    """Return the token that all ranks sample; -1 if any samples none, or if the tokens differ."""
     n_rank = len(drawing.slices)
     group = tuple(range(n_rank))
     messages: list[Tensor | None] = [None] * n_rank

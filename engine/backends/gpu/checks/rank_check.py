@@ -5,8 +5,8 @@ compiled kernel is checked; nested operations count as part of the outermost one
 refused if its result differs from torch's.
 
 Verdicts are saved per card, driver and version, so that later loads compare nothing. The wrong
-kernel is found by trial: the check is repeated with the operation's kernels refused one after
-another, until the results are right.
+kernel is found by trial and error: the check is repeated with one of the operation's kernels
+refused after another, until the results are right.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ Prepare = Callable[[], Compare]
 """Function that prepares an operation's arguments, with kernels that have already been checked."""
 
 BY_ROUNDING = ("linears", "matmul", "gated_linears", "per_head")
-"""Products that are checked twice: with numbers that rounding leaves unchanged, then with
-others."""
+"""Products that are checked twice: with numbers that rounding does not change, then with others."""
 
 SAMPLING: KernelKey = ("sampling",)
 
@@ -84,7 +83,7 @@ class WeightCheck:
     """Check of the kernels that a dry run has logged.
 
     Attributes:
-        n_made: number of operations that were compared, not looked up.
+        n_made: number of operations that were compared instead of looked up.
     """
 
     def __init__(

@@ -12,8 +12,9 @@ another stream, so it may compute something else in parallel.
   and offers it; every rank, including rank i, takes the rounded sums (reduce-scatter and
   all-gather), in two stages. Each rank receives 2 (n - 1) / n values instead of n - 1.
 
-There are two sets of buffers, used alternately. At the next meeting, a rank passes on the events
-after which it has read a set; the owner waits for all other ranks' events before reusing the set.
+There are two sets of buffers, used alternately. At the next meeting, a rank announces the events
+after which it has finished reading a set; the owner waits for all other ranks' events before it
+reuses the set.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """All-reduce of two ranks' large values with NCCL's all-gather, from one process.
 
 NCCL's own all-reduce adds in an order that depends on the machine, so only its all-gather is used,
-and each rank adds the values itself. An all-gather sends n - 1 values to each of n ranks, while
-copies of slices send 2 (n - 1) / n; so NCCL is used only for two ranks, where both send the same.
+and each rank adds the values itself. An all-gather sends n - 1 values to each of n ranks, whereas
+copies of slices send 2 (n - 1) / n. So NCCL is used only for two ranks, for which both amounts are
+equal.
 
 One call enqueues the all-gather in both ranks' streams. The last rank to arrive makes that call,
 when both values are in their streams.
@@ -175,8 +176,7 @@ class NcclSums:
 
 
 def prove(devices: Sequence[torch.device], fallbacks: Fallbacks) -> Nccl | None:
-    """Set up and test NCCL for two ranks, which takes seconds; if it fails, report why; return
-    None.
+    """Set up and test NCCL for two ranks (takes seconds); on failure, report it and return None.
 
     The test is an all-gather of random values.
     """
@@ -271,8 +271,7 @@ class HostCollectives:
 
 
 def _given(group: Group, collective: Callable[[], Tensor]) -> Tensor:
-    """Return the result of a collective that gives every member a value; a group of one never
-    splits."""
+    """Return a collective's result, which every member gets; a group of one never splits."""
     if len(group) == 1:
         return collective()
     found = host_step_value(collective)

@@ -48,8 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 1.5 if sys.platform == "win32" else 4.0
-"""Number of seconds that a kernel waits for a peer. Windows resets a GPU if a kernel takes two
-seconds."""
+"""Seconds that a kernel waits for a peer. Windows resets a GPU if a kernel takes two seconds."""
 
 HEADER, RENEWED = one_shot.HEADER.value, one_shot.RENEWED.value
 MAX_MEMBERS = one_shot.MAX_MEMBERS.value
@@ -58,14 +57,13 @@ SLOT = HEADER + MAX_WORDS  # packets in each half of a slot
 
 assert (SLOT - HEADER) % (2 * RENEWED) == 0, "rewriting old packets goes round evenly"
 
-BLOCK = 4096  # elements that each program sums; few programs wait at a time
+BLOCK = 4096  # elements that each program sums, so that few programs wait at a time
 
 MAX_TOGETHER, FEW = 4, 2
-"""Members that a program waits for together: the whole group up to MAX_TOGETHER, else FEW."""
+"""How many members a program waits for together: the whole group up to MAX_TOGETHER, else FEW."""
 
 MAX_HELD = 4 << 10
-"""Max. words per member if several members are in registers; larger values are received one member
-at a time."""
+"""Max. words per member to keep several members in registers; otherwise, one at a time."""
 
 SMALLEST = 4 * RENEWED
 """Minimum elements per program, so that it has as many packet pairs as it rewrites per round."""

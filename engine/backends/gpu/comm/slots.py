@@ -92,8 +92,8 @@ class End:
 def fresh_round(rounds: Sequence[int]) -> int:
     """Return the round number, a signed 32-bit integer, with which to continue in emptied slots.
 
-    It is not simply `FIRST_ROUND`, because no earlier round's packet may have it, even if a link
-    delivers one late. `rounds` has each member's next round number.
+    It is not simply `FIRST_ROUND`, because it must differ from the rounds of all earlier packets,
+    which a link may deliver late. `rounds` has each member's next round number.
     """
     if not rounds:
         return FIRST_ROUND

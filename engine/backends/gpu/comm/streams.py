@@ -19,7 +19,7 @@ from engine.errors import CommError, Sentence
 from engine.hardware.host_memory import HostTensor
 
 STALL_S = 4.0
-"""Seconds without progress on any rank, while the host waits, after which a rank counts as hung;
+"""If no rank makes progress for this many seconds while the host waits, a rank counts as hung;
 between two all-reduces in a pass, there is only half a block's work."""
 
 WAKING_S = 0.5  # seconds for waiting kernels to finish after an abort; they poll constantly
@@ -180,8 +180,7 @@ class Marks:
             self._marks[rank].append((time.perf_counter(), event))
 
     def has_moved(self, rank: int) -> bool | None:
-        """Return whether a device has passed a mark since the last call; None if no mark is
-        left."""
+        """Return whether a device passed a mark since the last call; None if no mark is left."""
         with self._lock:
             self._pass_over(rank)
             has_moved = self._n_over[rank] != self._seen[rank]

@@ -6,8 +6,8 @@ the device never waits for it; tokens after the end of an answer are discarded. 
 ranks, they take each step together, and all sample the same token from the same numbers; the host
 reads the ring of one rank.
 
-If a step cannot sample (see `gpu.kernels.sampling`), it and the steps after it change nothing, and
-the host samples from the logits, which are still there.
+If a step cannot sample (see `gpu.kernels.sampling`), neither it nor the steps after it change
+anything, and the host samples from the logits, which are still available.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from engine.sampling_params import SamplingParams
 
 AHEAD = 3
-"""Steps enqueued beyond the token that the host waits for, if states can be rewound: while a window
-is painted, the host may fall behind by a few tokens."""
+"""Number of steps enqueued beyond the token that the host waits for, if states can be rewound; the
+host may fall a few tokens behind while a window is painted."""
 
 CALM = 32
-"""Tokens that the device samples, after the host had to, before steps run ahead again."""
+"""Number of tokens that the device samples, after the host had to, before steps run ahead again."""
 
 OTHER_SETTINGS = Sentence("Other sampling settings are faster.")
 """Help shown if an answer's settings keep the device from sampling."""
@@ -208,7 +208,8 @@ class TokenStream:
         return self._is_served
 
     def _note_service(self, sampler: Sampler) -> bool:
-        """Return whether the devices can sample like `sampler`; report it if they cannot."""
+        """Return whether the devices can sample like `sampler`; report a fallback if they
+        cannot."""
         self._fallbacks.withdraw("sampling")
         why = why_on_host(sampler, self._step.n_vocab, self._device_sampler.n_rank)
         if why:
@@ -272,7 +273,7 @@ class TokenStream:
         return self._n_read < self._n_enqueued and not self._step.can_rewind
 
     def hold(self, n: int) -> bool:
-        """Run no steps ahead for the next n tokens; return whether no step is in flight."""
+        """Do not run ahead for the next n tokens; return whether no step is in flight."""
         self._ahead, self._n_calm = 0, CALM - n
         if self._n_read < self._n_enqueued:
             return False

@@ -385,8 +385,7 @@ def highest(x):
 
 @triton.jit
 def largest(key, at, inside, N: tl.constexpr):
-    """Return a mask of the N largest keys; among equal keys, the first win. `at` has their
-    indices."""
+    """Return a mask of the N largest keys; among equals, the first win. `at` has their indices."""
     order = tl.where(inside, key.to(tl.int64) * 65536 + (65535 - at), TAKEN)
     for _ in range(N):
         order = tl.where(order == tl.max(order), TAKEN, order)
@@ -423,8 +422,7 @@ def assign(logits, bias, weights, chosen, pair_of, scale, smallest, N_EXPERT: tl
         pair_of: output (T * N_USED,), set to 0, 1, 2, … if IN_PAIRS.
         scale: factor on the weights.
         smallest: lower bound for the divisor of the weights.
-        GROUPS, MEMBERS: powers of two, at least the number of groups and the number of experts per
-            group.
+        GROUPS, MEMBERS: powers of two, at least the numbers of groups and of experts per group.
     """
     token = tl.program_id(0)
     at = tl.arange(0, GROUPS * MEMBERS)

@@ -1,8 +1,8 @@
-"""Capture of a whole computation, for example one token, and its replay without host work.
+"""Captures a whole computation, for example of one token, and replays it without host work.
 
 On NVIDIA and AMD GPUs, this is a CUDA graph, or several graphs with host steps between them. For
-interpreted kernels, it is a `Tape`, which repeats the operations on the same memory; that also
-proves that nothing was captured that differs from token to token.
+interpreted kernels, it is a `Tape`, which repeats the operations on the same memory; this also
+proves that nothing that differs from token to token was captured.
 """
 
 from __future__ import annotations

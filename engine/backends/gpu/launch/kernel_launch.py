@@ -1,8 +1,8 @@
 """The function that launches kernels, and their compilation before the first launch.
 
 All launches go through `launch`, so they can be collected, recorded and repeated. No argument of a
-launch changes from token to token; values that do are in device memory. So one token's launches
-serve for all tokens, in a CUDA graph, and few launches differ from earlier ones in more than
+launch changes from token to token; values that do are in device memory. So one token's launches, in
+a CUDA graph, serve for all tokens, and few launches differ from earlier ones in anything but
 addresses. For each launch, Triton examines the arguments to find the compiled variant, which takes
 longer than many kernels run. Here this happens only once for equal launches.
 
@@ -254,8 +254,7 @@ class Compiling(Compilation):
     """Compilation of kernel variants for one GPU, in threads that start immediately.
 
     Args:
-        launches: launches of the kernels, with meta or real tensors; duplicate variants are
-            harmless.
+        launches: launches of the kernels, with meta or real tensors; duplicates are harmless.
         on_progress: callback; the first call says that nothing is compiled yet.
         n_threads: number of threads; None for this machine's default.
 

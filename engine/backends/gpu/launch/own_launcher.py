@@ -54,7 +54,7 @@ SIZES: Mapping[str, int] = {
 }  # fmt: skip
 """Bytes per parameter for each of Triton's types; "*" is an address."""
 
-N_SCRATCH = 2  # number of scratch memory addresses that follow a kernel's own arguments
+N_SCRATCH = 2  # number of scratch memory addresses after a kernel's own arguments
 SLOT_BYTES = 8  # bytes per argument slot, of which CUDA reads the parameter's size
 MAX_ARGUMENTS = 128  # max. arguments of a kernel, including scratch memory
 

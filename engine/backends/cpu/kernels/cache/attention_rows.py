@@ -75,8 +75,7 @@ def _add_transpose(module: ir.Module, isa: Isa, type_k: str) -> None:
     """Emit `transpose(k, stride, last, head_dim, ahead, goal)`: decodes 16 keys, transposed.
 
     Element 16 j + l of the keys becomes vector l × (head_dim / 16) + j at `goal`, with a stride of
-    `_n_vectors` vectors. Keys after `last` are not read. It also prefetches the same number of
-    bytes from `ahead`.
+    `_n_vectors` vectors. Keys after `last` are not read. As many bytes are prefetched from `ahead`.
     """
     code, (k, stride, last, dim, ahead, goal) = internal(module, "transpose", 6)
     codec = CODECS[type_k](code, isa)

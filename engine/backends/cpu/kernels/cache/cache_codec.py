@@ -263,8 +263,8 @@ class CacheTensor:
         n_kv, n_slots, head_dim: numbers of key-value heads, slots, and elements per head.
         address: address of the first element.
         stride, head_stride: bytes between slots and between heads.
-        fits: whether the kernels can read it: it must be on the CPU, in the type's layout, with
-            contiguous rows.
+        fits: whether the kernels can read it: it is on the CPU, in the type's layout, its rows
+            contiguous.
     """
 
     def __init__(self, held: Tensor, kind: str) -> None:

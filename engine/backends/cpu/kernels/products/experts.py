@@ -127,7 +127,7 @@ def n_parts(code: Code, given: Named, size: Value) -> Value:
 def _part(
     code: Code, given: Named, size: Value, number: Value, unit: int = 0
 ) -> tuple[Value, Value, Value]:
-    """Return a part's expert, first row and number of rows, given the part's index.
+    """Given a part's index, return its expert, first row and number of rows.
 
     Args:
         size: largest number of rows in a part.

@@ -144,8 +144,8 @@ class Operands(ABC):
             much of the next weights is prefetched during unpacking.
         panel_sizes: sizes, in tokens, of panels that share unpacked weights; largest first.
         tile_sizes: sizes, in tokens, of panels that unpack weights themselves; largest first.
-        widths: possible numbers of tiles to multiply at a time, largest first. If the last is 2,
-            an odd tile is multiplied with the memory after it, whose results are dropped.
+        widths: how many tiles may be multiplied at a time, largest first. If the last is 2, an odd
+            tile is multiplied together with the memory after it, and those results are dropped.
         spreads_prefetch: whether blocks share the prefetches; otherwise they precede the panel.
     """
 

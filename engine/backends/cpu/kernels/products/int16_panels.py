@@ -1,7 +1,7 @@
 """Activations and unquantised matrices as int16, with one scale per 256 columns.
 
-A processor with int16 dot products (`Isa.has_word_dots`) multiplies twice as many int16 as F32, and
-needs them where 8-bit activations are too coarse (`kernels.products.panels`). Every 256 columns of
+A processor with int16 dot products (`Isa.has_word_dots`) multiplies int16 twice as fast as F32, and
+uses int16 where 8-bit activations are too coarse (`kernels.products.panels`). Every 256 columns of
 a row or token share a scale, by which numbers are multiplied before they are rounded. A sum of
 products over 256 columns is exact: it fits in 32 bits because, by Cauchy-Schwarz, it is at most the
 product of both vectors' lengths, which the scales bound. So a sum does not depend on its order. The
