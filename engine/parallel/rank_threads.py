@@ -160,7 +160,7 @@ class RankThreads:
 
 
 class _Guard(Generic[T]):
-    """Watchdog for one job; it stops the wait for the job even if ranks hang."""
+    """Watchdog for one job; it ends the wait for the job even if ranks hang."""
 
     def __init__(self, job: _Job[T], group: RankGroup, activities: dict[int, RankActivity]) -> None:
         self._job = job

@@ -106,7 +106,7 @@ def holds(held: Tensor, kind: str, cache: LayerCache) -> bool:
 
 
 def n_elements(width: int, kind: str) -> int:
-    """Return the number of elements in a cache row of `width` bytes (if blocks) or numbers."""
+    """Return the number of elements in a cache row of `width` bytes (block types) or elements."""
     return width // BLOCKS[kind] * 32 if kind in BLOCKS else width
 
 

@@ -160,7 +160,7 @@ N_READERS = 4
 class FileReader:
     """Reader that splits a file into chunks; threads read the next chunk while one is in use.
 
-    A context manager whose exit waits for the threads, which start on demand.
+    As a context manager, it waits on exit for the threads, which start on demand.
     """
 
     def __init__(self) -> None:

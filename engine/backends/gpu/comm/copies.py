@@ -61,7 +61,7 @@ class Freed(NamedTuple):
 
 @dataclass(slots=True)
 class Offer:
-    """What a member shows the others at a meeting.
+    """What a member offers the others at a meeting.
 
     Attributes:
         wire: the member's value for this stage, on its device; None if it has none.

@@ -83,7 +83,7 @@ class HostQueues:
 
 
 class CudaQueue:
-    """A queue that is a CUDA stream; if None, the calling thread's current stream at each call."""
+    """A queue backed by a CUDA stream; if None, by the calling thread's current stream."""
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream | None) -> None:
         self._device = device

@@ -294,7 +294,7 @@ class TokenStream:
             return ()
         with self._failing():
             self._wait(self._n_enqueued)
-            self._executor.wait()  # the host's next use of other ranks' memory syncs no stream
+            self._executor.wait()  # the host may next use other ranks' memory without synchronising
         self._n_read = self._n_enqueued
         return () if following is None or self._step.can_rewind else following[:1]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-MAX_CONSTANTS = 4096  # number of cached constants at which all are dropped
+MAX_CONSTANTS = 4096  # number of cached constants at which the cache is cleared
 
 
 def share_shapes() -> None:

@@ -84,7 +84,7 @@ def _without(problem: str) -> Path:
 
 
 def is_full(error: OSError) -> bool:
-    """Return whether the error means that a folder cannot take more files."""
+    """Return whether the error means that a folder cannot hold more files."""
     return error.errno in FULL
 
 

@@ -380,7 +380,7 @@ def _random_weight(matrix: MatrixKind, device: torch.device) -> GpuPlanes | Tens
 
 
 def is_same(a: Tensor, b: Tensor) -> bool:
-    """Return whether two results agree except for the order of sums; waits for the device."""
+    """Return whether two results differ only by the order of sums; waits for the device."""
     return bool((a - b).abs().max() <= TOLERANCE * b.abs().max())
 
 

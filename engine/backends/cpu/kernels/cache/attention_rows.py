@@ -259,7 +259,7 @@ def row_range(
     """Return the range of rows from `begin` (at least 0) on that see a position before `limit`.
 
     Args:
-        firsts: address of the first visible positions, one for each of `n_rows` rows.
+        firsts: address of each row's first visible position, for `n_rows` rows.
     """
     begin = code.min_signed(code.where(begin < 0, code.number(0), begin), n_rows)
     stop = code.variable(n_rows)

@@ -185,7 +185,7 @@ def _writing(
 
 
 def _address(vector: Tensor | None, n: int) -> int | None:
-    """Return the address of a vector of n F32 numbers; 0 for None; None if unsupported."""
+    """Return the address of a vector of n F32 numbers; 0 if it is None, None if unsupported."""
     if vector is None:
         return 0
     return vector.data_ptr() if is_plain(vector) and vector.shape == (n,) else None
