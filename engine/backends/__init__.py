@@ -1,1 +1,1 @@
-"""What computes: the reference in torch, the CPU's kernels and the GPU's."""
+"""Compute backends: the reference in torch, the CPU kernels and the GPU kernels."""

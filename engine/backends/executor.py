@@ -1,7 +1,7 @@
 """Executor for a model's ranks: one thread per rank, with the rank's device as the current one.
 
-Ranks that exchange values in Python each need a thread. Work that is merely launched on devices,
-such as the replay of a captured token, is launched by the calling thread, rank by rank.
+Ranks that exchange values in Python each need a thread. If work only has to be launched on devices,
+for example the replay of a captured token, the calling thread launches it rank by rank.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from engine.parallel.rank_threads import RankThreads
 T = TypeVar("T")
 
 STALL_S = 5.0
-"""Seconds that a device may take for a token before it counts as hung."""
+"""Number of seconds a device may spend on a token before it counts as hung."""
 
 BATCH_STALL_S = 300.0
-"""Seconds that a device may take for a prompt batch before it counts as hung."""
+"""Number of seconds a device may spend on a prompt batch before it counts as hung."""
 
 POLL_S = 50e-6
 """Polling interval in seconds."""
@@ -43,7 +43,7 @@ class RankOutOfMemory(DeviceError):
 
     def __init__(self, rank: int, device: torch.device) -> None:
         super().__init__(
-            "The memory of {device} (rank {n}) is full.", "Choose a smaller context.",
+            "{device} (rank {n}) is out of memory.", "Choose a smaller context.",
             device=str(device), n=rank,
         )  # fmt: skip
         self.rank = rank
@@ -56,7 +56,7 @@ class WorkMark(NamedTuple):
 
     @property
     def late(self) -> list[int]:
-        """Ranks whose devices have not passed the mark. Queries all; see `RankExecutor.wait`."""
+        """Ranks whose devices have not passed the mark; queries all (see `RankExecutor.wait`)."""
         return [rank for rank, event in self.events.items() if not event.query()]  # type: ignore[no-untyped-call]
 
 
@@ -64,7 +64,7 @@ class RankExecutor:
     """Executor that calls a function for each of a model's ranks.
 
     Ranks that share a GPU each have a CUDA stream, because a kernel that waits for another rank
-    must not block that rank's kernels. A rank with a GPU to itself uses the current stream.
+    must not block that rank's kernels. A rank that has a GPU to itself uses the current stream.
 
     Args:
         devices: device of each rank, in rank order.
@@ -96,7 +96,7 @@ class RankExecutor:
 
     @property
     def has_gpus(self) -> bool:
-        """Whether any rank uses a GPU, which computes asynchronously."""
+        """Whether any rank uses a GPU and therefore computes asynchronously."""
         return any(device.type == "cuda" for device in self.devices)
 
     @property
@@ -184,8 +184,8 @@ class RankExecutor:
     def wait(self) -> None:
         """Wait until all devices have finished the current token.
 
-        Queries all devices each time, because one may wait for kernels that Windows has batched for
-        another (see `is_idle`).
+        Queries all devices each time, because a device may wait for kernels that Windows has
+        batched for another one (see `is_idle`).
 
         Raises:
             CommError: a device hangs; see `check`.
@@ -240,7 +240,7 @@ class RankExecutor:
                 what = Sentence("has not computed a token within {limit:.0f} s", limit=limit_s)
             else:
                 what = Sentence(
-                    "has not computed a part of a prompt within {limit:.0f} s", limit=limit_s
+                    "has not processed a prompt batch within {limit:.0f} s", limit=limit_s
                 )
             raise CommError(rank, what, str(self.devices[rank]))
 

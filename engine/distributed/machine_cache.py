@@ -49,12 +49,12 @@ class KeptCache:
     Each machine's part of the recurrent states is gathered in machine 0's memory.
 
     Args:
-        runner: runner of the model, which must not be computing an answer.
+        runner: the model's runner, which must not be computing an answer.
         kv_type: type of the model's keys and values.
         used: slots to keep.
 
     Raises:
-        CommError: a machine is gone.
+        CommError: a machine is lost.
         OSError: the disk is full.
     """
 

@@ -1,7 +1,7 @@
 """Collectives between ranks that are threads of this process or run on other machines.
 
-Ranks on one machine communicate through its memory. In each group, one rank per machine (the
-*port*) exchanges values with the other machines. If a token is recorded or captured, each exchange
+Ranks on one machine communicate through its memory. In each group, one rank per machine, the
+*port*, exchanges values with the other machines. If a token is recorded or captured, each exchange
 is a step between the parts of the recording, and every replay repeats it.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class RankLayout:
-    """Assignment of rank indices to machines; each machine has consecutive ones.
+    """Assignment of rank indices to machines; each machine's indices are consecutive.
 
     Args:
         sizes: number of ranks on each machine.
@@ -59,7 +59,7 @@ class RankLayout:
         return tuple(sorted(found.items()))
 
     def most(self, group: Group) -> int:
-        """Return the largest number of a group's members on any one machine."""
+        """Return the largest number of a group's members on any machine."""
         machines = [self._machine_of[rank] for rank in group]
         return max(map(machines.count, machines))
 
@@ -80,7 +80,7 @@ class FarCommunicator(Protocol):
         waited_s: seconds spent sending and receiving so far.
 
     Raises:
-        CommError: a machine is gone; the error names it.
+        CommError: a machine is lost; the error names it.
     """
 
     waited_s: float
@@ -112,8 +112,8 @@ class FarCommunicator(Protocol):
 
 
 Way = Callable[..., FarCommunicator]
-"""Creates a communicator between machines for one kind of call, given the ports, whether shapes are
-known, and values that identify the kind."""
+"""Creates a communicator between machines for one kind of call. It gets the ports, whether shapes
+are known, and values that identify the kind."""
 
 
 class MachineCommunicator:

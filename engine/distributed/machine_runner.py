@@ -1,6 +1,6 @@
 """Runner of forward passes on this machine's ranks, for a model on several machines.
 
-Machine 0 sends orders, and the others follow them. Each computes its part of the same passes;
+Machine 0 sends orders, and the others follow them. Each machine computes its part of every pass;
 machines with a slice of the output head send machine 0 their logits, or the candidates for
 sampling. State files pass through machine 0, a strip at a time.
 """
@@ -70,7 +70,7 @@ class MachineRunner(ModelRunner):
 
         Args:
             place: the model's connections to the machines.
-            captures, meetings: those of all machines' ranks.
+            captures, meetings: shared by all machines' ranks.
             max_verify_rows: see `ModelRunner`.
         """
         self._joined, self._max_verify_rows = place, max_verify_rows
@@ -98,7 +98,7 @@ class MachineRunner(ModelRunner):
         return super().max_verify_rows if self._joined is None else self._max_verify_rows
 
     def leave(self) -> None:
-        """Let the other machines free the model unless they are lost; safe to call twice."""
+        """Let the other machines free the model, unless they are lost; safe to call twice."""
         place = self.forget_machines()
         if place is not None and place.machines.number == 0 and self._ended is None:
             with suppress(EngineError):
@@ -113,16 +113,16 @@ class MachineRunner(ModelRunner):
         """Do this machine's part of an order; on machine 0, return the combined result.
 
         Raises:
-            EngineError: this machine cannot do its part, or another machine is gone.
+            EngineError: this machine cannot do its part, or another machine is lost.
         """
         if order in PLAIN:
             return getattr(super(), order)(*values)
         return getattr(self, f"_do_{order}")(*values)
 
     def _together(self, order: str, *values: Any, given: Any = None) -> Any:
-        """Have all machines follow an order; only this machine gets `given`.
+        """Have all machines follow an order; `given` is only for this machine.
 
-        An error midway leaves the machines out of step, so it ends the model.
+        An error midway would leave the machines out of step, so it makes the model unusable.
         """
         self._check_together()
         try:
@@ -275,7 +275,7 @@ class MachineRunner(ModelRunner):
         most = max((query.n for query in found), default=0)
         return [query._replace(n=most) for query in found]
 
-    # drafts of MTP blocks
+    # drafts from MTP blocks
 
     def draft(self, ids: Sequence[int], batch: Batch, number: int = 0) -> Logits:
         before, (block, (rows, places)) = self._unread.joined(ids, batch, number)

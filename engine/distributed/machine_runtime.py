@@ -81,8 +81,8 @@ class MachineRuntime(ThreadRuntime):
         try:
             if len(params.all_devices) != sum(params.machines):
                 raise SplitError(
-                    "Parts of a model on several machines cannot go to further devices.",
-                    "Name one of the ranks, such as #0.",
+                    "No part of a model on several machines can go to an additional device.",
+                    "Name one of the ranks, for example #0.",
                 )
             names = [params.devices[rank] for rank in self._place.layout.local]
             found = [[model_hash(file), _block_hash(file)], [_kind(name) for name in names]]
@@ -93,7 +93,7 @@ class MachineRuntime(ThreadRuntime):
             if digests != all_found[0][0]:
                 is_file = digests[1] == all_found[0][0][1]
                 raise EngineError(
-                    "{machine} has another {file} than {other}.",
+                    "{machine} has a different {file} from {other}.",
                     "Copy the file there.",
                     machine=name,
                     file=Sentence("file" if is_file else "MTP file"),
@@ -146,7 +146,7 @@ class MachineRuntime(ThreadRuntime):
         return any(self._agreed(super()._lacks_memory(free)))
 
     def _agreed(self, value: Any = None) -> list[Any]:
-        self._is_agreed = True  # a machine that fails has told all others
+        self._is_agreed = True  # a machine that fails has already notified all others
         found = self._place.machines.agreed(None, value)
         self._is_agreed = False
         return found
@@ -183,7 +183,7 @@ class MachineRuntime(ThreadRuntime):
         """Follow an order from machine 0.
 
         Raises:
-            EngineError: this machine cannot follow it, or another machine is gone.
+            EngineError: this machine cannot follow it, or another machine is lost.
         """
         self.runner.do(order, *values)
 
@@ -238,7 +238,7 @@ def _resplit(
     except OSError as error:
         raise SplitError(
             "The KV cache cannot be saved during the re-split: {problem}.",
-            "Make room on the disk of temporary files.",
+            "Free some space on the disk for temporary files.",
             problem=Sentence(error.strerror or str(error)),
         ) from None
 
@@ -249,7 +249,7 @@ def _document(file: GGUFFile, params: LoadParams) -> dict[str, Any]:
 
 
 def shared_params(params: LoadParams) -> LoadParams:
-    """Return settings that are the same on all machines, however much memory each has free."""
+    """Return settings that are the same on all machines, whatever memory is free on each."""
     return params if params.n_batch else replace(params, n_batch=PROMPT_BATCH)
 
 
@@ -276,7 +276,7 @@ def follow(machines: Machines, path: str, cpu_threads: int | None) -> None:
         cpu_threads: number of threads for this machine's CPU ranks; None means one per core.
 
     Raises:
-        EngineError: this machine failed mid-step, or another machine is gone.
+        EngineError: this machine failed mid-step, or another machine is lost.
     """
     models: dict[int, MachineRuntime] = {}
     while True:
@@ -313,7 +313,7 @@ def _load(
         with _opened(machines, params.path, block) as file:
             models[number] = MachineRuntime(file, params, ignore, never, machines, number, donor)
     except EngineError as error:
-        log.warning("the model is not loaded: %s", error)
+        log.warning("the model was not loaded: %s", error)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ class Machines:
 
     Args:
         wire: connections to the other machines.
-        on_failure: called with an error that occurs mid-step, after which no machine can go on.
+        on_failure: called with an error that occurs mid-step, after which no machine can continue.
         backend: backend that sends directly from device memory, if there is one.
 
     Attributes:
@@ -74,7 +74,7 @@ class Machines:
         return [peer.name for peer in self._wire.peers]
 
     def hand(self, x: Tensor, source: int, goal: int) -> None:
-        """Copy a tensor from one machine to another's memory; other machines do nothing.
+        """Copy a tensor from one machine's memory to another's; other machines do nothing.
 
         Args:
             x: contiguous tensor in host memory, with the same size and type on both machines.
@@ -94,7 +94,7 @@ class Machines:
             donor: id of the model that it replaces; 0 for none.
 
         Raises:
-            CommError: a machine is gone.
+            CommError: a machine is lost.
         """
         self._n_models += 1
         self.orders.send(LOAD, self._n_models, params, donor)
@@ -104,7 +104,7 @@ class Machines:
         """Return all machines' values, provided that no machine has a problem.
 
         Raises:
-            EngineError: this machine's problem, or else that of the first machine that has one.
+            EngineError: this machine's problem, or else the first problem on another machine.
         """
         mine = None if problem is None else [problem.message, problem.hint]
         found = self.orders.all_gather([mine, value])
@@ -119,7 +119,7 @@ class Machines:
         return [value for _, value in found]
 
     def close(self) -> None:
-        """Stop the backend's transfers; other processes may be gone.
+        """Stop the backend's transfers; other processes may have exited.
 
         If a thread hangs in the backend, this ends the process, which could not exit cleanly.
         """
@@ -129,7 +129,7 @@ class Machines:
                 os._exit(0)
 
     def fail(self, error: EngineError) -> None:
-        """Tell the agent that this process cannot go on."""
+        """Tell the agent that this process cannot continue."""
         self._on_failure(error)
 
 
@@ -156,7 +156,7 @@ class ModelPlace:
         """Send an order about this model to all other machines.
 
         Raises:
-            CommError: a machine is gone.
+            CommError: a machine is lost.
         """
         self.machines.orders.send(name, self.number, *values)
 
@@ -164,7 +164,7 @@ class ModelPlace:
         """Return the first problem on any machine, or ""; all machines call it at the same point.
 
         Raises:
-            CommError: a machine is gone.
+            CommError: a machine is lost.
         """
         return next(filter(None, self.machines.orders.all_gather(problem)), "")
 

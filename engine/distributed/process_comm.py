@@ -154,7 +154,7 @@ class ProcessCommunicator:
     def _shown_at_once(
         self, held: Tensor | None, group: Group, shape: Sequence[int]
     ) -> list[Tensor]:
-        """Return the values of members that have one, in rank order; a leading word marks these."""
+        """Return the members' values in rank order; a leading word marks those that exist."""
         n = prod(shape)
         mine = torch.zeros(1 + n)
         if held is not None:

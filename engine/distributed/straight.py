@@ -1,4 +1,4 @@
-"""Direct transfers between machines from device memory, by a backend such as NCCL.
+"""Direct transfers between machines from device memory, through a backend such as NCCL.
 
 The alternative is `engine.distributed.process_comm`, which uses host memory and gloo. Backends only
 move values; each rank adds them itself, in rank order, so both alternatives yield the same bits.
@@ -25,10 +25,10 @@ Ports = tuple[tuple[int, int], ...]
 """A group's ports (see `machine_comm`): pairs of a machine and its rank, in order."""
 
 STUCK_S = 300.0
-"""Seconds after which a missing value counts as lost, even if all machines are alive."""
+"""A missing value counts as lost after this many seconds, even if all machines are alive."""
 
 SPINS = 2000
-"""Number of polls before sleeping between them; about a millisecond."""
+"""Number of polls without a pause in between; they take about a millisecond."""
 
 NAP_S = 50e-6
 """Seconds to sleep between later polls."""
@@ -44,9 +44,9 @@ class StraightBackend(NamedTuple):
     def problem(self) -> str:
         """Reason why it cannot be used on this machine, as the end of a sentence; "" if it can."""
         if not dist.is_backend_available(self.name):
-            return Sentence("its PyTorch has no {name}", name=self.name.upper())
+            return Sentence("its PyTorch build lacks {name}", name=self.name.upper())
         if self.name == "nccl" and sys.platform != "linux":
-            return Sentence("NCCL needs Linux")
+            return Sentence("NCCL requires Linux")
         return ""
 
 
@@ -218,7 +218,7 @@ class StraightGroups:
     def _error(self, ports: Ports) -> CommError:
         others = [machine for machine, _ in ports if machine != self.machine]
         why = Sentence(
-            "no longer sends or receives by {backend}", backend=self.backend.name.upper()
+            "no longer sends or receives through {backend}", backend=self.backend.name.upper()
         )
         return CommError(others[0], why, self._names[others[0]])
 

@@ -1,6 +1,7 @@
 """Trial of direct transfers between machines: are they correct, and faster than host memory?
 
-It runs on a thread, as a backend may hang; if so, the groups are aborted and the thread abandoned.
+It runs on a separate thread, as a backend may hang; if it does, the groups are aborted and the
+thread is abandoned.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def chosen_ports(
     if link == "nccl":
         raise EngineError(
             "NCCL cannot carry values between the machines: {problem}.",
-            "Leave --machine-link nccl out, or check drivers, interfaces and firewalls.",
+            "Omit --machine-link nccl, or check drivers, network interfaces and firewalls.",
             problem=why,
         )
     log.info("values go through host memory between the machines: %s", why)
@@ -127,7 +128,7 @@ def _unfit(
         return Sentence("it has failed before ({problem})", problem=groups.why_not)
     used = {rank for some in ports for machine, rank in some if machine == groups.machine}
     if any(devices[rank].type != groups.backend.device for rank in used):
-        return Sentence("not all its devices are NVIDIA GPUs")
+        return Sentence("not all of its devices are NVIDIA GPUs")
     return groups.backend.problem
 
 
@@ -192,7 +193,7 @@ class Proof:
                     for why in _problems(comm, ports, device):
                         self._problem = self._problem or why
                     self._seconds[ports] = seconds_of(comm, ports, device)
-        except Exception as error:  # whatever it is, the backend cannot be used
+        except Exception as error:  # whatever the error is, the backend cannot be used
             log.warning("direct transfers between machines fail", exc_info=True)
             first = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             self._problem = self._problem or first or type(error).__name__
@@ -212,13 +213,13 @@ def _problems(comm: StraightCommunicator, ports: Ports, device: torch.device) ->
         first, *others = values.values()
         total = comm.all_reduce(mine, machines, shape)
         if not _is_same(total, sum(others, start=first)):
-            yield Sentence("it delivers values with a wrong sum")
+            yield Sentence("the values that it delivers have a wrong sum")
 
 
 def _far_seconds(
     machines: Machines, ports: Sequence[Ports], devices: Mapping[int, torch.device]
 ) -> list[float]:
-    """Return the same as `Proof.seconds`, for transfers through host memory."""
+    """Return `Proof.seconds` for transfers through host memory."""
     found = []
     for some in ports:
         rank = dict(some).get(machines.number)
@@ -288,7 +289,7 @@ def measure_wires(wire: Wire) -> tuple[WireSpeed, ...]:
     Links are measured one after another, for some tenths of a second each.
 
     Raises:
-        CommError: a process is gone.
+        CommError: a process is lost.
     """
     orders, found = Orders(wire), list[WireSpeed]()
     pairs = list(combinations(range(len(wire.peers)), 2))

@@ -29,7 +29,7 @@ NAME_BYTES = 256
 """Maximum length of a machine's name, in bytes."""
 
 IDLE = timedelta(days=30)
-"""Gloo's timeout for a tensor; it may be long until the next order."""
+"""Gloo's timeout for a tensor; a long time may pass before the next order."""
 
 VERDICT_S = 4.0
 """Seconds to let the agents report which process has failed. The process that closed a connection
@@ -68,7 +68,7 @@ class Wire:
     def __init__(self, name: str) -> None:
         if not (dist.is_available() and dist.is_gloo_available()):
             raise EngineError(
-                "This build of PyTorch cannot connect processes.", "Install one with gloo."
+                "This build of PyTorch cannot connect processes.", "Install a build with gloo."
             )
         try:
             dist.init_process_group("gloo", timeout=timedelta(seconds=JOIN_S))
@@ -76,7 +76,7 @@ class Wire:
         except (RuntimeError, ValueError, OSError) as error:
             raise EngineError(
                 "The other machines' processes cannot be reached ({problem}).",
-                "Check the interface, and that firewalls let all ports through between them.",
+                "Check the network interface, and that firewalls allow all ports between machines.",
                 problem=_first_line(error),
             ) from None
         self.peers: Sequence[Peer] = [Peer(each, "") for each in found]
@@ -90,10 +90,10 @@ class Wire:
         Args:
             out: tensors to send, and the machines to send to.
             into: memory for the received tensors, and the machines that send them.
-            tag: channel; threads that may be at different steps use different ones.
+            tag: channel; threads that may be at different steps use different channels.
 
         Raises:
-            CommError: a process is gone; the error names its machine.
+            CommError: a process is lost; the error names its machine.
         """
         assert self._group is not None, "it is made with the connections"
         works = [(peer, self._begun(self._group.recv, tensor, peer, tag)) for peer, tensor in into]
@@ -102,7 +102,7 @@ class Wire:
             self._wait(peer, work)
 
     def expect(self, machine: int, room: Tensor, tag: int = 0) -> Callable[[], None]:
-        """Start to receive a tensor from a machine, so that its sender need not wait.
+        """Start to receive a tensor from a machine, so that the sender does not have to wait.
 
         Returns:
             Function that waits for the tensor and raises the same errors as `swap`.
@@ -124,7 +124,7 @@ class Wire:
 
     def _lost(self, peer: int) -> CommError:
         time.sleep(VERDICT_S)  # agents may end this process first, with the actual reason
-        problem = Sentence("has ended in the middle of a step")
+        problem = Sentence("has stopped in the middle of a step")
         return CommError(peer, problem, self.peers[peer].name)
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ class Orders:
         """Send an order and its JSON values to all other machines, where tuples arrive as lists.
 
         Raises:
-            CommError: a machine is gone.
+            CommError: a machine is lost.
         """
         words = [torch.frombuffer(x, dtype=torch.uint8) for x in _framed([name, *values]) if x]
         self._wire.swap([(machine, word) for machine in self._others for word in words], [], TAG)
@@ -189,7 +189,7 @@ class Orders:
         """Wait for the next order; return its name and values.
 
         Raises:
-            CommError: machine 0 is gone.
+            CommError: machine 0 is lost.
         """
         if self._expected is None:
             self.expect()
@@ -208,7 +208,7 @@ class Orders:
         """Return all machines' JSON values; all machines call it at the same point.
 
         Raises:
-            CommError: a machine is gone.
+            CommError: a machine is lost.
         """
         mine = [torch.frombuffer(x, dtype=torch.uint8) for x in _framed(["", value]) if x]
         rooms = {machine: torch.empty(FRAME, dtype=torch.uint8) for machine in self._others}

@@ -1,8 +1,8 @@
-"""Two computations on one rank, taking turns: one computes while the other waits for other ranks.
+"""Two computations that take turns on one rank: one computes while the other waits for other ranks.
 
-Each is plain code that yields to the other at certain points (`BatchOverlap.switch`). Only one of
-them runs at any time, so they may share objects that are not thread-safe. They alternate strictly,
-so all ranks with the same computations run their collectives in the same order.
+Each is plain code that yields to the other at certain points (`BatchOverlap.switch`). Only one runs
+at any time, so they may share objects that are not thread-safe. They alternate strictly, so all
+ranks with the same computations run their collectives in the same order.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class BatchOverlap:
         `second` starts when `first` yields for the first time or finishes.
 
         Raises:
-            BaseException: one function's error; the other function stops where it yields next.
+            BaseException: one function's error; the other function stops the next time it yields.
         """
         self._turn, self._has_failed = 0, False
         self._is_over = [False, False]

@@ -14,7 +14,7 @@ from engine.parallel.watchdog import LOOK_S, RankActivity, RankGroup, Watchdog
 T = TypeVar("T")
 
 GRACE_S = 0.5
-"""Seconds that ranks have to finish after a failure has woken them."""
+"""Seconds that ranks are given to finish after a failure has woken them."""
 
 
 class _Job(Generic[T]):
@@ -107,7 +107,7 @@ class RankThreads:
             is_watched: whether ranks without a sign of life for seconds count as lost; see
                 `engine.parallel.watchdog`.
 
-            Raises:
+        Raises:
             CommError: a rank is lost; see `lost`.
             BaseException: the first failure on any rank, after all ranks have finished.
         """
@@ -160,7 +160,7 @@ class RankThreads:
 
 
 class _Guard(Generic[T]):
-    """Watchdog for one job; it stops the wait for the job even if ranks hang."""
+    """Watchdog for one job; it ends the wait for the job even if ranks hang."""
 
     def __init__(self, job: _Job[T], group: RankGroup, activities: dict[int, RankActivity]) -> None:
         self._job = job
@@ -174,7 +174,7 @@ class _Guard(Generic[T]):
         Args:
             dead: ranks with a thread that died in the middle of the job.
 
-            Returns:
+        Returns:
             The lost ranks, once all others have finished; empty before that, and if none is lost.
         """
         job, watch = self._job, self._watch
@@ -182,7 +182,7 @@ class _Guard(Generic[T]):
         if job.errors:
             watch.look_at(busy)
         elif dead:
-            problem = Sentence("ended in the middle of a step")
+            problem = Sentence("stopped in the middle of a step")
             job.fail(watch.error(dead, problem))
         elif error := watch.look(busy):
             job.fail(error)

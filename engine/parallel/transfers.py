@@ -1,7 +1,7 @@
 """Copies of tensors between devices, through pinned host memory.
 
-PyTorch would copy directly between GPUs if the driver claims that this works, which does not prove
-that it does (`engine.runtime.interconnect.proof`); nothing here copies directly.
+PyTorch copies directly between GPUs if the driver claims that this works, but the claim is no proof
+(`engine.runtime.interconnect.proof`), so nothing here copies directly.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def check_fit(
     given = {rank: f"{tuple(x.shape)} of {x.dtype}" for rank, x in values.items()}
     odd, most, other = _odd_one(kinds, name)
     problem = Sentence(
-        "has provided numbers {shape} where {other} provided {other_shape}",
+        "has provided values {shape}, but {other} has provided {other_shape}",
         shape=given[odd], other=other, other_shape=given[most],
     )  # fmt: skip
     raise CommError(odd, problem, name(odd))
@@ -121,7 +121,7 @@ def check_alike(values: Mapping[int, Tensor], name: DeviceName) -> None:
     Args:
         values: each rank's value; 4-byte numbers in host memory.
 
-        Raises:
+    Raises:
         CommError: a rank's bits differ from the majority's; the error names that rank.
     """
     first, *others = values.items()
@@ -137,16 +137,16 @@ def check_same(held: Mapping[int, Hashable], name: DeviceName) -> None:
     Args:
         held: each rank's value or checksum.
 
-        Raises:
+    Raises:
         CommError: a value differs from the majority; the error names its rank.
     """
     if len(set(held.values())) <= 1:
         return
     odd, _, other = _odd_one(held, name)
     problem = Sentence(
-        "and {other} have computed different numbers from the same input"
+        "and {other} have computed different numbers for the same input"
         if len(held) == 2
-        else "has computed other numbers than {other} from the same input",
+        else "has computed different numbers from {other} for the same input",
         other=other,
     )
     raise CommError(odd, problem, name(odd))

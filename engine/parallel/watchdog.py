@@ -1,6 +1,6 @@
-"""Watchdog for a model's ranks: it finds hung ranks within seconds, and spares those that compute.
+"""Watchdog for a model's ranks: it finds hung ranks within seconds but spares busy ones.
 
-A rank may compute for minutes while others wait for it, so time alone is no criterion. A rank
+A rank may compute for minutes while others wait for it, so elapsed time is no criterion. A rank
 counts as hung if it has shown no sign of life for a few seconds (`RankActivity`), and neither has
 any other rank with work left, which may be holding it up.
 """
@@ -167,13 +167,13 @@ def _mac_clock() -> Callable[[], int]:
 
 
 SILENT_S = 3.5
-"""Seconds without a sign of life after which a rank that others wait for counts as hung."""
+"""A rank that others wait for counts as hung after this many seconds without a sign of life."""
 
 LOOK_S = 0.2
 """Seconds between looks. A longer gap counts as two looks, since the process itself was stopped."""
 
 MAX_S = 300.0
-"""Seconds without any collective after which a rank counts as hung despite signs of life.
+"""A rank counts as hung, despite signs of life, after this many seconds without any collective.
 
 Every block in a model has collectives and takes far less; only an endless loop takes longer.
 """
@@ -208,7 +208,7 @@ class RankGroup(ABC):
         return str(self._devices.get(rank, ""))
 
     def is_alive(self, rank: int) -> bool | None:
-        """Return whether a rank's device is at work; None if its threads' CPU time decides.
+        """Return whether a rank's device is working; None if its threads' CPU time decides.
 
         A thread that waits for its GPU shows no sign of life, so ranks on GPUs count as alive.
         """
@@ -219,7 +219,7 @@ class RankGroup(ABC):
 
     @abstractmethod
     def waiting(self) -> Mapping[int, Collection[int]]:
-        """Return the ranks that are waiting, each with the ranks it waits for."""
+        """Map each waiting rank to the ranks that it waits for."""
 
     @abstractmethod
     def abort_for_good(self) -> None:
@@ -250,7 +250,9 @@ class Watchdog:
             problem = Sentence("shown no sign of life for {n:g} seconds", n=SILENT_S)
             return self.error(working, problem)
         if waiting and self._since_collective_s() >= MAX_S:
-            problem = Sentence("not reached any other rank for {n:.0f} seconds", n=MAX_S)
+            problem = Sentence(
+                "not exchanged values with any other rank for {n:.0f} seconds", n=MAX_S
+            )
             return self.error(working, problem)
         return None
 
@@ -300,4 +302,4 @@ class Watchdog:
         # all ranks wait: for one that has finished, or for each other
         awaited = sorted({rank for missing in waiting.values() for rank in missing})
         gone = [rank for rank in awaited if rank not in busy] or awaited or sorted(busy)
-        return self.error(gone, Sentence("not come to where other ranks wait"))
+        return self.error(gone, Sentence("not reached the point where other ranks are waiting"))

@@ -53,4 +53,4 @@ class QueueWire(Wire):
                 return self._way(peer, self.rank, tag).get(timeout=0.05)
             except queue.Empty:
                 pass
-        raise CommError(peer, "has ended in the middle of a step")
+        raise CommError(peer, "has stopped in the middle of a step")

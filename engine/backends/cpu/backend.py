@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class CpuLoader(WeightLoader):
-    """Loader that packs matrices with a rank's threads."""
+    """Loader that packs matrices on a rank's threads."""
 
     def __init__(
         self, file: GGUFFile, worker: Worker, report: Callable[[int], None], reader: FileReader

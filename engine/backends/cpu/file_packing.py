@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Bytes = NDArray[np.uint8]
 
 READ_BYTES = 256 << 10
-"""Bytes that a thread reads at a time, which fit in a core's cache together with their planes."""
+"""Bytes that a thread reads at a time; they and their planes fit in a core's cache."""
 
 MIN_JOB, MAX_JOB = 4 << 20, 256 << 20
 """Minimum and maximum size of a job, in bytes; progress is reported after each job."""
@@ -39,7 +39,7 @@ JOB_S = 0.02, 0.08
 """Target range for a job's duration, in seconds; the next job is resized accordingly."""
 
 TURNS = 4
-"""Minimum number of turns per thread, so that no thread waits long for the others at the end."""
+"""Minimum number of turns per thread, so that no thread has to wait long at the end."""
 
 
 class FilePacker:
@@ -72,11 +72,11 @@ class FilePacker:
             number: id of the GGML type.
             extent: columns to pack.
             planes: the matrix's planes (n_tiles, tile_bytes).
-            goal_row: index in the matrix that the first row gets.
+            goal_row: row index in the matrix at which to start.
             counted: bytes to report per row.
 
         Raises:
-            ModelFileError: the file has become shorter, or its drive fails.
+            ModelFileError: the file has been truncated, or its drive fails.
         """
         start = 0
         while start < len(rows):
@@ -91,7 +91,7 @@ class FilePacker:
         """Read a matrix's rows (n_rows, row_bytes) into bytes of the same shape.
 
         Raises:
-            ModelFileError: the file has become shorter, or its drive fails.
+            ModelFileError: the file has been truncated, or its drive fails.
         """
         start = 0
         while start < len(rows):

@@ -18,13 +18,13 @@ WORTHWHILE_BYTES = 2 * LARGE_PAGE
 """Minimum size, in bytes, for which large pages are requested."""
 
 MAX_LEFT_OVER = LARGE_PAGE // 4
-"""Maximum number of unused bytes in a tensor's last large page, as these take up memory."""
+"""Maximum number of unused bytes in a tensor's last large page; unused bytes take up memory."""
 
 MADV_HUGEPAGE = 14
 """Advice value for Linux's madvise(2); fails harmlessly on systems without large pages."""
 
 CHUNK_BYTES = 256 << 20
-"""Address space, in bytes, that an arena reserves at a time; uses memory only once written to."""
+"""Address space, in bytes, that an arena reserves at a time; it takes no memory until used."""
 
 ALIGNMENT = 128
 """Alignment of an arena's tensors, in bytes."""

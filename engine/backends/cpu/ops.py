@@ -158,7 +158,7 @@ class CpuOps(Ops):
         return super().gated(act, *products) if y is None else y
 
     def _joint_product(self, layers: tuple[LinearLayer, ...]) -> tuple[JointProduct | None, bool]:
-        """Return the layers' cached joint product (or None), and whether none has bias or scale."""
+        """Return the layers' cached joint product or None, and whether none has a bias or scale."""
         if layers not in self._joint:
             are_bare = all(layer.is_bare for layer in layers)
             self._joint[layers] = _join(layers), are_bare
@@ -263,7 +263,7 @@ class CpuOps(Ops):
 
     def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, batch: Batch) -> None:
         if not self._cache_ops.write(cache, k, v, batch):
-            refuse_replay("no kernel writes such a cache")
+            refuse_replay("no kernel can write to this cache")
             super().write_cache(cache, k, v, batch)
 
     def attention(
@@ -280,7 +280,7 @@ class CpuOps(Ops):
         y = self._cache_ops.attention(q.contiguous(), cache, batch, scores, sinks, slopes)
         if y is not None:
             return y
-        refuse_replay("no kernel reads such a cache")
+        refuse_replay("no kernel can read this cache")
         return super().attention(q, cache, batch, scores, sinks, slopes)
 
     def causal_conv(
@@ -319,9 +319,9 @@ class CpuOps(Ops):
 
 
 def _note_places(state: States) -> None:
-    """Refuse a replay, as a recording without a kernel would contain this pass's state slots."""
+    """Refuse a replay: without a kernel, the recording would contain this pass's state slots."""
     if isinstance(state, PlacedStates):
-        refuse_replay("no kernel finds such a state")
+        refuse_replay("no kernel can find this state")
 
 
 def _join(layers: Sequence[LinearLayer]) -> JointProduct | None:

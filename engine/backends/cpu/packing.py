@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     Load = Callable[..., Weight]
 
 FINE = ("attn_v.weight",)
-"""Names, within a layer, of the matrices that use two-byte activations in all models.
+"""Names, within a layer, of matrices that use two-byte activations in all models.
 
-For these, one byte would cost the most precision relative to the time saved: attention values take
+For these, using one byte would lose the most precision for the time saved: attention values take
 2 to 8 % of the products, and cause 15 to 20 % of the divergence from the exact model."""
 
 DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
@@ -149,7 +149,7 @@ class _Packing:
         if n_rows % TILE:
             planes[..., -1, :] = 0  # padding rows in the last tile
         by_matrix = planes.view(-1, *planes.shape[-2:])
-        n_done = [0] * len(by_matrix)  # rows done in each matrix
+        n_done = [0] * len(by_matrix)  # rows packed so far in each matrix
         for first, stack in parts:
             if stack.shape[1] == n_rows and n_rows % TILE == 0 and stack.is_even:
                 goal = by_matrix[first : first + len(stack)].flatten(0, 1)
@@ -170,7 +170,7 @@ def _plain(
     dtype, columns = DTYPES[tensor.type.name], pieces[0][-1]
     data = packer.memory.tensor(joined_shape(pieces, dim), dtype)
     by_matrix = data.view(-1, *data.shape[-2:])
-    n_done = [0] * len(by_matrix)  # rows done in each matrix
+    n_done = [0] * len(by_matrix)  # rows packed so far in each matrix
     size = tensor.type.type_size
     for index, raw in _matrices(file, tensor, pieces, dim):
         wanted = raw[:, columns.start * size : columns.stop * size]

@@ -76,7 +76,7 @@ class Recorder(DispatchMode):
         return None if result is None else result.clone()
 
     def run_live(self, last: Callable[[], Tensor | None]) -> Tensor | None:
-        """Run the token's last step, which replays call again."""
+        """Run the token's last step, which replays also run."""
         self._pool.log_calls(0)
         self._last = last
         with recording_to(None):
@@ -99,7 +99,7 @@ class Recorder(DispatchMode):
         result = func(*args, **kwargs)
         self._kept.append(result)
         if not is_fit(func, args, result):
-            refuse_replay(f"{func} depends on the numbers")
+            refuse_replay(f"{func} depends on the values")
         elif func._schema.is_mutable:
             self._add(lambda: func(*args, **kwargs))
         elif not is_allocation(func) and not is_view(result, args):

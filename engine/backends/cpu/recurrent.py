@@ -1,7 +1,7 @@
 """CPU kernels for recurrent layers on torch tensors: token by token, in a fixed order.
 
-A row has the same bits in any pass. Methods return None for unsupported arguments: tensors other
-than F32, and states without slots. Tensors may be slices with strided rows.
+A row's result has the same bits in any pass. Methods return None for unsupported arguments: tensors
+other than F32, and states without slots. Tensors may be slices with strided rows.
 """
 
 from __future__ import annotations

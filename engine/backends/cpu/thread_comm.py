@@ -129,7 +129,7 @@ class Barrier:
             slots[:] = [None] * len(slots)
 
     def missing(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the seats of the waiting members, and those of the members they wait for."""
+        """Return the seats of the waiting members, and the seats that they wait for."""
         rounds = [self._round(seat) for seat in range(len(self._rounds))]
         last = max(rounds)
         absent = [seat for seat, number in enumerate(rounds) if number < last]
@@ -307,7 +307,7 @@ class ThreadGroup(RankGroup):
                 barrier.abort()
 
     def abort_for_good(self) -> None:
-        """Abort permanently, as a lost rank may return at any time and must not wait then."""
+        """Abort permanently, as a lost rank may return at any time and must then not wait."""
         self._is_aborted_for_good = True
         self.abort()
 
@@ -366,7 +366,7 @@ class ThreadCommunicator:
         if total.numel() <= MAX_ADDED and all(t is None or is_plain(t) for t in (x, total)):
             self._shared.barrier(group).note(log, group.index(self.rank), x, total)
         else:
-            refuse_replay("ranks exchange values that no kernel adds up")
+            refuse_replay("ranks exchange values that no kernel can add up")
         return total
 
     def _sum(self, x: Tensor | None, group: Group) -> Tensor:

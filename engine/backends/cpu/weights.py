@@ -197,7 +197,7 @@ class PlaneWeight:
 
     @property
     def expert_product(self) -> tuple[int, ...]:
-        """Its `PRODUCT` entry for `kernels.products.experts`."""
+        """This matrix's `PRODUCT` entry for `kernels.products.experts`."""
         address, *others = self._planes
         sizes = self.n_rows, n_tiles(self.n_rows)
         return self.task, address, self.planes.stride(0), *others, *sizes
@@ -326,7 +326,7 @@ class JointProduct:
 
 
 def can_join(weights: Sequence[PlaneWeight]) -> bool:
-    """Return whether matrices have the same columns, and at most two activation formats."""
+    """Return whether matrices have the same columns and need at most two activation formats."""
     extents = {weight.extent for weight in weights}
     return len(extents) == 1 and len({weight.rows for weight in weights}) <= 2
 

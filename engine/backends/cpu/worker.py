@@ -40,7 +40,7 @@ N_TRIES = 3
 
 @cache
 def bf16_from(n_threads: int) -> float:
-    """Return the token count from which BF16, with conversion, is faster; infinity if never."""
+    """Return the token count from which BF16 is faster, including conversion; infinity if never."""
     int8_s, bf16_s, convert_s = _times(n_threads)
     gain_s = (int8_s - bf16_s) / N_TOKENS
     return max(BF16_BATCH, ceil(convert_s / gain_s)) if gain_s > 0 else inf
@@ -188,7 +188,7 @@ class Worker:
 
     @property
     def memory(self) -> Sequence[Tensor]:
-        """Memory that kernels currently use for small batches."""
+        """Memory that kernels now use for small batches."""
         return self.rows.memory, self.fine.memory, self.int16.memory, self._f32_numbers.memory
 
     @property
@@ -319,7 +319,7 @@ class PackedRows:
 
 
 class PanelRows(PackedRows):
-    """Memory for quantised activations (`cpu.kernels.products.panels`), including those of experts.
+    """Memory for quantised activations (`cpu.kernels.products.panels`), also those of experts.
 
     Args:
         x_bytes: bytes per activation.

@@ -42,7 +42,7 @@ MAX_HEAD = 1 << 12  # max. elements per head that one program can write
 def write(cache: LayerCache, k: Tensor, v: Tensor | None, rows: PagedRows) -> bool:
     """Store k and v in the cache at the rows' positions; see `LayerCache.write`.
 
-    Positions outside the cache are skipped, because the host does not know them and cannot check.
+    Positions outside the cache are skipped; the host cannot check, as it does not know them.
 
     Args:
         k, v: (T, heads, head_dim), F32; only the elements of a head need to be contiguous.
@@ -106,7 +106,7 @@ def holds(held: Tensor, kind: str, cache: LayerCache) -> bool:
 
 
 def n_elements(width: int, kind: str) -> int:
-    """Return the number of elements in a cache row of `width` bytes (if blocks) or numbers."""
+    """Return the number of elements in a cache row of `width` bytes (block types) or elements."""
     return width // BLOCKS[kind] * 32 if kind in BLOCKS else width
 
 
@@ -115,14 +115,14 @@ NO_SLOT = 0  # partial results to store if all keys are one piece
 FEW_KEYS = 64  # keys in a short piece, for few tokens
 FEW_PIECES = 64  # short pieces before longer ones, for few tokens
 MANY_KEYS = 512  # keys in a short piece, for more than `SMALL_BATCH` tokens
-MAX_PIECES = 16  # short pieces, and max. longer ones, for more than `SMALL_BATCH` tokens
-PROGRAMS = 4  # per multiprocessor; as many as fit, to hide memory latency
+MAX_PIECES = 16  # max. short and max. longer pieces, for more than `SMALL_BATCH` tokens
+PROGRAMS = 4  # programs per multiprocessor: as many as fit, to hide memory latency
 MIN_PART, MAX_PART = 16, 128  # elements of a head per product
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPieces:
-    """Split of the keys into pieces: `n_small` of `small` keys, then pieces of `large` keys."""
+    """How keys are split: `n_small` pieces of `small` keys each, then pieces of `large` keys."""
 
     small: int
     n_small: int
@@ -204,7 +204,7 @@ def attention(
         q: (T, n_head, head_dim), F32; only the elements of a head need to be contiguous.
         new: these tokens' keys and values, if they are not in the cache yet.
 
-        Returns:
+    Returns:
         None if no kernel supports the arguments; in that case, nothing was written.
     """
     if scores.first >= FEW_KEYS:  # `combine` needs a visible key in each piece

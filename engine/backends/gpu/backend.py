@@ -69,9 +69,9 @@ class GpuBackend(Backend):
         x_bytes: bytes per quantised activation; see `engine.planning.footprint.x_bytes`.
         n_ctx: maximum number of tokens in a sequence.
 
-        Attributes:
+    Attributes:
         fallbacks: list of what makes the model's GPUs slower; loaders add to it.
-        target: what kernels are compiled for.
+        target: properties of the GPU for which kernels are compiled.
     """
 
     captures = has_arenas = True

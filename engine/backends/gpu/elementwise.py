@@ -407,7 +407,7 @@ def rope_all(
     """Apply RoPE to one or two tensors (T, heads, head_dim), for example q and k, in one launch.
 
     Args:
-        norms: norm to apply to each tensor first; or empty.
+        norms: norm to apply to each tensor first; empty for none.
 
     Returns:
         None if the kernel does not support the arguments.

@@ -57,7 +57,7 @@ UNIT = 16  # common divisor of sizes that lets a thread load several columns tog
 
 @dataclass(frozen=True, slots=True)
 class DeviceGroups(Groups):
-    """Groups of rows by expert, in device memory, with shapes that the host knows beforehand.
+    """Groups of rows by expert, in device memory, with shapes that the host knows in advance.
 
     For few tokens, rows are (token, expert) pairs in token order, with ascending experts. For many,
     they are in the order of `Groups`.
@@ -277,7 +277,7 @@ def ffn(
 def by_expert(groups: Groups) -> Iterator[tuple[int, slice]]:
     """Yield experts with their rows, for multiplying one expert after another.
 
-    This reads the groups back from the device, so such a token cannot be captured.
+    This reads the groups back from the device, so the token cannot be captured.
     """
     if not isinstance(groups, DeviceGroups):
         yield from groups

@@ -81,7 +81,7 @@ class GpuOps(Ops):
         self.tables.extend(tables)
 
     def _miss(self, what: Sentence) -> None:
-        """Report that PyTorch computes something large because no kernel does."""
+        """Report that PyTorch computes a large operation because no kernel can."""
         self._fallbacks.report("operations", [str(self._device)], what)
 
     # products
@@ -183,7 +183,7 @@ class GpuOps(Ops):
             y = recurrent.causal_conv(x, held, weight, bias, act, gates, chains)
             if y is not None:
                 return y
-            self._miss(Sentence("no kernel computes such a convolution"))
+            self._miss(Sentence("no kernel supports this convolution"))
         return super().causal_conv(x, state, weight, bias, act, gates)
 
     def delta_net(self, x: DeltaInputs, state: States) -> Tensor:
@@ -200,7 +200,7 @@ class GpuOps(Ops):
             y = recurrent.selective_scan(x, step, a, b, c, d, gate, held, chains)
             if y is not None:
                 return y
-            self._miss(Sentence("no kernel computes such a recurrent layer"))
+            self._miss(Sentence("no kernel supports this recurrent layer"))
         return super().selective_scan(x, step, a, b, c, d, gate, state)
 
     def state_space_scan(self, x: ScanInputs, state: States) -> Tensor:
@@ -257,7 +257,7 @@ class GpuOps(Ops):
     ) -> Tensor:  # fmt: skip
         y = moe.ffn(act, x, gate, up, down, groups, factors)
         if y is None:
-            self._miss(Sentence("no kernel multiplies by such experts"))
+            self._miss(Sentence("no kernel supports these experts' matrices"))
             return super().experts(act, x, gate, up, down, groups, factors)
         return y
 
@@ -286,7 +286,7 @@ class GpuOps(Ops):
     def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, batch: Batch) -> None:
         rows = self.tables.rows(cache.group)
         if rows is None or not attention.write(cache, k, v, rows):
-            why = Sentence("no kernel writes such a cache")
+            why = Sentence("no kernel can write to this cache")
             self._miss(why)
             refuse_capture(why)
             super().write_cache(cache, k, v, batch)
@@ -300,7 +300,7 @@ class GpuOps(Ops):
         rows = self.tables.rows(cache.group)
         y = rows and attention.attention(q, cache, rows, scores, sinks, slopes)
         if y is None:
-            why = Sentence("no kernel reads such a cache")
+            why = Sentence("no kernel can read this cache")
             self._miss(why)
             refuse_capture(why)
             return super().attention(q, cache, batch, scores, sinks, slopes)

@@ -1,4 +1,4 @@
-"""Where the rows in a pass lie in a cache's pages, in device memory for the kernels."""
+"""Location of a pass's rows in a cache's pages, in device memory for the kernels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PagedRows(NamedTuple):
 
     @classmethod
     def alone(cls, positions: Tensor, n_ctx: int) -> PagedRows:
-        """Return consecutive rows of the only sequence in a cache for n_ctx tokens."""
+        """Return consecutive rows for the only sequence in a cache of n_ctx tokens."""
         pages = torch.arange(-(-n_ctx // PAGE), dtype=torch.int32, device=positions.device)
         return cls(positions, pages[None])
 
@@ -71,7 +71,7 @@ class PagedRun(NamedTuple):
 class PageTables:
     """Page tables for the sequences in a pass, at fixed addresses.
 
-    A captured pass can therefore serve other sequences and longer ones. Only changes since the last
+    A captured pass can therefore serve other and longer sequences. Only changes since the last
     pass are written.
 
     Args:

@@ -2,7 +2,7 @@
 
 A kernel that reads planes takes the names in `constants_of` as `tl.constexpr` parameters and passes
 them to the functions in `engine.backends.gpu.kernels.planes`, so one kernel serves all types. Rows
-are rounded once for all the matrices that they are multiplied by.
+are rounded once for all the matrices by which they are multiplied.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recurrent layers by kernels: causal convolution, delta net, selective scan, state-space scan.
+"""Recurrent layers as kernels: causal convolution, delta net, selective scan, state-space scan.
 
 Each function returns None if its kernel does not support the arguments; otherwise it updates the
 state in place: one sequence's state or, given `chains` (see `page_tables.StateChains`), those in
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from engine.model.forward.operands import Activation, DeltaInputs, ScanInputs
     from engine.model.forward.recurrent import Chunks
 
-FEW_TOKENS = 64  # up to which token-by-token kernels are as fast as a chunk of matrix products
+FEW_TOKENS = 64  # max. tokens for which token-by-token kernels match a chunk of matrix products
 CONV_TOKENS = 8  # tokens per program in the convolution; more if there are more taps
 CONV_CHANNELS = 128  # channels per program in the convolution
 HELD = 1 << 10  # elements of a state in each warp: 32 registers per thread

@@ -1,7 +1,7 @@
 """Self-test of the kernels on a GPU, run once, before a model is planned for that GPU.
 
-Compilers, drivers and cards vary. If a kernel's results differ from torch's, the reference backend
-is used instead.
+As compilers, drivers and cards vary, the reference backend is used if a kernel's results differ
+from torch's.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ TOLERANCE = 0.03  # for the relative RMS error: activations are rounded to bytes
 
 @cache
 def problem_of(device: torch.device) -> str:
-    """Return why kernels must not be used on a GPU, as the end of a sentence; "" if they may.
+    """Return why kernels must not be used on a GPU, as the end of a sentence; "" if they may be.
 
     Raises:
         RuntimeError: the GPU is lost to this process, or its memory is full.
@@ -103,7 +103,7 @@ def _attention(device: torch.device) -> None:
         q, k, v = (_random(n, N_HEAD, HEAD_DIM, device=device) for _ in range(3))
         rows = PagedRows.alone(torch.arange(start, start + n, device=device), 2 * N_PAST)
         if not attention.write(cache, k, v, rows):
-            raise EngineError("no kernel writes the KV cache")
+            raise EngineError("no kernel can write to the KV cache")
         y = attention.attention(q, cache, rows, scores)
         expected = attend(q, cache, Batch.of_one(start, n, 0), scores, None, None)
         _compare(Sentence("attention"), y, expected)
@@ -143,10 +143,10 @@ def _random(*shape: int, device: torch.device) -> Tensor:
 
 def _compare(what: Sentence, result: Tensor | None, expected: Tensor) -> None:
     if result is None:
-        raise EngineError("no kernel computes {what}", what=what)
+        raise EngineError("no kernel can compute {what}", what=what)
     error = float((result - expected).square().mean() / expected.square().mean()) ** 0.5
     if not error < TOLERANCE:
-        text = "{what} came out wrong (relative error {error:.2g})"
+        text = "{what} gave wrong results (relative error {error:.2g})"
         raise EngineError(text, what=what, error=error)
 
 

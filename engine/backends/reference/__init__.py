@@ -1,4 +1,4 @@
-"""Reference arithmetic in torch, behind the interfaces of `engine.model.forward`.
+"""Reference arithmetic in torch, which implements the interfaces in `engine.model.forward`.
 
 At run time, imports neither `layers` nor the kernels of `cpu` and `gpu`.
 """

@@ -99,7 +99,7 @@ class Backend:
 
     @property
     def waited_s(self) -> float:
-        """Seconds that replayed tokens have waited for other ranks so far."""
+        """Seconds for which replayed tokens have waited for other ranks so far."""
         return 0.0
 
     def make_ops(self) -> Ops:
@@ -136,7 +136,7 @@ class Backend:
     def check(self, file: GGUFFile, slots: Sequence[Slot], cache: Cache) -> None:
         """Compare the kernels of `compile_ahead` with torch, once.
 
-        Replaces and reports kernels with wrong results.
+        Kernels with wrong results are replaced and reported.
 
         Args:
             file: the model's file.

@@ -1,7 +1,7 @@
 """Reference implementations of `Weight`: dequantised matrices, and matrices packed as in the file.
 
-Both have the same values: a packed matrix is dequantised exactly on each use. Because that is slow,
-it is used only if dequantised matrices would not fit.
+Both have the same values: a packed matrix is dequantised exactly on each use. Because this is slow,
+packed matrices are used only if dequantised ones would not fit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engine.model.forward.expert_rows import Groups
 from engine.model.forward.operands import ALL
 
 CHUNK_ELEMENTS = 1 << 22
-"""Number of a packed matrix's elements to dequantise at a time, into reused memory."""
+"""Number of elements of a packed matrix to dequantise at a time, into reused memory."""
 
 _scratch = threading.local()
 
@@ -151,7 +151,7 @@ CHUNK_BYTES = 4 << 20
 """Size of a chunk in bytes; loads can be cancelled and progress reported between chunks."""
 
 SHARE_BYTES = 1 << 20
-"""Minimum bytes per reading thread in a chunk; fewer are not worth a thread switch."""
+"""Minimum bytes per reading thread in a chunk; less is not worth a thread switch."""
 
 N_READERS = 4
 """Number of reading threads; a single one cannot keep up with fast drives and many cores."""
@@ -160,7 +160,7 @@ N_READERS = 4
 class FileReader:
     """Reader that splits a file into chunks; threads read the next chunk while one is in use.
 
-    A context manager whose exit waits for the threads, which start on demand.
+    As a context manager, it waits on exit for the threads, which start on demand.
     """
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from tests.helpers.command_line import GREEDY, Run
 
 SPEED = DeviceSpeed("cpu", 2, bytes_per_s=4e10, f32_flop_per_s=1e11, bf16_flop_per_s=5e11)
 BENCH = ("-p", "0", "-n", "2,3", "-r", "1", "--threads", 1)
-GRAPH = Fallback("graph", ("cuda:0",), "no kernel reads such a cache")
+GRAPH = Fallback("graph", ("cuda:0",), "no kernel can read this cache")
 DRAWN = Fallback("sampling", ("cuda:0",), "top-k is too large", "Lower it.")
 FIELDS = [
     {"kind": f.kind, "devices": ["cuda:0"], "why": f.why, "help": f.help, "sentence": f.sentence}

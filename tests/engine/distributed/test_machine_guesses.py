@@ -105,7 +105,7 @@ def test_a_file_of_a_block_alone_guesses(tmp_path: Path) -> None:
         data[at] ^= 1
     copies[1].write_bytes(data)
     with machines(2, [str(copies[0])]):
-        with pytest.raises(EngineError, match="host1 has another MTP file than host0"):
+        with pytest.raises(EngineError, match="host1 has a different MTP file from host0"):
             model_on((1, 1), guessing)
         copies[1].unlink()
         with model_on((1, 1), guessing) as model:  # at the path of machine 0

@@ -118,7 +118,7 @@ def test_joins_and_broadcasts_are_those_of_threads(n: int) -> None:
 
 def test_values_that_do_not_fit_name_rank_and_host() -> None:
     ranks = Ranks(3)
-    with pytest.raises(CommError, match=r"^host2 \(rank 2\) has provided numbers \(1, 3\)"):
+    with pytest.raises(CommError, match=r"^host2 \(rank 2\) has provided values \(1, 3\)"):
         ranks.sent(
             lambda comm: comm.all_reduce(torch.ones(1, 2 + (comm.rank == 2)), ranks.everyone)
         )

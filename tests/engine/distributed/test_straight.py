@@ -130,7 +130,7 @@ def test_backends_that_are_not_there_are_named() -> None:
     assert StraightBackend("gloo", "cpu").problem == ""
     if sys.platform != "linux":
         assert NCCL.problem
-    assert StraightBackend("ucc", "cuda").problem == "its PyTorch has no UCC"
+    assert StraightBackend("ucc", "cuda").problem == "its PyTorch build lacks UCC"
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def test_faults_are_recognised(error: Exception, why: str) -> None:
         fault("CUDA error: too many resources requested for launch", 701),
         fault("CUDA error: peer access is already enabled", 704),
         RuntimeError("an unknown error of something else"),
-        EngineError("The system allows no pinned memory that several GPUs can write."),
+        EngineError("The system does not allow pinned memory that several GPUs can write to."),
         ValueError("misaligned address"),
         KeyboardInterrupt(),
     ],

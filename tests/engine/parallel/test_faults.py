@@ -203,7 +203,7 @@ def test_sums_of_another_shape_name_their_rank(
                 "_sum",
                 lambda comm, x, group: original(comm, x[:, :-1] if comm.rank else x, group),
             )
-            with pytest.raises(CommError, match="has provided numbers") as found:
+            with pytest.raises(CommError, match="has provided values") as found:
                 model.logits(PROMPT)
         assert found.value.device == "cpu"
         assert answer(model) == expected

@@ -113,7 +113,7 @@ def test_an_error_names_its_device_and_says_what_to_do() -> None:
 )
 def test_values_that_do_not_fit_name_their_rank(wrong: Tensor, n: int, *, spins: bool) -> None:
     ranks = Ranks(n, spins=spins)
-    with pytest.raises(CommError, match="has provided numbers") as found:
+    with pytest.raises(CommError, match="has provided values") as found:
         ranks.run(
             lambda comm: comm.all_reduce(
                 wrong if comm.rank == 1 else torch.ones(2, 4), ranks.everyone
@@ -136,7 +136,7 @@ def test_slices_that_do_not_fit_name_their_rank(ranks: Ranks) -> None:
         rows = 2 if comm.rank == n - 1 else 1
         return comm.gather(torch.ones(rows, 3 + comm.rank), ranks.everyone)
 
-    with pytest.raises(CommError, match=rf"cpu \(rank {n - 1}\) has provided numbers \(2, "):
+    with pytest.raises(CommError, match=rf"cpu \(rank {n - 1}\) has provided values \(2, "):
         ranks.run(step)
 
 
@@ -152,7 +152,7 @@ def test_a_bit_that_differs_names_its_rank(n: int, wrong: int, *, spins: bool) -
             mine.view(torch.int32)[1, 17] ^= n_flipped
         return comm.gather(torch.ones(2, 3), ranks.everyone, mine)
 
-    problem = "has computed other numbers than" if n > 2 else "have computed different numbers"
+    problem = "has computed different numbers from" if n > 2 else "have computed different numbers"
     with pytest.raises(CommError, match=problem) as found:
         ranks.run(lambda comm: step(comm, 1))
     assert f"rank {wrong}" in str(found.value)

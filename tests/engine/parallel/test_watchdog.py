@@ -92,7 +92,9 @@ def test_a_rank_by_itself_at_the_end_is_watched_as_well() -> None:
 @pytest.mark.parametrize("spins", [False, True])
 def test_a_rank_that_left_early_is_named(*, spins: bool) -> None:
     ranks = Ranks(3, spins=spins)
-    with pytest.raises(CommError, match=r"cpu \(rank 1\) has not come to where other ranks wait"):
+    with pytest.raises(
+        CommError, match=r"cpu \(rank 1\) has not reached the point where other ranks are waiting"
+    ):
         ranks.run(
             lambda comm: None if comm.rank == 1 else comm.all_reduce(torch.ones(1), (0, 1, 2))
         )
@@ -106,7 +108,7 @@ def test_a_rank_that_left_early_is_named(*, spins: bool) -> None:
 def test_ranks_that_wait_for_each_other_end() -> None:
     ranks = Ranks(3)
     groups = [(0, 1), (1, 2), (0, 2)]
-    with pytest.raises(CommError, match="have not come to where other ranks wait"):
+    with pytest.raises(CommError, match="have not reached the point where other ranks are waiting"):
         ranks.run(lambda comm: comm.all_reduce(torch.ones(1), groups[comm.rank]))
     ranks.pool.close()
 
@@ -231,7 +233,9 @@ def test_what_computes_without_end_meets_the_old_limit(monkeypatch: pytest.Monke
             spin(1.5)
         return comm.all_reduce(torch.ones(1), (0, 1))
 
-    with pytest.raises(CommError, match=r"cpu \(rank 1\) has not reached any other rank for"):
+    with pytest.raises(
+        CommError, match=r"cpu \(rank 1\) has not exchanged values with any other rank for"
+    ):
         ranks.run(step)
     assert not ranks.pool.lost, "it has come back"
     ranks.pool.close()
@@ -279,7 +283,7 @@ def test_a_thread_that_ends_silently_is_named(monkeypatch: pytest.MonkeyPatch) -
         original(job, rank)
 
     monkeypatch.setattr(_Job, "compute", compute)
-    with pytest.raises(CommError, match=r"cpu \(rank 2\) has ended in the middle of a step"):
+    with pytest.raises(CommError, match=r"cpu \(rank 2\) has stopped in the middle of a step"):
         ranks.run(lambda comm: comm.all_reduce(torch.ones(1), ranks.everyone))
     assert ranks.pool.lost == {2}
     ranks.pool.close()

@@ -1,15 +1,15 @@
 """Comparison of kernels' results with torch's, with tolerances for rounding.
 
 A product `y = w · x` of one row is compared relative to its size s = |w| rms(x): relative to y
-itself, the error would say nothing if y is near zero. Errors come from
+itself, the error would mean nothing if y were near zero. Errors come from
 
 - activations as bytes: at most 1/254 of the largest of 16; for normal numbers 0.4 % of s (rms);
 - activations and weights in BF16: at most 2^-9 of each number; 0.2 % of s (rms) for both.
 
-Checks first multiply numbers that neither rounding changes, then normal ones. The former leave no
-error in gemv, and 0.1 % with weights in BF16. In a row of 4096, one wrong weight changes y by about
-1 % of s, a wrong block of 32 by 12 %, a wrong row or scale by all of it. Each number has its own
-tolerance, so that one wrong row cannot hide.
+Checks first multiply numbers that neither rounding changes, then normal ones. With the former, the
+error is zero in gemv, and 0.1 % with weights in BF16. In a row of 4096, one wrong weight changes y
+by about 1 % of s, a wrong block of 32 by 12 %, a wrong row or scale by all of it. Each number has
+its own tolerance, so that one wrong row cannot hide.
 """
 
 from __future__ import annotations
@@ -41,32 +41,32 @@ if TYPE_CHECKING:
 
 
 class Bar(NamedTuple):
-    """Largest errors that pass, relative to the size of the results: for each number, and RMS."""
+    """Largest acceptable errors, relative to the results' size: per number, and RMS."""
 
     each: float
     rms: float
 
 
 EXACT = Bar(1e-6, 1e-6)
-"""Bar for numbers that are only copied or converted."""
+"""Limits for numbers that are only copied or converted."""
 
 IN_F32 = Bar(2e-3, 5e-4)
-"""Bar for results computed in F32 from the same numbers, summed in a different order."""
+"""Limits for results computed in F32 from the same numbers, summed in a different order."""
 
 OF_WHOLE = Bar(0.02, 0.005)
-"""Bar for products with activations that rounding does not change; BF16 may round weights."""
+"""Limits for products with activations that rounding leaves unchanged; BF16 may round weights."""
 
 OF_ROUNDED = Bar(0.06, 0.015)
-"""Bar for products with rounded activations: 8 and 3 standard deviations of the errors above."""
+"""Limits for products with rounded activations: 8 and 3 standard deviations of the errors above."""
 
 OF_SEVERAL = Bar(0.12, 0.03)
-"""Bar for results that are rounded several times: the outputs of experts and attention."""
+"""Limits for results that are rounded several times: the outputs of experts and attention."""
 
 KV_BARS = {
     "f32": EXACT, "f16": Bar(2e-3, 1e-3), "bf16": Bar(2e-2, 5e-3), "q8_0": Bar(0.03, 0.01),
     "q4_0": Bar(0.5, 0.15),
 }  # fmt: skip
-"""Bar for values read back from a KV cache, by type: half a step of it, for normal numbers."""
+"""Limits for values read back from a KV cache, by type: half a step, for normal numbers."""
 
 SMALLEST = 1e-20  # minimum size of a result, so that rows of zeros can be compared
 
@@ -117,7 +117,7 @@ SETTINGS = (
         repeat_penalty=1.3, frequency_penalty=0.15, presence_penalty=0.4,
     ),
 )  # fmt: skip
-"""Sampling settings with different steps each: greedy; all filters; no top-k; penalties."""
+"""Sampling settings, each with different steps: greedy; all filters; no top-k; penalties."""
 
 HISTORY = 16  # tokens before the first sampled one; they are among the most likely
 SPREAD = 3.0  # standard deviation of the logits
@@ -162,7 +162,7 @@ def _drawn(
     drawing: Drawing, make: Callable[[], Sampler], logits: NDArray[np.float32],
     device: torch.device,
 ) -> int:  # fmt: skip
-    """Return the token that all ranks sample; -1 if one samples none, or if they differ."""
+    """Return the token that all ranks sample; -1 if any samples none, or if the tokens differ."""
     n_rank = len(drawing.slices)
     group = tuple(range(n_rank))
     messages: list[Tensor | None] = [None] * n_rank
@@ -184,7 +184,7 @@ def _drawn(
 
 
 class _Collected(OneShot):
-    """Exchange of messages between ranks that take turns on one device."""
+    """Exchange of messages between ranks that run in turn on one device."""
 
     def __init__(self, seat: int, group: tuple[int, ...], messages: list[Tensor | None]) -> None:
         self.seat, self.group, self._messages = seat, group, messages

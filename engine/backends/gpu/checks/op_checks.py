@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from engine.model.layers.module import Slot
 
 Part = GpuPlanes | GpuPlain
-"""Matrix that kernels read, or one per expert or head."""
+"""A matrix that kernels read, or one per expert or head."""
 
 
 class MatrixRows(NamedTuple):
@@ -63,7 +63,7 @@ class MatrixRows(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A matrix' place in the file: slices of a tensor, joined along `dim`."""
+    """A matrix's place in the file: slices of a tensor, joined along `dim`."""
 
     slot: Slot
     pieces: Sequence[Slices]
@@ -220,7 +220,7 @@ class ProductChecks:
     ) -> list[Pair]:  # fmt: skip
         """Check `Ops.experts` for some experts.
 
-        The last matrix' input is computed by the kernels for one matrix, which are checked first.
+        The last matrix's input is computed by the kernels for one matrix, which are checked first.
         """
         y = self._ops.experts(act, x, gate, up, down, groups, factors)
         rows = groups.rows(x, factors).contiguous()
@@ -278,7 +278,7 @@ def attached_rows(y: Tensor) -> list[Pair]:
 
 
 def _by_gemv(x: Tensor, parts: Sequence[object], kernel: str = "gemv") -> bool:
-    """Return whether gemv multiplies x by a matrix' parts: in F32, with unrounded weights."""
+    """Return whether gemv multiplies x by a matrix's parts: in F32, with unrounded weights."""
     held = [part for part in parts if isinstance(part, GpuPlanes)]
     if len(held) < len(parts):
         return False

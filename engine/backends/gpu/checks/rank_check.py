@@ -5,8 +5,8 @@ compiled kernel is checked; nested operations count as part of the outermost one
 refused if its result differs from torch's.
 
 Verdicts are saved per card, driver and version, so that later loads compare nothing. The wrong
-kernel is found by trial: the check is repeated with the operation's kernels refused one after
-another, until the results are right.
+kernel is found by trial and error: the check is repeated with one of the operation's kernels
+refused after another, until the results are right.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Prepare = Callable[[], Compare]
 """Function that prepares an operation's arguments, with kernels that have already been checked."""
 
 BY_ROUNDING = ("linears", "matmul", "gated_linears", "per_head")
-"""Products that are checked twice: with numbers that rounding does not change, and with others."""
+"""Products that are checked twice: with numbers that rounding does not change, then with others."""
 
 SAMPLING: KernelKey = ("sampling",)
 
@@ -61,13 +61,13 @@ WORDS = {
     "tile_gemm": "products of up to {1} with {0} weights",
     "dequant_gemm": "products of many rows with {0} weights",
     "plain": "products of {1} with {0} weights",
-    "per_head": "products of each head with {0} weights",
+    "per_head": "per-head products with {0} weights",
     "look_up": "rows of {0} weights",
-    "expert_gemv": "experts' products of few tokens with {0} weights",
-    "expert_gemm": "experts' products of many tokens with {0} weights",
+    "expert_gemv": "experts' products for few tokens with {0} weights",
+    "expert_gemm": "experts' products for many tokens with {0} weights",
     "attention": "attention over keys and values in {0}",
     "kv_write": "writing keys and values in {0}",
-    "assign": "the choice of experts",
+    "assign": "expert selection",
 }
 """What kernels compute, by their name in keys; for other kernels, that name is shown."""
 
@@ -83,7 +83,7 @@ class WeightCheck:
     """Check of the kernels that a dry run has logged.
 
     Attributes:
-        n_made: number of operations that were compared, not looked up.
+        n_made: number of operations that were compared instead of looked up.
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class WeightCheck:
         Args:
             more: further checks, each preceded by its name.
 
-            Returns:
+        Returns:
             The refused kernels that the rank's passes use.
 
-            Raises:
-            EngineError: results are wrong whichever kernels are refused.
+        Raises:
+            EngineError: results are wrong no matter which kernels are refused.
         """
         wanted = set(self._calls.asked)
         new: dict[str, CardVerdict] = {}
@@ -131,13 +131,15 @@ class WeightCheck:
         self.n_made += 1
         keys = wrong_keys(mark, compare)
         if keys:
-            log.warning("on %s, %s came out wrong by %s", self._device, mark, sorted(keys, key=str))
+            log.warning(
+                "on %s, %s gave wrong results with %s", self._device, mark, sorted(keys, key=str)
+            )
         names = ", ".join(" ".join(map(str, key)) for key in sorted(keys, key=str))
         today = datetime.now(UTC).date().isoformat()
         return CardVerdict("wrong" if keys else "passed", names, today)
 
     def _prepared(self, call: OpCall) -> Compare:
-        """Return a function that computes an operation, on the same numbers in each call."""
+        """Return a function that computes an operation on the same numbers each time."""
         kinds = (True, False) if call.name in BY_ROUNDING else (False,)
         arguments = self._stand_ins.arguments
         given = [(whole, *arguments(call, self._ops, whole=whole)) for whole in kinds]
@@ -159,10 +161,10 @@ class WeightCheck:
 
 
 def wrong_keys(mark: str, compare: Compare) -> set[KernelKey]:
-    """Return the kernels that must be refused for a check to pass; none if it passes anyway.
+    """Return the kernels that must be refused for a check to pass; none if it already passes.
 
     Raises:
-        EngineError: it never passes.
+        EngineError: the check never passes.
     """
     without: set[KernelKey] = set()
     for _ in range(MAX_TRIALS):
@@ -178,7 +180,7 @@ def wrong_keys(mark: str, compare: Compare) -> set[KernelKey]:
         without.update(others)
     raise EngineError(
         "No kernel computes {mark} correctly.",
-        "Set TANDEM_BACKEND=reference to do without kernels of Tandem's own.",
+        "Set TANDEM_BACKEND=reference to run without Tandem's own kernels.",
         mark=mark,
     )
 
@@ -209,10 +211,10 @@ def report(keys: Iterable[KernelKey], device: str, fallbacks: Fallbacks) -> None
     keys = set(keys)
     names = sorted({_in_words(key) for key in keys - {SAMPLING}})
     if SAMPLING in keys:
-        why = Sentence("tokens drawn there came out wrong in a check")
+        why = Sentence("in a check, wrong tokens were sampled there")
         fallbacks.report("sampling", [device], why)
     if names:
-        why = Sentence("{names} came out wrong in a check", names=", ".join(names))
+        why = Sentence("a check found wrong results for {names}", names=", ".join(names))
         fallbacks.report("wrong", [device], why)
 
 
@@ -252,7 +254,7 @@ def check_rank(
     dry: DryModel, file: GGUFFile, slots: Sequence[Slot], cache: Cache, device: torch.device,
     fallbacks: Fallbacks, verdicts: Verdicts,
 ) -> int:  # fmt: skip
-    """Compare a rank's kernels with torch; refuse and report wrong ones.
+    """Compare a rank's kernels with torch; refuse and report those that are wrong.
 
     Args:
         dry: the dry run's model; its modules hold the rank's weights afterwards.

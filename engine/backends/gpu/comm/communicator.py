@@ -1,6 +1,6 @@
 """Communicator for ranks that are all on GPUs: no host waits for a device in a collective.
 
-Small values are summed by kernels (`one_shot`), large ones by copies (`copies`) or NCCL. The
+Small values are summed by kernels (`one_shot`), large ones with copies (`copies`) or NCCL. The
 model's next work is enqueued immediately, ordered after the result's arrival in the stream. Only
 logits are waited for, by the rank that passes them to the host.
 """
@@ -118,7 +118,7 @@ class DeviceGroup(ThreadGroup):
         )
 
     def nccl(self, rank: int, group: Group) -> NcclSums | None:
-        """Return a rank's NCCL all-reduce; None, on all members, if NCCL is not used."""
+        """Return a rank's NCCL all-reduce; return None, on all members, if NCCL is not used."""
         if self._nccl is None or not self._nccl.works or len(group) != N_RANKS:
             return None
         found = self._nccl_sums.get(rank)
@@ -147,7 +147,7 @@ class DeviceGroup(ThreadGroup):
         """Exchange values with all members of a group; return them in rank order.
 
         Raises:
-            LeftAlone: a member did not come.
+            LeftAlone: a member did not arrive.
         """
         shown: Any = value
         try:
@@ -246,7 +246,7 @@ class DeviceCommunicator:
     def _sum(
         self, x: Tensor | None, group: Group, shape: Sequence[int] | None, *, is_exact: bool
     ) -> Tensor:
-        """All-reduce by NCCL or copies; always in F32 if the sum must be exact."""
+        """All-reduce with NCCL or copies; always in F32 if the sum must be exact."""
         self._mark()
         x = None if x is None else x.contiguous()  # kept until it has been read
         copying = self._shared.copying(self.rank, group)
@@ -278,7 +278,7 @@ class DeviceCommunicator:
         return _made(lambda: self._sent(given, group))
 
     def _sent(self, x: Tensor | None, group: Group) -> Tensor:
-        """Broadcast by copies; x is None on all members except the source."""
+        """Broadcast with copies; x is None on all members except the source."""
         self._mark()
         copying = self._shared.copying(self.rank, group)
         like = self._like(copying, x, group)
@@ -370,7 +370,7 @@ class DeviceCommunicator:
 def device_group(
     devices: Sequence[torch.device], routes: Routes, fallbacks: Fallbacks
 ) -> DeviceGroup:
-    """Return the shared state for a model's ranks, with NCCL if it works and pays off.
+    """Return the shared state for a model's ranks, with NCCL if it works and is worthwhile.
 
     `devices` has each rank's device, including the CPU for ranks that have no part of the model.
     """

@@ -1,4 +1,4 @@
-"""All-reduce and broadcast of large values by copies: copy engines work while kernels compute.
+"""All-reduce and broadcast of large values with copies: copy engines work while kernels compute.
 
 A value is split into rounds of `ROUND_BYTES`, each with one or two *stages*. In a stage every rank
 writes its value into its own buffer (rounded to the wire's type on all ranks) and copies it to
@@ -12,8 +12,9 @@ another stream, so it may compute something else in parallel.
   and offers it; every rank, including rank i, takes the rounded sums (reduce-scatter and
   all-gather), in two stages. Each rank receives 2 (n - 1) / n values instead of n - 1.
 
-There are two sets of buffers, used alternately. At the next meeting, a rank passes on the events
-after which it has read a set; the owner waits for all other ranks' events before reusing the set.
+There are two sets of buffers, used alternately. At the next meeting, a rank announces the events
+after which it has finished reading a set; the owner waits for all other ranks' events before it
+reuses the set.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Freed(NamedTuple):
 
 @dataclass(slots=True)
 class Offer:
-    """What a member shows the others at a meeting.
+    """What a member offers the others at a meeting.
 
     Attributes:
         wire: the member's value for this stage, on its device; None if it has none.
@@ -129,7 +130,7 @@ class _Buffers:
 
 
 class CopyCollectives:
-    """One group member's all-reduce and broadcast by copies; used only by that member's thread.
+    """One group member's all-reduce and broadcast with copies; used only by that member's thread.
 
     All members make the same calls, for values of the same shape and type.
     """
@@ -171,7 +172,7 @@ class CopyCollectives:
         return self._queues.sums.record()
 
     def broadcast(self, x: Tensor | None, out: Tensor | None) -> DeviceEvent:
-        """Send one member's value to all others, bit for bit; return an event like `all_reduce`.
+        """Send one member's value to all others, bit for bit; return an event as `all_reduce` does.
 
         Args:
             x: the contiguous value, on the member that has it.
@@ -250,7 +251,7 @@ class CopyCollectives:
     ) -> Offer:
         sums, up, seat = self._queues.sums, self._queues.up, self._seat
         held = buffers.wire.view(wire)[: len(given)]
-        for event in buffers.read:  # from all readers, including those of the host's copy
+        for event in buffers.read:  # from all readers, including those that read the host's copy
             sums.wait(event)
         buffers.read.clear()
         sums.run(lambda: held.copy_(given))

@@ -1,8 +1,9 @@
 """All-reduce of two ranks' large values with NCCL's all-gather, from one process.
 
 NCCL's own all-reduce adds in an order that depends on the machine, so only its all-gather is used,
-and each rank adds the values itself. An all-gather sends n - 1 values to each of n ranks, while
-copies of slices send 2 (n - 1) / n; so NCCL is used only for two ranks, where both send the same.
+and each rank adds the values itself. An all-gather sends n - 1 values to each of n ranks, whereas
+copies of slices send 2 (n - 1) / n. So NCCL is used only for two ranks, for which both amounts are
+equal.
 
 One call enqueues the all-gather in both ranks' streams. The last rank to arrive makes that call,
 when both values are in their streams.
@@ -94,9 +95,9 @@ class Nccl:
 
         Args:
             seat: index of the calling rank, 0 or 1.
-            meet: returns once the other rank has called it, too.
+            meet: returns once the other rank has also called it.
 
-            Returns:
+        Returns:
             The seats of the ranks that have a value; None, on both ranks, if NCCL failed.
         """
         with self._lock:
@@ -175,7 +176,7 @@ class NcclSums:
 
 
 def prove(devices: Sequence[torch.device], fallbacks: Fallbacks) -> Nccl | None:
-    """Set up and test NCCL for two ranks, which takes seconds; report a failure and return None.
+    """Set up and test NCCL for two ranks (takes seconds); on failure, report it and return None.
 
     The test is an all-gather of random values.
     """
@@ -219,7 +220,7 @@ def _problem(devices: Sequence[torch.device], queues: Sequence[Queue], gather: A
         _abandoned.append((sent, outputs))
         return Sentence("a value has not arrived within {seconds:.0f} s", seconds=TRIAL_S)
     if not all(torch.equal(output.cpu(), torch.cat(values)) for output in outputs):
-        return Sentence("it returns wrong numbers")
+        return Sentence("it returns wrong values")
     return ""
 
 
@@ -270,7 +271,7 @@ class HostCollectives:
 
 
 def _given(group: Group, collective: Callable[[], Tensor]) -> Tensor:
-    """Return the value of a collective that gives every member one; a group of one never splits."""
+    """Return a collective's result, which every member gets; a group of one never splits."""
     if len(group) == 1:
         return collective()
     found = host_step_value(collective)

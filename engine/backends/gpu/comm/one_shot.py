@@ -48,22 +48,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 1.5 if sys.platform == "win32" else 4.0
-"""Seconds a kernel waits for a peer. Windows resets a GPU if a kernel takes two seconds."""
+"""Seconds that a kernel waits for a peer. Windows resets a GPU if a kernel takes two seconds."""
 
 HEADER, RENEWED = one_shot.HEADER.value, one_shot.RENEWED.value
 MAX_MEMBERS = one_shot.MAX_MEMBERS.value
-MAX_WORDS = 32 << 10  # max. words in a message: as many as a slot has packets
+MAX_WORDS = 32 << 10  # max. words in a message, equal to a slot's packets
 SLOT = HEADER + MAX_WORDS  # packets in each half of a slot
 
 assert (SLOT - HEADER) % (2 * RENEWED) == 0, "rewriting old packets goes round evenly"
 
-BLOCK = 4096  # elements that each program sums; few programs wait at a time
+BLOCK = 4096  # elements that each program sums, so that few programs wait at a time
 
 MAX_TOGETHER, FEW = 4, 2
-"""Members that a program waits for together: the whole group up to MAX_TOGETHER, else FEW."""
+"""How many members a program waits for together: the whole group up to MAX_TOGETHER, else FEW."""
 
 MAX_HELD = 4 << 10
-"""Max. words per member if several members are in registers; larger ones come one by one."""
+"""Max. words per member to keep several members in registers; otherwise, one at a time."""
 
 SMALLEST = 4 * RENEWED
 """Minimum elements per program, so that it has as many packet pairs as it rewrites per round."""
@@ -108,7 +108,7 @@ class OneShotGroups:
         """
         ends = () if self._is_retired else self._made.get(group)
         if ends is None:
-            refuse_capture(Sentence("ranks have not met before"))
+            refuse_capture(Sentence("the ranks have not exchanged values before"))
             with self._lock:
                 ends = self._made.get(group)
                 if ends is None:
@@ -117,7 +117,7 @@ class OneShotGroups:
 
     @property
     def is_hasty(self) -> bool:
-        """Whether kernels currently skip waiting; see `without_waiting`."""
+        """Whether kernels skip waiting for now; see `without_waiting`."""
         return self._is_hasty
 
     @contextmanager
@@ -148,7 +148,7 @@ class OneShotGroups:
         return CommError(rank, problem, str(self.devices[rank]))
 
     def abort(self) -> None:
-        """Make waiting kernels give up soon and later ones not wait, until `reset`."""
+        """Make waiting kernels give up soon, and keep later ones from waiting, until `reset`."""
         self._is_aborted = True  # without the lock, since its holder may wait for such a kernel
         if self._host is not None:
             self._host.value.fill_(1)
@@ -207,14 +207,14 @@ class OneShotGroups:
         names = [str(self.devices[rank]) for rank in group]
         why = why_not_together(names, self._routes)
         if len(group) > MAX_MEMBERS:
-            why = Sentence("there are more than {n}", n=MAX_MEMBERS)
+            why = Sentence("there are more than {n} of them", n=MAX_MEMBERS)
         if not why:
             try:
                 with torch.inference_mode(mode=False):
                     return self._connected(group)
             except (EngineError, RuntimeError) as error:
                 why = str(error)
-        log.warning("ranks %s use no one-shot all-reduce: %s", group, why)
+        log.warning("ranks %s do not use one-shot all-reduce: %s", group, why)
         self._fallbacks.report("exchange", names, why)
         return ()
 

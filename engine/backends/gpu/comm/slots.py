@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 FIRST_ROUND = 1  # packets that were never written have round 0
-MARGIN = 1 << 16  # rounds within which all of a slot's packets are surely rewritten
-INTERPRETED_POLLS = 100  # before an interpreted kernel gives up; its data is there when it starts
-POLLS_PER_S = 500_000  # if there is no clock; polling host memory takes 1 to 2 us
+MARGIN = 1 << 16  # rounds after which all of a slot's packets have been rewritten
+INTERPRETED_POLLS = 100  # polls per interpreted kernel; its data is there when it starts
+POLLS_PER_S = 500_000  # used if there is no clock; polling host memory takes 1 to 2 us
 TICKS_PER_S = 1e9 / 1024  # ticks of the kernels' clock
 
 
@@ -92,8 +92,8 @@ class End:
 def fresh_round(rounds: Sequence[int]) -> int:
     """Return the round number, a signed 32-bit integer, with which to continue in emptied slots.
 
-    It is not simply `FIRST_ROUND`, because no earlier round's packet may have it, even if a link
-    delivers one late. `rounds` has each member's next round number.
+    It is not simply `FIRST_ROUND`, because it must differ from the rounds of all earlier packets,
+    which a link may deliver late. `rounds` has each member's next round number.
     """
     if not rounds:
         return FIRST_ROUND
@@ -157,7 +157,7 @@ def host_words(n: int, device: torch.device) -> HostTensor:
     """
     held = HostTensor((n,), torch.int64, device)
     if device.type == "cuda" and not held.is_pinned:
-        raise EngineError("The system allows no pinned memory that several GPUs can write.")
+        raise EngineError("The system does not allow pinned memory that several GPUs can write to.")
     return held
 
 
@@ -184,12 +184,12 @@ def most_waiting(device: torch.device, n_rank: int) -> int:
 def why_not_together(names: Sequence[str], routes: Routes) -> str:
     """Return why kernels on these ranks' devices cannot wait for each other, or ""."""
     if not routes.have_stores(names):
-        return Sentence("kernels of one cannot write to the other's memory, as a test has shown")
+        return Sentence("a test showed that kernels on one cannot write to the other's memory")
     gpus = [name for name in names if name.startswith("cuda")]
     if gpus and launches_block():
         return Sentence("kernel launches are blocking")
     if len(set(gpus)) < len(gpus) and loads_kernels_lazily():
-        return Sentence("some share a GPU, where loading a kernel waits for running ones")
+        return Sentence("some share a GPU, on which loading a kernel waits for running ones")
     return ""
 
 

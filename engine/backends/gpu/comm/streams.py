@@ -19,10 +19,10 @@ from engine.errors import CommError, Sentence
 from engine.hardware.host_memory import HostTensor
 
 STALL_S = 4.0
-"""Seconds without progress on any rank, while the host waits, after which a rank counts as hung;
+"""If no rank makes progress for this many seconds while the host waits, a rank counts as hung;
 between two all-reduces in a pass, there is only half a block's work."""
 
-WAKING_S = 0.5  # seconds for waiting kernels to finish after an abort; they poll all the time
+WAKING_S = 0.5  # seconds for waiting kernels to finish after an abort; they poll constantly
 POLL_S = 50e-6  # seconds between polls of an event; other threads run meanwhile
 
 
@@ -83,7 +83,7 @@ class HostQueues:
 
 
 class CudaQueue:
-    """A queue that is a CUDA stream; if None, the calling thread's current stream at each call."""
+    """A queue backed by a CUDA stream; if None, by the calling thread's current stream."""
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream | None) -> None:
         self._device = device
@@ -180,7 +180,7 @@ class Marks:
             self._marks[rank].append((time.perf_counter(), event))
 
     def has_moved(self, rank: int) -> bool | None:
-        """Return whether a device has passed a mark since the last call; None if none is left."""
+        """Return whether a device passed a mark since the last call; None if no mark is left."""
         with self._lock:
             self._pass_over(rank)
             has_moved = self._n_over[rank] != self._seen[rank]
@@ -193,7 +193,7 @@ class Marks:
         Args:
             grace_s: minimum seconds to wait even if a rank is known to hang, since it may recover.
 
-            Raises:
+        Raises:
             CommError: no rank has made progress for `STALL_S`. It names the rank with the oldest
                 unfinished mark, for which the others wait. Later calls do not wait again.
         """

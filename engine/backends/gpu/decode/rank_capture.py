@@ -1,10 +1,10 @@
 """Captures one token's work on all of a model's ranks, and proves that replays give the same bits.
 
-If kernels on several devices wait for each other, all ranks must have captured before one launches,
-and nothing may be left to load. So there are five steps, and all ranks finish one before the next:
-compute a token without waiting for each other, and drop the results; compute it; capture it; launch
-all captures once without waiting for each other; replay them as they will be used, and get the same
-bits as in the second step.
+If kernels on several devices wait for each other, all ranks must have captured before any rank
+launches, and nothing may be left to load. So there are five steps, and all ranks finish one before
+the next: compute a token without waiting for each other, and drop the results; compute it; capture
+it; launch all captures once without waiting for each other; replay them as they will be used, and
+get the same bits as in the second step.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def capture_on_all(
     All machines with ranks must compute it the same number of times.
 
     Args:
-        waits: whether the ranks' kernels wait for each other, including across machines; None to
-            derive it from `one_shots`.
+        waits: whether the ranks' kernels wait for each other, also across machines; None to derive
+            this from `one_shots`.
         agreed: given this machine's problem or "", returns any machine's problem.
 
     Returns:
@@ -136,7 +136,7 @@ class _Capturing:
         self._kept: Sequence[Sequence[Tensor]] = ()
 
     def keep(self) -> None:
-        """Copy the states, which plans do not count: passes for many answers change as many.
+        """Copy the states. Plans omit the copies, as passes for many answers change as many states.
 
         Raises:
             NotRepeatable: a device on any machine has no memory for the copies.
@@ -204,7 +204,7 @@ class _Capturing:
         failure = None if self._one_shots is None else self._one_shots.problem()
         why = "" if failure is None else str(failure)
         if not all(self._executor.run(lambda rank: _same(expected[rank], parts[rank].result))):
-            why = why or Sentence("a replayed token gives other results")
+            why = why or Sentence("a replayed token gives different results")
         why = self._agreed(why)
         if failure is not None:
             raise failure

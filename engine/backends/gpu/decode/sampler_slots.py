@@ -58,11 +58,11 @@ FOR_HOST = kernels.FOR_HOST.value
 
 
 class SamplerSlots:
-    """A device's slots; all tensors are dense, with the slots first.
+    """A device's slots; all tensors are dense, with slots as the first dimension.
 
     Args:
         own: token ids of the logits.
-        n_uniform: random numbers per slot, a ring.
+        n_uniform: number of random numbers in each slot's ring.
         has_masks: whether there may be masks of allowed tokens.
 
     Attributes:

@@ -88,7 +88,7 @@ class DeviceSampler:
             ranks' slices cover every id once. A token's count in the history is on the rank with
             its logit, 4 bytes each; the window itself (`N_HISTORY`) is on every rank.
 
-        Attributes:
+    Attributes:
         n_rank: number of ranks that sample together.
         slots: memory and kernels for its only slot.
     """
@@ -153,7 +153,7 @@ class DeviceSampler:
             self._n_taken += 1
 
     def upload_uniforms(self) -> None:
-        """Replace used random numbers by new ones before the next step needs them."""
+        """Replace used random numbers with new ones before the next step needs them."""
         assert self._sampler is not None, "nothing was begun"
         if self._sampler.is_greedy:
             return
@@ -286,7 +286,7 @@ class RowSampler:
         self._n_pass = 0
 
     def sample(self, logits: Tensor, rows: Sequence[SampledRow]) -> list[int | None]:
-        """Sample the next token for each row; None if the host has to.
+        """Sample the next token for each row; return None if the host has to.
 
         This takes a random number from each sampler, which has yet to accept its token.
 

@@ -6,8 +6,8 @@ the device never waits for it; tokens after the end of an answer are discarded. 
 ranks, they take each step together, and all sample the same token from the same numbers; the host
 reads the ring of one rank.
 
-If a step cannot sample (see `gpu.kernels.sampling`), it and the steps after it change nothing, and
-the host samples from the logits, which are still there.
+If a step cannot sample (see `gpu.kernels.sampling`), neither it nor the steps after it change
+anything, and the host samples from the logits, which are still available.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from engine.sampling_params import SamplingParams
 
 AHEAD = 3
-"""Steps enqueued beyond the token that the host waits for, if states can be rewound: while a window
-is painted, the host may fall behind by a few tokens."""
+"""Number of steps enqueued beyond the token that the host waits for, if states can be rewound; the
+host may fall a few tokens behind while a window is painted."""
 
 CALM = 32
-"""Tokens that the device samples, after the host had to, before steps run ahead again."""
+"""Number of tokens that the device samples, after the host had to, before steps run ahead again."""
 
-OTHER_SETTINGS = Sentence("Other settings of sampling are faster.")
+OTHER_SETTINGS = Sentence("Other sampling settings are faster.")
 """Help shown if an answer's settings keep the device from sampling."""
 
 POLL_S = 50e-6  # seconds between polls of the ring; each pause lets the UI threads run
@@ -100,7 +100,7 @@ class _RankDecoder:
         self.sampler = DeviceSampler(step.device, step.n_vocab, step.own, step.one_shot)
         self.ring = HostTensor((RING,), torch.int64, step.device) if is_read else None
         if self.ring and step.device.type == "cuda" and not self.ring.is_pinned:
-            raise EngineError("The system allows no pinned memory that a GPU can write.")
+            raise EngineError("The system does not allow pinned memory that a GPU can write to.")
 
     def capture_task(self, token: int, piece: Piece, n_step: int) -> CaptureTask:
         """Return a task that captures a step that samples nothing."""
@@ -208,7 +208,8 @@ class TokenStream:
         return self._is_served
 
     def _note_service(self, sampler: Sampler) -> bool:
-        """Return whether the devices can sample like `sampler`; report it if they cannot."""
+        """Return whether the devices can sample like `sampler`; report a fallback if they
+        cannot."""
         self._fallbacks.withdraw("sampling")
         why = why_on_host(sampler, self._step.n_vocab, self._device_sampler.n_rank)
         if why:
@@ -239,7 +240,7 @@ class TokenStream:
             piece: its place; see `PagedTokenSource`.
             n_left: number of tokens that may still be sampled, including this one.
 
-            Returns:
+        Returns:
             The sampled token; or the logits (n_vocab,), from which the host must sample; or None if
             the states have advanced beyond these logits and cannot be rewound.
 
@@ -272,7 +273,7 @@ class TokenStream:
         return self._n_read < self._n_enqueued and not self._step.can_rewind
 
     def hold(self, n: int) -> bool:
-        """Run no steps ahead for the next n tokens; return whether no step is in flight."""
+        """Do not run ahead for the next n tokens; return whether no step is in flight."""
         self._ahead, self._n_calm = 0, CALM - n
         if self._n_read < self._n_enqueued:
             return False
@@ -293,7 +294,7 @@ class TokenStream:
             return ()
         with self._failing():
             self._wait(self._n_enqueued)
-            self._executor.wait()  # the host's next use of other ranks' memory syncs no stream
+            self._executor.wait()  # the host may next use other ranks' memory without synchronising
         self._n_read = self._n_enqueued
         return () if following is None or self._step.can_rewind else following[:1]
 
@@ -357,7 +358,7 @@ class TokenStream:
             time.sleep(POLL_S)
 
     def _is_idle(self) -> bool:
-        """Return whether all work is done; asking also submits work that Windows batches."""
+        """Return whether all work is done; the query also submits work that Windows batches."""
         return self._executor.is_idle(self._read)
 
     def _check(self, entry: RingEntry | None) -> None:
@@ -366,7 +367,7 @@ class TokenStream:
         if entry is not None and entry.wrong and self._step.one_shot is not None:
             ranks = [self._step.one_shot.group[seat] for seat in entry.wrong]
             device = str(self._executor.devices[ranks[0]])
-            what = Sentence("has computed other numbers than the others")
+            what = Sentence("has computed different numbers from the others")
             problem = problem or CommError(ranks[0], what, device)
         if problem is not None:
             raise problem

@@ -5,7 +5,7 @@ units of UNIT elements, which tells the compiler a common factor, so that it use
 are over the last dimension; they can be fused with the addition to the residual stream. RoPE
 (arXiv 2104.09864) turns a pair (a, b) into (a cos - b sin, a sin + b cos).
 
-Quantised activations have blocks of 32 columns, aligned with the matrix' extent; columns outside
+Quantised activations have blocks of 32 columns, aligned with the matrix's extent; columns outside
 the matrix are zeros. Bytes are rounded as in `cpu.kernels.products.panels`; 16 columns share a
 scale.
 """

@@ -81,7 +81,7 @@ def first_seen(position, window, chunk):
 
 @triton.jit
 def piece_of(key, small, n_small, large):
-    """Return the index of a key's piece: n_small pieces of `small` keys, then pieces of `large`."""
+    """Return the index of a key's piece: n_small pieces of `small` keys, the rest of `large`."""
     rest = tl.maximum(key - small * n_small, 0)
     return tl.where(key < small * n_small, key // small, n_small + rest // large)
 
@@ -227,7 +227,7 @@ def attended(
         key = tile + at
         inside = key < stop
         page = tile // PAGE
-        moved = tl.load(table + page).to(tl.int64) - page  # by how many pages the tile was moved
+        moved = tl.load(table + page).to(tl.int64) - page  # pages by which the tile was moved
         cell = row * n_slots + moved * PAGE + tile
         k_rows = k + cell * n_units(TYPE_K, DIM_K) + at * n_units(TYPE_K, DIM_K)
         s = products(q, there, power, highs, lows, k_rows, inside, TYPE_K, OPERAND_K, PRECISION,
@@ -276,9 +276,9 @@ def attend(
 
     Args:
         q: F32 (tokens, n_head, DIM_K) with contiguous heads; strides in elements.
-        new_k, new_v: F32 (tokens, heads, DIM_K or DIM_V), likewise: keys, and values if HAS_NEW_V,
-            of these tokens, if not in the cache yet. A program first writes the new cells in the
-            pieces that it reads; other programs may write the same.
+        new_k, new_v: these tokens' keys, and values if HAS_NEW_V, if not in the cache yet; F32
+            (tokens, heads, DIM_K or DIM_V), laid out like q. A program first writes the new cells
+            in the pieces that it reads; other programs may write the same.
         k: cached keys, (heads, n_slots, DIM_K elements of TYPE_K); blocks as bytes.
         v: cached values, (heads, n_slots, DIM_V elements of TYPE_V), rows WIDTH_V elements apart.
         positions: position of each token in its sequence, (tokens,), in device memory.

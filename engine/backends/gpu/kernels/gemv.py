@@ -38,12 +38,12 @@ def tile_sums(tile, x, facts, rows, first, last, n_blocks, skip, ITEMS: tl.const
     Args:
         tile: address of the tile in its planes, a pointer to bytes.
         x, facts: numbers and facts that `quantise` wrote; pointers to the first row's bytes.
-        rows: tuple of indices of the rows of x to multiply.
+        rows: indices in x of the rows to multiply, a tuple.
         first, last: range of blocks to multiply, within [0, n_blocks).
         n_blocks, skip: see `Extent`.
         ITEMS: number of threads in a program, which takes ITEMS / 4 blocks per iteration.
-        UNROLL: blocks that each thread prefetches before it works on the first one. Loads from an
-            earlier iteration are not delayed until their use, as compilers like to do.
+        UNROLL: blocks that each thread prefetches before it works on the first one. Compilers tend
+            to delay loads until their use, but not across iterations.
         X_BYTES: bytes per number, 0 for F32; the other constants are as in `gpu.quantised`.
     """
     BLOCKS: tl.constexpr = ITEMS // 4
@@ -129,7 +129,7 @@ def with_bytes(sums, stored, first, x, facts, rows, n_blocks, block, inside, X_B
     """Return `sums` plus one block per thread, with integer sums over each 16 columns.
 
     Args:
-        sums: sums for each row of x and each of four rows of the tile.
+        sums: sums for each row of x and each of the tile's four rows.
         stored: words from `block_words`.
         first: `x_words` for the first row; each other row is loaded during the previous one.
         inside: whether the block exists.
@@ -262,7 +262,7 @@ def with_numbers(sums, stored, x, facts, rows, n_blocks, block, inside, LOW: tl.
 @triton.jit
 def with_quads(products, quads, x, rows, n_blocks, block, QUAD: tl.constexpr,
                IS_SIGNED: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """Return `products` plus four columns, for each row of x and each of four rows of the tile."""
+    """Return `products` plus four columns, for each row of x and each of the tile's four rows."""
     weights = ()
     for row in tl.static_range(4):
         for column in tl.static_range(4):
@@ -378,13 +378,13 @@ def products(planes0, planes1, planes2, out0, out1, out2, bias0, bias1, bias2, r
 
     Args:
         planes: bytes (n_tile, tile_bytes); any pointer for matrices from COUNT on.
-        out: each matrix' results, F32 (n_row, rows).
-        bias: each matrix' bias, F32 (rows,), if HAS_BIAS.
+        out: each matrix's results, F32 (n_row, rows).
+        bias: each matrix's bias, F32 (rows,), if HAS_BIAS.
         residual: values to add, with the shape of `out0`, if HAS_RESIDUAL; COUNT is then 1.
         x, facts: n_row rows that `quantise` wrote.
         scratch: see `of_all_parts`; used by matrices with several parts.
         counters: zeros, int32; for each group of M rows, one for each tile with several parts.
-        rows, parts: each matrix' row count, and its number of programs per tile.
+        rows, parts: each matrix's row count, and its number of programs per tile.
         tile_bytes: a multiple of 64.
         COUNT: number of matrices.
         M: a power of two, at least n_row or `FULL`; the other constants are as in `tile_sums`.

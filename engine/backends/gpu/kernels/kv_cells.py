@@ -19,7 +19,7 @@ THOUSAND, THOUSAND_128 = tl.constexpr(0x6400), tl.constexpr(0x6480)  # 1024 and 
 NO_NUMBER = tl.constexpr(0x7FC0)  # NaN as BF16
 
 
-@triton.constexpr_function  # the form that lets Triton 3.6 decide an `if` at compile time
+@triton.constexpr_function  # in this form, Triton 3.6 can evaluate an `if` at compile time
 def has_blocks(TYPE):
     """Return whether TYPE has blocks of 32 elements with a scale."""
     return TYPE == "q8_0" or TYPE == "q4_0"
@@ -172,8 +172,8 @@ def put(x, x_token, x_head, cells, token, head, block, slot, there, n_slots,
 
     Args:
         token, head, block: what to write from x, int64 (N,) or broadcast to it.
-        slot: where to write it, int64, likewise; slots outside the cache are skipped.
-        there: whether to write it, likewise.
+        slot: where to write it, int64, same shape; slots outside the cache are skipped.
+        there: whether to write it, same shape.
     """
     there = there & (slot >= 0) & (slot < n_slots)
     x += token * x_token + head * x_head + block * BLOCK

@@ -118,7 +118,7 @@ def exchange(mine, theirs, table, status, first, n_rounds, n_rows, n_mine, n_the
 
     Args:
         mine: words that this device writes, int32 (n_rows, n_programs, 2 most).
-        theirs: words that the other device writes, likewise.
+        theirs: words that the other device writes, in the same layout.
         table: addresses of the slot to write and the slot to read, int64 (2,); each slot is int64
             (n_programs, 2, 2 most).
         status: see `note`.

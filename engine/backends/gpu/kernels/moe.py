@@ -1,7 +1,7 @@
 """Kernels for routed experts: choosing the experts, sorting rows by expert, and their products.
 
 Scores are compared as integers in the same order, so that the chosen experts are distinct even if
-some scores are NaN; of equal scores, the first wins, as in
+some scores are NaN; among equal scores, the first wins, as in
 `engine.backends.cpu.kernels.small.routing`.
 
 Grouped GEMM runs on the tensor cores: a program multiplies the rows in one block (see
@@ -385,7 +385,7 @@ def highest(x):
 
 @triton.jit
 def largest(key, at, inside, N: tl.constexpr):
-    """Return a mask of the N largest keys; of equal keys, the first win. `at` has their indices."""
+    """Return a mask of the N largest keys; among equals, the first win. `at` has their indices."""
     order = tl.where(inside, key.to(tl.int64) * 65536 + (65535 - at), TAKEN)
     for _ in range(N):
         order = tl.where(order == tl.max(order), TAKEN, order)
@@ -422,7 +422,7 @@ def assign(logits, bias, weights, chosen, pair_of, scale, smallest, N_EXPERT: tl
         pair_of: output (T * N_USED,), set to 0, 1, 2, … if IN_PAIRS.
         scale: factor on the weights.
         smallest: lower bound for the divisor of the weights.
-        GROUPS, MEMBERS: powers of two, at least the number of groups and of experts per group.
+        GROUPS, MEMBERS: powers of two, at least the numbers of groups and of experts per group.
     """
     token = tl.program_id(0)
     at = tl.arange(0, GROUPS * MEMBERS)

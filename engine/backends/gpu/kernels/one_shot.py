@@ -17,8 +17,8 @@ reads, so that none is more than a few thousand rounds old.
 
 Why all threads in a program leave a loop together: the values they read there (flags, clocks, the
 host's words) may differ between threads, so conditions only use values reduced over all threads.
-Each pair of packets is read by one thread only, because a program has at least as many pairs as
-threads; otherwise one thread could continue with data that another has not yet seen.
+Only one thread reads each pair of packets, because a program has at least as many pairs as threads;
+otherwise, one thread could continue with data that another has not yet seen.
 
 No program waits for another program in its kernel, since that one may not have started.
 
@@ -188,7 +188,7 @@ def received(table, seat, begin, epoch, at, inside, stop, begun, turn, patience,
 
     Args:
         stop: whether not to wait.
-        begun, turn: when this program started to wait, and how often it has polled since then.
+        begun, turn: when this program started to wait, and its number of polls since then.
         probe: distance between the pairs polled until all of those have arrived; 1 polls all.
         nothing: word for missing packets: from members without values, and from this rank.
 

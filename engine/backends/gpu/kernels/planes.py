@@ -445,7 +445,7 @@ def looked_up_eight(code, TABLE: tl.constexpr):
 
 @triton.jit
 def half_at(words, ROW: tl.constexpr, FIRST: tl.constexpr):
-    """Return one of the four F16 numbers in two words, the first being `words[FIRST]`, as F32."""
+    """Return, as F32, one of the four F16 numbers in two words, starting at `words[FIRST]`."""
     bits = (words[FIRST + ROW // 2] >> (ROW % 2 * 16)).to(tl.int16)
     return bits.to(tl.float16, bitcast=True).to(tl.float32)
 

@@ -58,7 +58,7 @@ WORD_BITS, ENTRY_BITS = tl.constexpr(32), tl.constexpr(36)
 
 LARGEST = tl.constexpr((1 << 31) - 1)  # int32
 LOWEST = tl.constexpr(-(1 << 63))  # int64
-RANK_OF_NONE = tl.constexpr(0x007FFFFF)  # `rank_of(-inf)`, below that of all numbers
+RANK_OF_NONE = tl.constexpr(0x007FFFFF)  # `rank_of(-inf)`, below the ranks of all numbers
 
 
 @triton.jit

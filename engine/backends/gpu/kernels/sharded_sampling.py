@@ -60,7 +60,7 @@ def offer(penalised, settings, limits, found, candidates, sums, state, ids, mess
         message: output, int64 (N_HEAD + SENT,).
         n_own, first: number of logits, and the first one's id.
         n_sum: number of programs.
-        SENT: maximum number of candidates in a message, at least as many as are wanted.
+        SENT: maximum number of candidates in a message, not less than the number wanted.
         SUMS: a power of two, at least n_sum.
     """
     candidates_of(penalised, settings, limits, found, candidates, sums, n_own, first, True, FACTOR,

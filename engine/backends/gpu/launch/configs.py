@@ -1,8 +1,8 @@
 """Launch configurations for kernels, and which kernels may be used on a kind of GPU.
 
-Configurations follow fixed rules, except where a search found better ones. Nothing is tried out
-while a model runs. A rule depends only on sizes that are known when a model is loaded, so the same
-product is always computed by the same kernel.
+Configurations follow fixed rules unless a search has found better ones. Nothing is tried out while
+a model runs. Rules depend only on sizes that are known when a model is loaded, so a given product
+is always computed by the same kernel.
 
 A kernel that gives wrong results on a kind of GPU (`gpu.checks`) is refused there. A function that
 decides whether its kernel can be used calls `allows` or is `refusable`; its callers have a
@@ -46,7 +46,7 @@ class KernelTarget:
 
     @property
     def is_interpreted(self) -> bool:
-        """Whether numpy does the computing, which has no BF16."""
+        """Whether kernels run in numpy, which has no BF16."""
         return self.maker == "interpreter"
 
     @property

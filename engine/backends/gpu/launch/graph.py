@@ -1,8 +1,8 @@
-"""Capture of a whole computation, for example one token, and its replay without host work.
+"""Captures a whole computation, for example of one token, and replays it without host work.
 
 On NVIDIA and AMD GPUs, this is a CUDA graph, or several graphs with host steps between them. For
-interpreted kernels, it is a `Tape`, which repeats the operations on the same memory; that also
-proves that nothing was captured that differs from token to token.
+interpreted kernels, it is a `Tape`, which repeats the operations on the same memory; this also
+proves that nothing that differs from token to token was captured.
 """
 
 from __future__ import annotations
@@ -275,7 +275,9 @@ class Tape(DispatchMode, Captured[T]):
         result = func(*args, **kwargs)
         self._kept.append(result)
         if not is_fit(func, args, result):
-            raise NotRepeatable(Sentence("{operation} depends on its values", operation=str(func)))
+            raise NotRepeatable(
+                Sentence("{operation} depends on its input values", operation=str(func))
+            )
         if func._schema.is_mutable:
             self._steps.append(lambda: func(*args, **kwargs))
         elif not is_allocation(func) and not is_view(result, args):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-MAX_CONSTANTS = 4096  # number of cached constants at which all are dropped
+MAX_CONSTANTS = 4096  # number of cached constants at which the cache is cleared
 
 
 def share_shapes() -> None:
@@ -136,7 +136,7 @@ def _patch_interpreter() -> None:
 
     The steps are checking for integer overflow, patching Triton's functions again for each function
     that a kernel calls, building a table of types for each result, and those that `share_shapes`
-    and `shorten_checks` skip. A Triton version that is built differently is left alone.
+    and `shorten_checks` skip. Triton versions with a different structure are not patched.
     """
     from triton.language import standard
     from triton.runtime import interpreter

@@ -1,7 +1,7 @@
 """On-disk cache for compiled GPU kernels: one folder per version, in Tandem's cache folder.
 
-Triton keys kernels by source and target. Tandem chooses the folder and deletes those of other
-versions some time after their last use. If the user has set TRITON_CACHE_DIR, it takes precedence.
+Triton keys kernels by source and target. Tandem chooses the folder and deletes other versions'
+folders some time after their last use. If the user has set TRITON_CACHE_DIR, it takes precedence.
 Triton executes the files there, so a folder that other users can write to is not used.
 """
 
@@ -50,11 +50,11 @@ def use_cache(target: str, triton_version: str) -> Path:
     Args:
         target: name for all GPUs' targets together, for example "sm90".
 
-        Returns:
+    Returns:
         The folder: the user's choice, Tandem's, or a temporary one if nothing can be kept, or if
         other users could have put kernels there.
 
-        Raises:
+    Raises:
         EngineError: no file can be written anywhere.
     """
     with _lock:
@@ -76,7 +76,7 @@ def use_cache(target: str, triton_version: str) -> Path:
 
 
 def _without(problem: str) -> Path:
-    log.warning("kernels for GPUs are compiled again at each start: %s", problem)
+    log.warning("GPU kernels are compiled again at each start: %s", problem)
     OF_THIS_PROCESS.report("compiling", (), problem)
     folder = _temporary_folder()
     os.environ[VARIABLE] = str(folder)
@@ -84,12 +84,12 @@ def _without(problem: str) -> Path:
 
 
 def is_full(error: OSError) -> bool:
-    """Return whether the error means that a folder cannot take more files."""
+    """Return whether the error means that a folder cannot hold more files."""
     return error.errno in FULL
 
 
 def cache_in_use() -> str:
-    """Return the folder that Triton currently uses; "" for its default."""
+    """Return the folder that Triton uses now; "" for its default."""
     return os.environ.get(VARIABLE, "")
 
 
@@ -105,7 +105,9 @@ def leave_cache(folder: str, error: OSError) -> None:
         if folder in map(str, _temporary):
             raise _no_place(error) from error
         why = Sentence(error.strerror or str(error))
-        _without(Sentence("{folder} takes no new files ({problem})", folder=folder, problem=why))
+        _without(
+            Sentence("no files can be created in {folder} ({problem})", folder=folder, problem=why)
+        )
 
 
 def writing_problem(folder: Path) -> str:
@@ -119,11 +121,9 @@ def writing_problem(folder: Path) -> str:
         n_free = shutil.disk_usage(folder).free
     except OSError as error:
         problem = Sentence(error.strerror or str(error))
-        return Sentence(
-            "{folder} cannot be written ({problem})", folder=str(folder), problem=problem
-        )
+        return Sentence("{folder} is not writable ({problem})", folder=str(folder), problem=problem)
     if n_free < NEEDED_BYTES:
-        return Sentence("the disk of {folder} is full", folder=str(folder))
+        return Sentence("the disk that contains {folder} is full", folder=str(folder))
     return ""
 
 
@@ -176,7 +176,7 @@ def _temporary_folder() -> Path:
 
 def _no_place(error: OSError) -> EngineError:
     return EngineError(
-        "There is no place for compiled kernels, not even a temporary one ({problem}).",
-        "Free some space on the disk, or set TANDEM_BACKEND=reference.",
+        "There is no folder for compiled kernels, not even a temporary one ({problem}).",
+        "Free some disk space, or set TANDEM_BACKEND=reference.",
         problem=Sentence(error.strerror or str(error)),
     )

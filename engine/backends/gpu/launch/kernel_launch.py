@@ -1,8 +1,8 @@
 """The function that launches kernels, and their compilation before the first launch.
 
 All launches go through `launch`, so they can be collected, recorded and repeated. No argument of a
-launch changes from token to token; values that do are in device memory. So one token's launches
-serve for all tokens, in a CUDA graph, and few launches differ from earlier ones in more than
+launch changes from token to token; values that do are in device memory. So one token's launches, in
+a CUDA graph, serve for all tokens, and few launches differ from earlier ones in anything but
 addresses. For each launch, Triton examines the arguments to find the compiled variant, which takes
 longer than many kernels run. Here this happens only once for equal launches.
 
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 ALIGNMENT = 16  # addresses and integers divisible by it get their own Triton variant
 MAX_INT32 = (1 << 31) - 1
 MAX_INT64 = (1 << 63) - 1
-MAX_KNOWN = 1 << 14  # number of remembered launch kinds at which all are dropped
+MAX_KNOWN = 1 << 14  # number of remembered launch kinds at which all are forgotten
 MAX_THREADS = 4  # max. compiling threads; more gain little, since part of the work is in Python
 POLL_S = 0.05  # seconds between checks of whether a wait was cancelled
 COMPILING = Sentence("Compiling kernels")  # what `Cancelled` names
@@ -254,7 +254,7 @@ class Compiling(Compilation):
     """Compilation of kernel variants for one GPU, in threads that start immediately.
 
     Args:
-        launches: launches of the kernels, with meta or real tensors; duplicate variants do no harm.
+        launches: launches of the kernels, with meta or real tensors; duplicates are harmless.
         on_progress: callback; the first call says that nothing is compiled yet.
         n_threads: number of threads; None for this machine's default.
 
@@ -300,7 +300,7 @@ class Compiling(Compilation):
         Args:
             is_cancelled: called repeatedly to check for cancellation.
 
-            Raises:
+        Raises:
             EngineError: a variant cannot be compiled; those not started are cancelled.
             Cancelled: `is_cancelled` or `cancel` stopped the wait.
         """
@@ -386,7 +386,7 @@ def _compile_error(launch: KernelLaunch, error: BaseException) -> EngineError:
     line = (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
     return EngineError(
         "The kernel {name} cannot be compiled for this GPU ({problem}).",
-        "Set TANDEM_BACKEND=reference to do without kernels of Tandem's own.",
+        "Set TANDEM_BACKEND=reference to run without Tandem's own kernels.",
         name=launch.kernel.__name__,
         problem=line,
     )

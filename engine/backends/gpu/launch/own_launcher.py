@@ -54,8 +54,8 @@ SIZES: Mapping[str, int] = {
 }  # fmt: skip
 """Bytes per parameter for each of Triton's types; "*" is an address."""
 
-N_SCRATCH = 2  # number of scratch memory addresses that follow a kernel's own arguments
-SLOT_BYTES = 8  # bytes per argument slot; CUDA reads as many of them as the parameter has
+N_SCRATCH = 2  # number of scratch memory addresses after a kernel's own arguments
+SLOT_BYTES = 8  # bytes per argument slot, of which CUDA reads the parameter's size
 MAX_ARGUMENTS = 128  # max. arguments of a kernel, including scratch memory
 
 PACKED = {"f32": "f4x", "fp32": "f4x", "fp64": "d", "u64": "Q", "*": "Q"}
@@ -322,8 +322,8 @@ def _choose() -> Launcher:
     version = triton_version()
     if not version:
         raise EngineError(
-            "Triton, which compiles the kernels for GPUs, is not installed.",
-            "Install triton (on Windows triton-windows).",
+            "Triton, which compiles the GPU kernels, is not installed.",
+            "Install triton (on Windows, triton-windows).",
         )
     use_cache(targets(), version)
     configs.use_found(read_configs(configs_file()))
@@ -334,14 +334,14 @@ def _choose() -> Launcher:
             return "triton"
     if torch.version.hip:
         raise EngineError(
-            "Kernels for AMD's GPUs cannot be started because {why}.",
+            "Kernels cannot be launched on AMD GPUs because {why}.",
             "Install gcc and Python's headers (python3-dev).",
             why=why,
         )
     _triton_driver().set_active(OwnDriver(CudaApi.open()))
-    log.info("kernels are started by Tandem's own launcher%s", why and f": {why}")
+    log.info("kernels are launched by Tandem's own launcher%s", why and f": {why}")
     helps = Sentence("Unset the environment variable {name}.", name=LAUNCHER_VARIABLE)
-    chosen = Sentence("{name} is set to own", name=LAUNCHER_VARIABLE)
+    chosen = Sentence("{name} is set to “own”", name=LAUNCHER_VARIABLE)
     OF_THIS_PROCESS.report("launcher", (), why or chosen, "" if why else helps)
     return "own"
 

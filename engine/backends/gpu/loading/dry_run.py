@@ -1,7 +1,7 @@
 """Dry run: a forward pass on meta tensors, which collects the kernels it would launch.
 
 The kernels are thus known before weights are read. The dry run also fails if a layer reads a number
-back from the device, which a CUDA graph could not do either.
+back from the device, as a CUDA graph cannot do that.
 
 `OpCallLog` records the first operation that launches each compiled kernel; only these need a check
 on the device (`gpu.checks`). Nested operations count as part of the outermost one.

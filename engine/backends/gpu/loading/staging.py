@@ -165,7 +165,7 @@ class Staging:
             take: callback with the bytes on the device; they are overwritten after the work that it
                 launches.
 
-            Raises:
+        Raises:
             DeviceError: the device or the host refuses.
             ModelFileError: the file was truncated, or its drive fails.
         """
@@ -232,7 +232,7 @@ class Staging:
         if self._n_sent:
             seconds = max(time.monotonic() - self._begun, 1e-9)
             log.info(
-                "%.2f GB of weights went to %s in %.2f s: %.1f GB/s",
+                "%.2f GB of weights copied to %s in %.2f s: %.1f GB/s",
                 self._n_sent / 1e9, self.device, seconds, self._n_sent / 1e9 / seconds,
             )  # fmt: skip
 
@@ -243,7 +243,7 @@ class Staging:
             if self._copier is not None and self._buffers:
                 self._copier.finish()
         except RuntimeError:  # already reported
-            log.debug("copies to %s did not end", self.device, exc_info=True)
+            log.debug("copies to %s did not finish", self.device, exc_info=True)
         self._waiting = self._fillers = self._copier = None
         self._buffers.clear()
 
@@ -270,8 +270,8 @@ def _as_device_error(device: torch.device) -> Iterator[None]:
             raise
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise DeviceError(
-            "Weights could not be brought to {device}: {problem}",
-            "Load the model again; if that fails too, the device needs a restart.",
+            "Weights could not be copied to {device}: {problem}",
+            "Load the model again; if that also fails, the device needs a restart.",
             device=str(device),
             problem=reason,
         ) from error

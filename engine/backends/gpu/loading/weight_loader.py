@@ -1,6 +1,6 @@
 """Loads weights into a GPU: parts of the file are copied to it and packed into planes there.
 
-The host keeps only a few of a model's buffers in memory; see `engine.backends.gpu.loading.staging`.
+The host keeps only a few buffers of a model in memory; see `engine.backends.gpu.loading.staging`.
 Packing reorders the same bits as the CPU's packer (`cpu.kernels.packing.pack`), but with torch, so
 it works on any device. It takes some rows at a time, so that `PACK_BYTES` of scratch are enough.
 """
@@ -142,7 +142,7 @@ def _supers(blocks: Tensor, offsets: tuple[int, ...], rows: torch.Size) -> Tenso
 def _lines(words: Tensor, n_bits: int) -> Tensor:
     """Return a plane's lines (…, n_bits), given a block's eight words (…, 8).
 
-    Each byte in the words is a code, of which the lowest n_bits are stored.
+    Each byte in the words is a code; its lowest n_bits bits are stored.
     """
     if n_bits == 8:
         return words
@@ -178,7 +178,7 @@ def _scatter(found: Tensor, out: Tensor, start: int, out_row: int) -> None:
 
 
 def _spans(out_row: int, n_row: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Yield slices of rows, of the tiles they fill, and of rows within each of these tiles.
+    """Yield three slices: rows, the tiles that they fill, and the rows within each of these tiles.
 
     The rows in each item fill whole tiles, or part of one.
     """

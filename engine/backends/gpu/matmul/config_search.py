@@ -1,7 +1,7 @@
 """Search for faster kernel configurations on one of this machine's GPUs; never while a model runs.
 
 Each search starts from the rule's configuration (`configs.RULES`). Then one number after another is
-doubled, halved, or changed by one, as long as that is faster. A configuration that cannot be
+doubled, halved, or changed by one, as long as this gains speed. A configuration that cannot be
 compiled, or that gives different results, is rejected. Matrices are random, with a model's sizes
 and types.
 """
@@ -87,8 +87,8 @@ WORTH = 0.98  # a configuration replaces the best if it takes at most this fract
 TOKEN_COUNTS = (16, 32, 64, 128, 256)  # row counts of x in tile GEMMs to search
 EXPERT_ROWS = (16, 32, 64, 128)  # rows per expert in grouped GEMMs to search
 MAX_USED = 8  # assumed largest number of experts per token
-CODE_BITS = 0x3F  # bits that bytes in random planes may have, so that scales are finite
-DISTINCT_BYTES = 256 << 20  # total size of a matrix' copies: more than any GPU's cache holds
+CODE_BITS = 0x3F  # bits that may be set in bytes of random planes, so that scales are finite
+DISTINCT_BYTES = 256 << 20  # total size of a matrix's copies: more than any GPU's cache holds
 MAX_COPIES = 32  # max. copies of a matrix
 N_REPLAYS = 8  # timed replays; the fastest counts
 TOLERANCE = 1e-3  # allowed difference between results, relative to the largest
@@ -99,8 +99,8 @@ class MatrixKind(NamedTuple):
 
     Attributes:
         type_number: GGML type; not in `LAYOUTS` for unquantised matrices.
-        dtype: an unquantised matrix' element type; None for quantised matrices.
-        n_expert: number of experts, each with such a matrix; 0 for a matrix that all tokens use.
+        dtype: an unquantised matrix's element type; None for quantised matrices.
+        n_expert: number of experts with such a matrix each; 0 for a matrix that all tokens use.
     """
 
     type_number: int
@@ -124,7 +124,7 @@ class SearchCase(NamedTuple):
 
 
 Timer = Callable[[torch.device, Callable[[], object], int], float]
-"""Function like `graph_seconds`; tests replace it."""
+"""Function that measures like `graph_seconds`; tests replace it."""
 
 
 def graph_seconds(device: torch.device, compute: Callable[[], object], n: int) -> float:
@@ -174,7 +174,7 @@ def matrices_of(file: GGUFFile) -> list[MatrixKind]:
             n_expert, n_rows, n_columns = tensor.shape
             found[MatrixKind(number, n_rows, n_columns, None, n_expert)] = None
     if not found:
-        raise EngineError("The model has no matrices that kernels for GPUs multiply.")
+        raise EngineError("The model has no matrices that GPU kernels can multiply.")
     return list(found)
 
 
@@ -247,7 +247,7 @@ def hill_climb(
     """Move from a configuration to a faster neighbour until no neighbour is faster.
 
     Returns:
-        The best configuration, its time and that of `start` in seconds, and the number of
+        The best configuration, its time and `start`'s time in seconds, and the number of
         configurations measured.
     """
     tried = {_frozen(start): seconds_of(start)}
@@ -380,7 +380,7 @@ def _random_weight(matrix: MatrixKind, device: torch.device) -> GpuPlanes | Tens
 
 
 def is_same(a: Tensor, b: Tensor) -> bool:
-    """Return whether two results agree except for the order of sums; waits for the device."""
+    """Return whether two results differ only by the order of sums; waits for the device."""
     return bool((a - b).abs().max() <= TOLERANCE * b.abs().max())
 
 

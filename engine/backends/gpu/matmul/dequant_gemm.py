@@ -36,7 +36,7 @@ def dequantise_rows(
     """Dequantise rows `first` to `first + n` of a matrix; in F32 bit-equal to the dequantised file.
 
     Args:
-        planes: one matrix' planes, uint8 (n_tile, tile_bytes).
+        planes: one matrix's planes, uint8 (n_tile, tile_bytes).
         n_rows: number of rows in the matrix.
         dtype: F32, F16 or BF16; the latter two are rounded to nearest.
         out: contiguous output (n, extent.n_columns) in `dtype`; None to allocate one.
@@ -62,7 +62,7 @@ def look_up(planes: Tensor, type_number: int, extent: Extent, n_rows: int, ids: 
     """Return rows `ids` (T,) of a matrix as F32 (T, extent.n_columns).
 
     Args:
-        planes: one matrix' planes, uint8 (n_tile, tile_bytes).
+        planes: one matrix's planes, uint8 (n_tile, tile_bytes).
         n_rows: number of rows in the matrix; out-of-range ids give rows of zeros.
     """
     if not allows(planes.device, "look_up", type_number):

@@ -161,7 +161,7 @@ def _launch_products(
 def _launch_shape(
     rows: QuantisedRows, weights: Sequence[QuantisedMatrix]
 ) -> tuple[int, Config, list[int]]:
-    """Return the rows per program, the configuration, and each matrix' parts per tile.
+    """Return the rows per program, the configuration, and each matrix's parts per tile.
 
     Warps and parts, which affect a result's bits, depend only on the matrix.
     """

@@ -3,7 +3,7 @@
 How they are multiplied depends on the number of rows x: a few by gemv, which reads each weight once
 for all rows (`reference.few_rows`); up to a few hundred by a tile GEMM, which converts weights to
 F16 or BF16 on their way to the tensor cores; more by the vendor's library, from weights converted
-in memory. Multi-head latent attention has one matrix per head; there, kernels multiply a few rows,
+in memory. Multi-head latent attention has one matrix per head; kernels multiply a few rows by it,
 and the library multiplies more.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class GpuPlanes(QuantisedMatrix):
-    """A quantised matrix in planes, or one per expert or head if the planes have 3 dimensions."""
+    """A quantised matrix in planes, or one per expert or head if planes have three dimensions."""
 
     @property
     def n_bytes(self) -> int:
@@ -64,7 +64,7 @@ class GpuPlanes(QuantisedMatrix):
                     return torch.cat(pieces)
         raise EngineError(
             "No kernel multiplies {type} weights correctly on this GPU.",
-            "Set TANDEM_BACKEND=reference to do without kernels of Tandem's own.",
+            "Set TANDEM_BACKEND=reference to run without Tandem's own kernels.",
             type=TYPES[self.type_number].name,
         )
 

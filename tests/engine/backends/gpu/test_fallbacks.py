@@ -89,7 +89,7 @@ def test_a_model_without_any_says_nothing(path: Path) -> None:
 def test_kernels_started_one_by_one_are_told_until_another_split_repeats_them(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = NotRepeatable("no kernel reads such a cache")
+    error = NotRepeatable("no kernel can read this cache")
     with monkeypatch.context() as patch:
         patch.setattr(rank_capture, "capture_on_all", failing(error))
         model = load_model(path, n_ctx=32)
@@ -126,7 +126,7 @@ def test_what_fails_after_the_load_is_told_as_well(
 def test_ranks_whose_kernels_meet_no_more_say_so(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = Unproven("a replayed token gives other results")
+    error = Unproven("a replayed token gives different results")
     monkeypatch.setattr(rank_capture, "capture_on_all", failing(error, 2))
     with load_model(path, ["cpu"] * 2, n_ctx=32) as model:
         exchange, sampling = model.fallbacks
@@ -165,7 +165,7 @@ def test_settings_that_only_the_host_knows_are_told_until_the_next_answer(path: 
         (found,) = model.fallbacks
         assert found.kind == "sampling"
         assert "top-k, top-p and min-p are off" in found.why
-        assert found.help == "Other settings of sampling are faster."
+        assert found.help == "Other sampling settings are faster."
         run(model, GREEDY)
         assert model.fallbacks == ()
 
@@ -188,7 +188,7 @@ def test_ranks_that_need_their_hosts_for_a_token_say_so(
     ("n", "routes", "why"),
     [
         (9, Routes(), "there are more than 8"),
-        (2, Routes({("meta", "cuda:1"): Way(None)}), "kernels of one cannot write to the other"),
+        (2, Routes({("meta", "cuda:1"): Way(None)}), "kernels on one cannot write to the other"),
     ],
 )
 def test_kernels_that_cannot_meet_are_told(n: int, routes: Routes, why: str) -> None:
@@ -204,13 +204,13 @@ def test_kernels_that_cannot_meet_are_told(n: int, routes: Routes, why: str) -> 
 
 def test_memory_that_no_kernel_can_reach_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
-        raise EngineError("The system allows no pinned memory that several GPUs can write.")
+        raise EngineError("The system does not allow pinned memory that several GPUs can write to.")
 
     found = Fallbacks()
     group = device_group([META] * 2, Routes(), found)
     monkeypatch.setattr(OneShotGroups, "_connected", fail)
     assert group.one_shots.one_shot(0, (0, 1)) is None
-    assert "no pinned memory" in found.current[0].why
+    assert "not allow pinned memory" in found.current[0].why
 
 
 @pytest.mark.slow
@@ -263,9 +263,9 @@ def test_steps_without_a_kernel_are_told(
     with load_model(path, n_ctx=32) as model:
         run(model, GREEDY)
         told = {(found.kind, found.why) for found in model.fallbacks}
-        expected = {"no kernel reads such a cache"}
+        expected = {"no kernel can read this cache"}
         if not writes:
-            expected.add("no kernel writes such a cache")
+            expected.add("no kernel can write to this cache")
         assert {why for kind, why in told if kind == "operations"} == expected
         assert "graph" in {kind for kind, _ in told}
 
@@ -283,7 +283,7 @@ def test_a_model_without_a_gpu_does_not_say_what_others_of_the_process_suffer_fr
 
 def test_nccl_that_fails_its_trial_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(devices: object, queues: object, *, report: Callable[[str], None]) -> None:
-        report("it returns wrong numbers")
+        report("it returns wrong values")
 
     for name in ("CudaQueue", "new_stream"):
         monkeypatch.setattr(f"engine.backends.gpu.comm.nccl.{name}", lambda *_: None)
@@ -292,4 +292,4 @@ def test_nccl_that_fails_its_trial_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     gpus = [torch.device("cuda", n) for n in range(2)]
     device_group(gpus, Routes(has_nccl=True), found)
     assert [f.title for f in found.current] == ["Between cuda:0 and cuda:1, NCCL is not used"]
-    assert found.current[0].why == "it returns wrong numbers"
+    assert found.current[0].why == "it returns wrong values"

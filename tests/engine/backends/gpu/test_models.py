@@ -164,7 +164,7 @@ def test_what_is_another_token_when_repeated_is_computed(
     monkeypatch.setattr("engine.backends.gpu.decode.rank_capture._same", lambda a, b: a is None)
     with load_model(path, n_ctx=32) as model:
         (rank,) = model.runtime.ranks
-        assert "other results" in rank.refusal
+        assert "different results" in rank.refusal
         assert model.runtime.token_source is None
         found = forward_alone(model.runtime.runner, IDS[:1], 0)
         assert not rank.recordings

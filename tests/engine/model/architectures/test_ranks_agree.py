@@ -254,7 +254,7 @@ def test_a_rank_that_differs_by_a_bit_is_noticed(
         return total.nextafter(total + 1) if self.rank == 1 else total
 
     monkeypatch.setattr(ThreadCommunicator, "all_reduce", off_by_a_bit)
-    with pytest.raises(CommError, match="different numbers from the same input"):
+    with pytest.raises(CommError, match="different numbers for the same input"):
         check(name, RIGS["two of different speed"], streams, has_kernels=False)
     with pytest.raises(AssertionError, match=r"ranks \(0, 1\) computed from others"):
         streams.check()

@@ -1,5 +1,5 @@
 """KV cache kernels: writes, and attention over its pages.
 
-`cache_codec` has the cache types and the writes, `attention` and `attention_page` are the attention
-kernel, and `cache_ops` binds both to torch tensors.
+`cache_codec` implements the cache types and writes, `attention` and `attention_page` the attention
+kernel; `cache_ops` binds both to torch tensors.
 """

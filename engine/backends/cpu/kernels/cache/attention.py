@@ -9,10 +9,10 @@ pages are merged in order. So a row's bits depend neither on other rows nor on t
 
 The work is split into tiles: rows of one sequence, and the query heads of one key-value head. If
 the results for all pages and rows fit in memory, a work item is one page of a tile, and the pages
-are merged at the end; otherwise, it is all of a tile's pages. With few rows, a tile reads blocks in
-place (`attention_tile`); with many, it decodes them into scratch memory (`attention_rows`). Both
-yield the same bits. If keys are blocks of integers and the processor multiplies int16, queries are
-quantised too (`attention_words`).
+are merged at the end; otherwise, it is all of a tile's pages. If it has few rows, a tile reads
+blocks in place (`attention_tile`); otherwise, it decodes them into scratch memory
+(`attention_rows`). Both yield the same bits. If keys are blocks of integers and the processor
+multiplies int16, queries are quantised too (`attention_words`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LAYER = (
 )  # fmt: skip
 """A layer's cache and query heads, 64-bit integers. k and v are the slots' rows, `k_stride`
 bytes apart, with `k_head_stride` bytes between heads. groups: (n_groups, 3) 64-bit integers: a
-key-value head, its first query head, and the number of its query heads."""
+key-value head, its first query head, and its number of query heads."""
 
 ROWS = ("positions", "firsts", "tables", "n_rows", "n_first")
 """A pass's rows, 64-bit integers: each row's position, its first visible position, and the
@@ -76,7 +76,7 @@ next: number of items that threads have taken."""
 TILE_WORDS = 4
 
 FEW_PAGES = 2
-"""Up to this many pages per tile are merged only once all have been computed."""
+"""Up to this many pages per tile are merged together, once all have been computed."""
 
 MERGED_ALONE = 128
 """Up to this many results, only the calling thread merges them."""

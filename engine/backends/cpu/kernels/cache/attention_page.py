@@ -72,7 +72,7 @@ class Scratch(NamedTuple):
         scores: some rows' scores for a block, which become weights.
         keys, values: a block's keys and values as F32.
         page: a tile's results for a page.
-        rows: a tile's results for the pages so far, or for a second page.
+        rows: a tile's results for the pages processed so far, or for a second page.
     """
 
     queries: Value
@@ -184,7 +184,7 @@ def _slopes(given: Named, code: Code, head: Value) -> Value:
 def _add_direct_page(module: ir.Module, inner: Sequence[str], *, has_words: bool) -> None:
     """Emit `direct_page(place, group, row, n_rows, page, goal, scratch)`: `row_page` for one row.
 
-    Queries are in scratch memory only if they have been converted.
+    Queries are in scratch memory only if they had to be converted.
     """
     code, (place, *parts, page, goal, scratch) = internal(module, "direct_page", 7)
     given, tile = named(code, place, inner), Tile(*parts)

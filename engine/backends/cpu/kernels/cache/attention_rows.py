@@ -2,8 +2,8 @@
 
 A tile's rows are the query heads that share a key-value head, for several tokens of one sequence,
 with each token's heads side by side. Keys are decoded transposed, so that a vector holds the scores
-of 16 positions. Elements of a head are added in the order of `attention_tile`: one sum for each of
-16 lanes, then those sums by halves.
+of 16 positions. A head's elements are added in the same order as in `attention_tile`: one sum for
+each of 16 lanes, then those sums by halves.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _add_transpose(module: ir.Module, isa: Isa, type_k: str) -> None:
     """Emit `transpose(k, stride, last, head_dim, ahead, goal)`: decodes 16 keys, transposed.
 
     Element 16 j + l of the keys becomes vector l × (head_dim / 16) + j at `goal`, with a stride of
-    `_n_vectors` vectors. Keys after `last` are not read. It prefetches as many bytes from `ahead`.
+    `_n_vectors` vectors. Keys after `last` are not read. As many bytes are prefetched from `ahead`.
     """
     code, (k, stride, last, dim, ahead, goal) = internal(module, "transpose", 6)
     codec = CODECS[type_k](code, isa)
@@ -259,7 +259,7 @@ def row_range(
     """Return the range of rows from `begin` (at least 0) on that see a position before `limit`.
 
     Args:
-        firsts: address of the first visible position of each of `n_rows` rows.
+        firsts: address of each row's first visible position, for `n_rows` rows.
     """
     begin = code.min_signed(code.where(begin < 0, code.number(0), begin), n_rows)
     stop = code.variable(n_rows)

@@ -51,7 +51,7 @@ def add_parts(module: ir.Module, isa: Isa, types: KVTypes) -> None:
 def _add_weighted_sum(module: ir.Module, isa: Isa) -> None:
     """Emit `weighted_sum(n, weights, count, v, stride, ahead, head_dim, offset, row, row_bytes)`.
 
-    It calls `weighted_sum_m` (see `add_weighted_sum`) for as many positions at a time as fit in L1.
+    It calls `weighted_sum_m` (see `add_weighted_sum`) with as many positions per call as fit in L1.
     """
     code, arguments = internal(module, "weighted_sum", 10)
     n, weights, count, v, stride, ahead, dim, offset, row, row_bytes = arguments
@@ -137,7 +137,7 @@ def tile_width(isa: Isa, size: int) -> int:
 def _add_dots(module: ir.Module, isa: Isa, type_k: str, size: int) -> None:
     """Emit `dots_m(q, head_dim, k, stride, last, ahead, out)`: q·k for m heads.
 
-    It multiplies by adjacent positions, and prefetches the same number of bytes from `ahead`.
+    It multiplies by the keys at adjacent positions, and prefetches as many bytes from `ahead`.
     Positions after `last` are not read; their results in `out` are undefined.
     """
     code, (q, dim, k, stride, last, ahead, out) = internal(module, f"dots_{size}", 7)

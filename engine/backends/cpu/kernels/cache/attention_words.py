@@ -82,8 +82,8 @@ def add_key_words(module: ir.Module, isa: Isa, type_k: str) -> None:
     """Emit `transpose(k, stride, last, head_dim, ahead, goal)`: reads 16 keys for `tile_scores`.
 
     Each int16 pair becomes a vector over the 16 positions; pairs are `PAIR_BYTES` apart, and a
-    block's 16 pairs are followed by a vector of scales. Keys after `last` are not read. It
-    prefetches as many bytes from `ahead`.
+    block's 16 pairs are followed by a vector of scales. Keys after `last` are not read. As many
+    bytes are prefetched from `ahead`.
     """
     code, (k, stride, last, dim, ahead, goal) = internal(module, "transpose", 6)
     codec = _codec(code, isa, type_k)

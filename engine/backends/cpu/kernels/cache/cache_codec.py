@@ -189,7 +189,7 @@ class Q4Codec(BlockCodec):
         code.store((low | (high << 4)).to(BYTES), address + 2)
 
     def _extreme(self, values: Sequence[Value]) -> Value:
-        """Return the number with the largest magnitude; of several, the first."""
+        """Return the number with the largest magnitude; on a tie, the first."""
         code = self.code
         sizes = [code.unary("fabs", value) for value in values]
         largest = code.reduce("max", code.maximum(*sizes))
@@ -263,7 +263,8 @@ class CacheTensor:
         n_kv, n_slots, head_dim: numbers of key-value heads, slots, and elements per head.
         address: address of the first element.
         stride, head_stride: bytes between slots and between heads.
-        fits: whether the kernels can read it: on the CPU, in the type's layout, rows contiguous.
+        fits: whether the kernels can read it: it is on the CPU, in the type's layout, its rows
+            contiguous.
     """
 
     def __init__(self, held: Tensor, kind: str) -> None:

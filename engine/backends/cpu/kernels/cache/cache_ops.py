@@ -74,7 +74,7 @@ class CacheLayer:
         return k is held.k and v is held.v
 
     def make_heads(self, n_heads: int) -> QueryHeads | None:
-        """Group n query heads by key-value head; None if that count does not fit the cache."""
+        """Group n query heads by key-value head; return None if n does not fit the cache."""
         n_kv, rows = self.k.n_kv, self._head_map
         if rows is None and n_heads % n_kv == 0:
             rows = [head * n_kv // n_heads for head in range(n_heads)]
@@ -185,7 +185,7 @@ def _writing(
 
 
 def _address(vector: Tensor | None, n: int) -> int | None:
-    """Return the address of a vector of n F32 numbers; 0 for None; None if unsupported."""
+    """Return the address of a vector of n F32 numbers; 0 if it is None, None if unsupported."""
     if vector is None:
         return 0
     return vector.data_ptr() if is_plain(vector) and vector.shape == (n,) else None

@@ -272,7 +272,7 @@ class Avx2(Sse4):
 
 
 class AvxVnni(Avx2):
-    """AVX-VNNI: `vpdpbusd` adds four byte products to an i32, for eight rows at once."""
+    """AVX-VNNI: `vpdpbusd` adds four byte products to an i32, for eight rows per instruction."""
 
     name = "avxvnni"
     features = "+avxvnni"
@@ -287,7 +287,7 @@ class AvxVnni(Avx2):
 
 
 class Avx512(AvxVnni):
-    """AVX-512 with VNNI: 64-byte registers, `vpdpbusd` for sixteen rows at once."""
+    """AVX-512 with VNNI: 64-byte registers, `vpdpbusd` for 16 rows per instruction."""
 
     name = "avx512"
     cpu = "x86-64-v4"
@@ -325,7 +325,7 @@ class Avx512(AvxVnni):
 
 
 class Neon(Isa):
-    """ARM NEON with dot products: `sdot` adds four signed byte products, for four rows at once."""
+    """ARM NEON with dot products: `sdot` adds four signed byte products in each of four rows."""
 
     name = "neon"
     features = "+neon,+dotprod"

@@ -10,7 +10,7 @@ from llvmlite import ir
 from engine.backends.cpu.kernels.language.values import FLOATS, LANES, VOID, Code, Value, function
 
 PIECE_ELEMENTS = 16384
-"""Elements per piece of simple arithmetic; with fewer, sharing would cost more than it saves."""
+"""Elements per piece of simple arithmetic; smaller pieces would cost more than they save."""
 
 Named = Mapping[str, Value]
 """A kernel's arguments by name."""

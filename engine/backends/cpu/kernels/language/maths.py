@@ -38,13 +38,13 @@ EXP2_TERMS = (
 """Coefficients of the polynomial p for which 1 + r p(r) is closest to 2ʳ from 0 to 1 (minimax)."""
 
 EXP2_LEAST = -126.0
-"""Below this, exp2 may be 0."""
+"""For smaller x, exp2 may return 0."""
 
 ROUND_DOWN, CURRENT_ROUNDING = 9, 4
 """Operands for AVX-512 instructions: round down to integers; use the current rounding mode."""
 
 TANH_BORDER = 0.625
-"""Below this magnitude, tanh is a polynomial; above, it is computed from exp."""
+"""Below this magnitude, tanh is computed as a polynomial; above it, from exp."""
 
 TANH_TERMS = (
     -0.3333328068256378, 0.13331373035907745, -0.0537336990237236, 0.020618626847863197,

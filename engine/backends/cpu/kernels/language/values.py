@@ -236,13 +236,13 @@ class Code:
         self.builder.store(value.raw, self._pointer(address, value.kind)).align = 1
 
     def load_part(self, address: Value, kind: Any, n: Value) -> Value:
-        """Load the first n elements of a vector, then zeros; touch no memory past those n."""
+        """Load the first n elements of a vector, padded with zeros; read no memory beyond them."""
         place, align = self._pointer_value(address, kind), self.constant(I32, 1)
         mask, others = self.lane_mask(n, kind.count), self.constant(kind, 0)
         return self.call(f"llvm.masked.load.{suffix(kind)}.p0", kind, place, align, mask, others)
 
     def store_part(self, value: Value, address: Value, n: Value) -> None:
-        """Store the first n elements of a vector; touch no memory past those n."""
+        """Store the first n elements of a vector; write no memory beyond them."""
         place, align = self._pointer_value(address, value.kind), self.constant(I32, 1)
         name = f"llvm.masked.store.{suffix(value.kind)}.p0"
         self.call(name, VOID, value, place, align, self.lane_mask(n, value.kind.count))

@@ -39,10 +39,10 @@ SPREAD = 0x00204081
 class Columns(Protocol):
     """32 columns in one of the file's blocks, for one row or for all rows in a tile.
 
-    Numbers are integers, one per row; codes are bytes, one per row and column, or per two columns.
+    Numbers are integers, one per row; codes are bytes, one per row and column (or two columns).
 
     Attributes:
-        index: index of the 32 columns in the block, at run time or at compile time.
+        index: index of the 32 columns in the block, known at run time or at compile time.
     """
 
     @property
@@ -107,8 +107,8 @@ class RowColumns:
 class TileColumns:
     """The columns of all rows in a tile; see `Columns`.
 
-    Codes are in line order: four columns of each row, then the next four. Loaded vectors are
-    cached because a block is read for several indices.
+    Codes are in line order: four columns of each row, then the next four. Loaded vectors are cached
+    because each block is read for several indices.
 
     Attributes:
         code: builder of the function that reads them.

@@ -23,11 +23,11 @@ ARGUMENTS = (
 )  # fmt: skip
 """Arguments of `pack_file`. `read`: address of POSIX's pread; `descriptor`: the file descriptor.
 The first row's `row_bytes` start at `offset`; the other rows follow at intervals of `file_stride`.
-Each of `n_threads` has `buffer_bytes` at `buffers`, with rows `buffer_stride` apart; a read covers
-up to `rows_per_read` rows, including the gaps between them. A thread takes `tiles_per_turn` tiles
-at a time and reads `tiles_per_read` of them at a time. `progress`: two 64-bit words, initially 0:
-the number of turns taken, and 1 after a failed read, which stops the work. For the others, see
-`kernels.packing.pack`."""
+Each of `n_threads` threads has `buffer_bytes` at `buffers`, with rows `buffer_stride` apart; a read
+covers up to `rows_per_read` rows, including the gaps between them. A thread takes `tiles_per_turn`
+tiles at a time and reads `tiles_per_read` of them at a time. `progress`: two 64-bit words,
+initially 0: the number of turns taken, and 1 after a failed read, which stops the work. For the
+others, see `kernels.packing.pack`."""
 
 READ_ARGUMENTS = ("read", "descriptor", "offset", "goal", "n_bytes", "page_bytes", "failed")
 """Arguments of `read_file`. `read`: address of POSIX's pread; `descriptor`: the file descriptor.

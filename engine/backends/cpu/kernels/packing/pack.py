@@ -1,4 +1,4 @@
-"""Packs a file's blocks into planes (the same bits in another order), and F16 and BF16 as int16.
+"""Packs a file's blocks into planes (the same bits, reordered), and F16 and BF16 as int16.
 
 `kernels.packing.block_readers` reads the codes and scales of 32 columns, for each GGML type. Whole
 tiles are packed 16 rows at a time, in vectors that contain lines of the planes; partial tiles at a

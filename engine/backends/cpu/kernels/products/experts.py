@@ -18,7 +18,7 @@ and `row_bytes` is 0.
 
 `build_ffn` fuses the experts' FFNs for prompts: a piece computes all products for some of an
 expert's rows, so that intermediate results stay in a core's cache. Each token is packed once and
-copied for its experts. The bits are the same as with separate products, as rows are independent.
+copied for its experts. As rows are independent, the bits are the same as with separate products.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def n_parts(code: Code, given: Named, size: Value) -> Value:
 def _part(
     code: Code, given: Named, size: Value, number: Value, unit: int = 0
 ) -> tuple[Value, Value, Value]:
-    """Return a part's expert, first row and number of rows, given the part's index.
+    """Given a part's index, return its expert, first row and number of rows.
 
     Args:
         size: largest number of rows in a part.
@@ -250,7 +250,7 @@ def _multiply(code: Code, product: Named, expert: Value, rows: Value, n: Value, 
 def _add_take_place(module: ir.Module) -> None:
     """Emit `take_place(locks, n)`: locks a free buffer and returns its index.
 
-    There always is one, as each thread uses only one buffer at a time.
+    One is always free, as each thread uses only one buffer at a time.
     """
     code, (locks, n) = internal(module, "take_place", 2, I64)
     number = code.variable(code.number(0))

@@ -1,9 +1,9 @@
-"""F32 GEMM with F16, BF16 or F32 matrices as they are in the file.
+"""F32 GEMM with F16, BF16 or F32 matrices, stored as in the file.
 
 `x Wᵀ` adds up 16 partial sums over the columns; `x W` goes through the matrix's rows. Both proceed
 in order, so that a token's bits do not depend on the other tokens. Both take a stack of matrices,
 one per head, with tokens for each. As rows are neither packed nor in tiles, these are not operands
-for the nest in `kernels.products.gemm`, which would also add in another order.
+for the nest in `kernels.products.gemm`, which would also add in a different order.
 """
 
 from __future__ import annotations

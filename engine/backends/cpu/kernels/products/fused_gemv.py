@@ -1,7 +1,7 @@
 """Several matrices times the same few tokens as one job, so that threads do not wait in between.
 
 The tokens are packed first unless they already are, and in a second form as well if some matrices
-need finer activations. The activation follows gate and up.
+need finer activations. The activation is applied after gate and up.
 """
 
 from __future__ import annotations

@@ -144,8 +144,8 @@ class Operands(ABC):
             much of the next weights is prefetched during unpacking.
         panel_sizes: sizes, in tokens, of panels that share unpacked weights; largest first.
         tile_sizes: sizes, in tokens, of panels that unpack weights themselves; largest first.
-        widths: possible numbers of tiles to multiply at a time, largest first. If the last is 2,
-            an odd tile is multiplied with the memory after it, whose results are dropped.
+        widths: how many tiles may be multiplied at a time, largest first. If the last is 2, an odd
+            tile is multiplied together with the memory after it, and those results are dropped.
         spreads_prefetch: whether blocks share the prefetches; otherwise they precede the panel.
     """
 
@@ -379,7 +379,7 @@ def _add_groups(module: ir.Module, operands: Operands) -> None:
 def _add_unpack(module: ir.Module, operands: Operands) -> None:
     """Emit `unpack(tile, index, first, last, unpacked, next_group, first_line, last_line)`.
 
-    Unpacks one group in a tile; the last three arguments are those of `Prefetch`.
+    Unpacks one group in a tile; the last three arguments are for `Prefetch`.
     """
     code, (tile, index, first, last, unpacked, next_group, *lines) = internal(module, "unpack", 8)
     ahead = Prefetch(next_group, code.number(0), lines[0], lines[1])
@@ -429,7 +429,7 @@ def _add_products(module: ir.Module, operands: Operands, size: int, width: int) 
     """Emit functions `(weights, weight_bytes, panel, n_blocks, sums, …)` for `Operands.steps`.
 
     For one group, each adds the products of `width` tiles and a panel of `size` tokens to their
-    sums. The other arguments are those of `Prefetch`.
+    sums. The other arguments are for `Prefetch`.
 
     Returns:
         The functions' names, in call order.

@@ -125,7 +125,7 @@ class Int16Operands(Operands):
         self, products: Products, tiles: Sequence[TileGroup], panel: Value, block: Value,
         parts: Parts,
     ) -> None:  # fmt: skip
-        """Emit the same as `multiply`, for numbers that do not include their integer scales."""
+        """Emit the products of `multiply` for numbers that do not include their integer scales."""
         scales = [tile.scales(block) for tile in tiles if tile.scales]
         n_scales = len(scales[0])
         size = N_PAIRS // n_scales

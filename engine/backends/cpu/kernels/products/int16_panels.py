@@ -1,7 +1,7 @@
 """Activations and unquantised matrices as int16, with one scale per 256 columns.
 
-A processor with int16 dot products (`Isa.has_word_dots`) multiplies twice as many int16 as F32, and
-needs them where 8-bit activations are too coarse (`kernels.products.panels`). Every 256 columns of
+A processor with int16 dot products (`Isa.has_word_dots`) multiplies int16 twice as fast as F32, and
+uses int16 where 8-bit activations are too coarse (`kernels.products.panels`). Every 256 columns of
 a row or token share a scale, by which numbers are multiplied before they are rounded. A sum of
 products over 256 columns is exact: it fits in 32 bits because, by Cauchy-Schwarz, it is at most the
 product of both vectors' lengths, which the scales bound. So a sum does not depend on its order. The
@@ -102,12 +102,12 @@ def factor_offset(n_tokens: int, token: int) -> int:
 
 
 def fine_factor_offset(n_tokens: int, token: int) -> int:
-    """Return the same as `factor_offset`, for quantised matrices' panels."""
+    """Return `factor_offset` for quantised matrices' panels."""
     return n_tokens * (2 * BLOCK + 12) + 4 * token
 
 
 def fine_sum_offset(n_tokens: int, token: int, part: int, n_parts: int) -> int:
-    """Return the offset of the sum of a block's activations, or of one half of them."""
+    """Return the offset of the sum over a block's activations, or over one half of them."""
     start = n_tokens * (2 * BLOCK)
     if n_parts == 1:
         return start + 4 * token
@@ -220,7 +220,7 @@ def integers(values: Value) -> Value:
 
 
 def block_of_int16(factor: Value, first: Value, second: Value) -> Value:
-    """Round 32 numbers; if their factor is NaN, all become 0, as it makes the result NaN anyway."""
+    """Round 32 numbers; all become 0 if their factor is NaN, which makes the result NaN anyway."""
     joined = concatenated([integers(n).to(vector(I16)) for n in (first, second)])
     return factor.code.where(factor.equals(factor), joined, factor.code.constant(joined.kind, 0))
 

@@ -11,7 +11,7 @@ columns, a panel has m × 32 bytes, followed by four-byte numbers: m pairs of -1
 and block do not depend on m. The bytes alternate: four from the first 16 columns, four from the
 other 16, and so on. If `Isa.joins_halves`, both scales in units are int16 in a pair's first i32.
 
-An activation is a signed byte, or has two bytes where small errors have large consequences: in MoE
+An activation is a signed byte, or two bytes where small errors have large consequences: in MoE
 models (because of the router), and for the attention values in all models
 (`engine.backends.cpu.packing.FINE`). Processors with int16 dot products then use int16
 (`products.int16_panels`). On others, m × 32 high bytes, worth 255 each, precede the low bytes; both
@@ -123,7 +123,7 @@ def quantised_bytes(n_tokens: int, n_blocks: int, x_bytes: int = 1) -> int:
 
 
 def panel_sizes(isa: Isa) -> list[int]:
-    """Return the possible numbers of tokens in a panel, largest first."""
+    """Return the possible panel sizes in tokens, largest first."""
     return [1 << n for n in reversed(range(isa.tile_tokens.bit_length()))]
 
 

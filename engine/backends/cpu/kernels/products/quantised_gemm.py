@@ -244,7 +244,7 @@ class _Block:
         return [total.to(FLOATS) for total in totals]
 
     def joined_sums(self) -> list[Value]:
-        """Return the same as `scaled_sums`, for lines that contain both halves."""
+        """Return `scaled_sums` for lines that contain both halves."""
         offsets, code, found = self._offsets, self._code, []
         for token in self._tokens:
             x = [

@@ -250,7 +250,7 @@ class Int16Reader(TileReader):
     """Decodes one block of 16 rows from the planes to int16.
 
     If a type has integer scales and a factor for 256 columns, codes are multiplied by their scale,
-    so that all 256 columns are added up as integers and scaled once; otherwise 32 or 16 are.
+    so that all 256 columns are added up as integers and scaled once; otherwise, only 32 or 16 are.
     """
 
     @property

@@ -1,7 +1,7 @@
 """Causal depthwise convolution over the latest tokens, with activation and gates.
 
-Tokens are added from oldest to newest, so the bits do not depend on how a prompt is split. Adjacent
-channels form groups; a group's filters and latest inputs are on the stack.
+Tokens are added up from oldest to newest, so the bits do not depend on how a prompt is split.
+Adjacent channels form groups; a group's filters and latest inputs are on the stack.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ WORDS = 4
 rows may be computed before their state is stored."""
 
 TOGETHER = 1 << 30
-"""More rows than a pass has, so that a chain's rows store a single state, after the last row."""
+"""More rows than any pass has, so that a chain stores only the state after its last row."""
 
 
 class StateRows:

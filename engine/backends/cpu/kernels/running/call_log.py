@@ -79,7 +79,7 @@ class CallLog(Replayable):
     def check_room(self) -> None:
         """Refuse the replay if the log has overflowed."""
         if self.n_used > MAX_WORDS:
-            self.refusal = "a token takes too many kernels"
+            self.refusal = "a token needs too many kernel calls"
 
 
 def current_log() -> CallLog | None:
@@ -99,7 +99,7 @@ def take_step(step: Finish) -> None:
     if log is not None and log.add_step is not None:
         log.add_step(step)
     else:
-        refuse_replay("it takes steps in Python")
+        refuse_replay("it includes steps in Python")
 
 
 def emit_log(code: Code, log: Value, kernel: Value, arguments: Sequence[Value]) -> None:

@@ -129,7 +129,7 @@ def assembly(isa: Isa, build: Build, triple: str = "") -> str:
 
 
 def object_file(isa: Isa, build: Build, triple: str = "") -> bytes:
-    """Return a compiled module's object file, for tests; `triple` names another system."""
+    """Return a compiled module's object file, for tests; `triple` selects another system."""
     machine = _target_machine(isa, triple)
     return _compile(_write_ir("shown", build, machine), machine)
 

@@ -1,8 +1,8 @@
 """Reused memory for large results.
 
 The C library returns tensors of some MiB to the system as soon as they are freed, and faulting in
-new pages took a tenth of a prompt's time. Here, memory returns to the allocating thread once a
-result and all views of it are garbage.
+new pages took a tenth of a prompt's time. Here, memory returns to the thread that allocated it once
+a result and all its views are garbage.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MIN_RESULT_BYTES = 256 << 10
-"""Minimum size in bytes of results whose memory is kept; the C library keeps smaller blocks."""
+"""Minimum size, in bytes, of results in reused memory; the C library reuses smaller blocks."""
 
 MAX_KEPT = 256 << 20
 """Maximum number of unused bytes that a thread keeps."""

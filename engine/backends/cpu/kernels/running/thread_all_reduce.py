@@ -193,7 +193,7 @@ class ThreadAllReduce:
         return self._words[self._starts[seat] + ROUND // 8]
 
     def result(self, seat: int) -> int:
-        """Return the bits from a seat's last call."""
+        """Return the bits that a seat's last call returned."""
         return self._words[self._starts[seat] + RESULT // 8]
 
     def all_reduce(self, seat: int, number: int, x: int, n: int, out: int, turns: int) -> int:
@@ -231,7 +231,7 @@ class ThreadAllReduce:
         log.add_checked(self._all_reduce_address, arguments, end)
 
     def count_asleep(self, seat: int, number: int, change: int) -> int:
-        """Change the count of sleeping members, then check if all have arrived; return bits."""
+        """Change the count of sleepers, then check whether all have arrived; return bits."""
         self._count_asleep(self._seats[seat], self._head, number, change)
         return self.result(seat)
 

@@ -4,7 +4,7 @@ A kernel's work is a function `task(arguments, index)`, called once for every in
 call is a piece. The calling thread works too, and each thread takes the next piece when it is free,
 so a thread that the system suspends delays only its own piece. Either all threads take pieces from
 the front (`run`), or each has a share of adjacent pieces and then helps others (`run_in_shares`).
-Shares suit memory that is read in piece order: it is read fastest by one thread from front to back,
+Shares suit memory that is read in piece order: a thread reads it fastest from front to back,
 because prefetching continues from one piece to the next.
 
 One 64-bit word describes the job: its number of pieces, whether there are shares, and, in the upper

@@ -1,7 +1,7 @@
 """Routing of tokens to experts, and the weighted sum of the experts' results (`layers.moe`).
 
 Scores are compared as integer keys that have the same order. Experts already chosen get the lowest
-key, so even NaNs select distinct experts. Of equal scores, the first wins.
+key, so even NaNs select distinct experts. Among equal scores, the first wins.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def _add_token(module: ir.Module, gating: str) -> None:
 
 
 def _emit_keys(code: Code, given: Named, logits: Value, scores: Value, keys: Value) -> None:
-    """Emit the computation of the keys by which experts are chosen: those of the biased scores.
+    """Emit the keys by which experts are chosen, computed from the biased scores.
 
     If there is neither bias nor groups, use the logits, as different logits may have equal scores.
     """

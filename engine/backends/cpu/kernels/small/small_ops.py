@@ -75,7 +75,7 @@ def f32_bits(number: float) -> int:
 
 @cache
 def _limit(kind: str, limit: float) -> int:
-    """Return the bits of an activation's limit; those of infinity if 0 means no limit."""
+    """Return an activation's limit as bits; 0 means no limit and becomes infinity."""
     return f32_bits(limit if limit or kind == "oai" else inf)
 
 

@@ -163,7 +163,7 @@ def test_a_failure_wakes_waiting_ranks(pair: Pair, turns: int) -> None:
 def test_a_rank_that_never_comes_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.parallel.watchdog.SILENT_S", 0.3)
     ranks = Ranks(3, spins=True)
-    with pytest.raises(CommError, match=r"cpu \(rank 0\) has not come"):
+    with pytest.raises(CommError, match=r"cpu \(rank 0\) has not reached"):
         ranks.run(lambda comm: comm.all_reduce(torch.ones(1), (0, 1, 2)) if comm.rank else None)
     ranks.pool.close()
 

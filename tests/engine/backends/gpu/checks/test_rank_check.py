@@ -159,7 +159,7 @@ def test_what_is_wrong_is_found_and_replaced(
     rank = CheckedRank(path).only(op)
     rank.check()
     assert refused(CPU) == set(wrong)
-    assert f"{words} came out wrong in a check" in rank.warnings
+    assert f"a check found wrong results for {words}" in rank.warnings
     again = CheckedRank(path).only(op)
     again.check()
     assert refused(CPU) == set(wrong)
@@ -177,7 +177,7 @@ def test_a_wrong_cache_is_written_by_torch(path: Path, monkeypatch: pytest.Monke
     rank = CheckedRank(path, (16,)).only("new_attention")
     rank.check()
     assert refused(CPU) == {("kv_write", "f16")}
-    assert "writing keys and values in f16 came out wrong" in rank.warnings
+    assert "wrong results for writing keys and values in f16" in rank.warnings
 
 
 @pytest.mark.usefixtures("no_drawing")
@@ -191,7 +191,7 @@ def test_wrong_experts_are_computed_one_by_one(
     rank = CheckedRank(moe_model, (n,)).only("experts")
     rank.check()
     assert refused(CPU) == {(key, Q8_0)}
-    assert "experts' products of" in rank.warnings
+    assert "experts' products for" in rank.warnings
 
 
 @pytest.mark.usefixtures("no_drawing")
@@ -280,7 +280,7 @@ def test_verdicts_are_kept(tmp_path: Path, path: Path, monkeypatch: pytest.Monke
         rank = CheckedRank(path, (1,)).only("rms_norm", "ropes")
         rank.n_made = rank.check(Verdicts(CardRecords(file), key))
         assert refused(CPU) == {("rms_norm",)}
-        assert "rms norm came out wrong" in rank.warnings
+        assert "wrong results for rms norm" in rank.warnings
         return rank
 
     assert checked("a card").n_made == 3
@@ -295,7 +295,7 @@ def test_what_an_earlier_load_refused_is_reported_again(path: Path) -> None:
     refuse(CPU, [("rms_norm",), ("gemv", 12, 1)])
     rank = CheckedRank(path, (1,)).only()
     rank.check()
-    assert "rms norm came out wrong" in rank.warnings
+    assert "wrong results for rms norm" in rank.warnings
     assert "Q4_K" not in rank.warnings
 
 
@@ -346,7 +346,7 @@ def test_a_load_that_compiles_checks(path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(GpuBackend, "compiles", True)
     with load_model(path, n_ctx=4) as model:
         assert refused(CPU) == {("gemv", Q8_0, 1)}
-        said = "products of 1 row with Q8_0 weights came out wrong in a check"
+        said = "a check found wrong results for products of 1 row with Q8_0 weights"
         assert any(said in warning for warning in model.warnings)
         found = one_by_one(model)
     assert nmse(found, expected) < 1e-3

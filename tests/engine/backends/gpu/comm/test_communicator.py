@@ -250,9 +250,9 @@ def test_a_rank_that_computed_something_else_is_named(ranks: Callable[..., Ranks
 
     with some.group.one_shots.without_waiting():
         some.run(show)  # sums are incomplete then
-    with pytest.raises(CommError, match=r"rank 1.*computed other numbers"):
+    with pytest.raises(CommError, match=r"rank 1.*computed different numbers"):
         some.run(show)
-    with pytest.raises(CommError, match=r"rank 2.*has provided numbers"):
+    with pytest.raises(CommError, match=r"rank 2.*has provided values"):
         some.sums([torch.ones(2), torch.ones(2), torch.ones(3)], None)
     assert all(x.item() == 3 for x in some.sums([torch.ones(1)] * 3, None)), "usable afterwards"
 

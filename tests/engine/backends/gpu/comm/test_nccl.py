@@ -152,10 +152,10 @@ def test_it_is_tried_before_it_is_used(
     assert not caplog.records
     assert not whys
     assert tried([CPU] * 2, queues, wrong_gather, whys.append) is None
-    assert "wrong numbers" in caplog.text
+    assert "wrong values" in caplog.text
     assert tried([CPU] * 2, queues, Failing(0), whys.append) is None
     assert "unhandled system error" in caplog.text
-    assert whys == ["it returns wrong numbers", "unhandled system error"]
+    assert whys == ["it returns wrong values", "unhandled system error"]
     assert tried([CPU] * 2, queues, nccl.all_gather) is None, "there are no GPUs"
     monkeypatch.setattr(nccl, "TRIAL_S", 0.01)
     monkeypatch.setattr(HostQueue, "record", lambda self: Never())

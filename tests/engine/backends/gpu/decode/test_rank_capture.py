@@ -190,7 +190,7 @@ def test_what_gives_other_bits_is_not_repeated(
             self._inner.result[1] = -0.0
 
     monkeypatch.setattr(Noted, "replay", replay)
-    with pytest.raises(Unproven, match="other results"):
+    with pytest.raises(Unproven, match="different results"):
         ranks.captured()
     assert states(ranks) == list(range(len(ranks.x)))
 
@@ -434,7 +434,7 @@ class Capturing(ModelRunner):
 
 @pytest.mark.parametrize(
     ("error", "keeps_one_shots"),
-    [(NotRepeatable("no kernel reads such a cache"), True), (Unproven("something else"), False)],
+    [(NotRepeatable("no kernel can read this cache"), True), (Unproven("something else"), False)],
 )
 def test_kernels_meet_no_more_only_if_that_may_be_the_reason(
     monkeypatch: pytest.MonkeyPatch, error: NotRepeatable, keeps_one_shots: bool
