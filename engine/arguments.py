@@ -126,7 +126,7 @@ def check_kept(params: LoadParams, wanted: LoadParams) -> None:
     for name in kept:
         if getattr(wanted, name) != getattr(params, name):
             raise SplitError(
-                "'{name}' of a loaded model cannot change in a re-split.",
+                "'{name}' cannot be changed by re-splitting a loaded model.",
                 "Load the model again to change it.",
                 name=name,
             )

@@ -234,7 +234,7 @@ class CudaApi:
             why = text.value.decode(errors="replace") if text.value else "an unknown error"
             raise CudaCallError(
                 "NVIDIA's driver reports '{why_not}' ({name}: {number}).",
-                "Load the model again; if that fails as well, restart Tandem.",
+                "Load the model again; if that fails too, restart Tandem.",
                 failed, why_not=why, name=name, number=failed,
             )  # fmt: skip
 

@@ -96,7 +96,7 @@ def _checked(name: str, value: Any, metadata: Mapping[str, Any]) -> Any:
     if kind is dict:
         return _checked_biases(name, value)
     if not isinstance(value, kind):
-        expected = Sentence("true or false") if kind is bool else Sentence("a text")
+        expected = Sentence("true or false") if kind is bool else Sentence("a string")
         raise rejected(name, expected, value)
     choices = metadata.get("choices")
     if choices and value not in choices:
@@ -121,7 +121,7 @@ def _checked_strings(name: str, value: Any) -> tuple[str, ...]:
     """Check a tuple or list of texts (JSON has no tuples); a single text is refused."""
     is_list = isinstance(value, tuple | list)
     if not is_list or not all(isinstance(text, str) and text for text in value):
-        raise rejected(name, Sentence("a list of texts that are not empty"), value)
+        raise rejected(name, Sentence("a list of non-empty strings"), value)
     return tuple(value)
 
 

@@ -93,7 +93,7 @@ def exposure(folder: Path) -> str:
             mode = above.stat().st_mode
             if sys.platform != "win32" and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
                 return Sentence(
-                    "{path}, above {folder}, can be written by everybody",
+                    "{path}, above {folder}, is writable by everyone",
                     path=str(above),
                     folder=str(folder),
                 )
@@ -115,7 +115,7 @@ def exposed(status: os.stat_result) -> str:
     if status.st_uid not in (os.geteuid(), 0):
         return Sentence("belongs to another user")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return Sentence("can be written by other users")
+        return Sentence("is writable by other users")
     return ""
 
 

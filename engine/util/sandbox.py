@@ -103,7 +103,7 @@ class LimitedChild:
             )
             raise OSError(message)
         if not line:
-            raise OSError(Sentence("it ended with status {status}", status=str(self._status())))
+            raise OSError(Sentence("it exited with status {status}", status=str(self._status())))
         self._is_ready = True
 
     def ask(

@@ -158,12 +158,12 @@ class Metadata:
         store = Store(path, data, values)
         self._store = store
         numbers, text, flag = INTS | FLOATS, frozenset({STRING}), frozenset({BOOL})
-        self.str = TypedRead[str](store, Sentence("a text"), text, str)
+        self.str = TypedRead[str](store, Sentence("a string"), text, str)
         self.int = TypedRead[int](store, Sentence("an integer"), INTS, int)
         self.float = TypedRead[float](store, Sentence("a number"), numbers, float)
         self.bool = TypedRead[bool](store, Sentence("true or false"), flag, bool)
         self.strs = TypedRead[list[str]](
-            store, Sentence("a list of texts"), text, list, is_array=True
+            store, Sentence("a list of strings"), text, list, is_array=True
         )
         self.ints = TypedRead[list[int]](
             store, Sentence("a list of integers"), INTS, list, is_array=True
@@ -172,7 +172,7 @@ class Metadata:
             store, Sentence("a list of numbers"), numbers, _floats, is_array=True
         )
         self.bools = TypedRead[list[bool]](
-            store, Sentence("a list of flags"), flag, list, is_array=True
+            store, Sentence("a list of booleans"), flag, list, is_array=True
         )
 
     def __contains__(self, key: object) -> bool:

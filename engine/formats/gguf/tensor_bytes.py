@@ -96,7 +96,7 @@ class OpenPart:
             if n_bytes == 0:
                 raise ModelFileError(
                     self.path,
-                    "{file} has become shorter while it was read.",
+                    "{file} became shorter while it was being read.",
                     "Copy or download it again.",
                     file=self.path.name,
                 )
@@ -115,7 +115,7 @@ class OpenPart:
             raise ModelFileError(
                 self.path,
                 "{path} can no longer be read: {problem}.",
-                "Check the drive that it is on, and the connection to it.",
+                "Check the drive it is on and the drive's connection.",
                 path=self.path.name,
                 problem=Sentence(error.strerror or str(error)),
             ) from None
@@ -126,8 +126,8 @@ class OpenPart:
         if (now.st_size, now.st_mtime_ns) != (self._opened.st_size, self._opened.st_mtime_ns):
             raise ModelFileError(
                 self.path,
-                "{file} was changed while it was read.",
-                "Load it again once no other program writes to it.",
+                "{file} was changed while it was being read.",
+                "Load it again once no other program is writing to it.",
                 file=self.path.name,
             )
 

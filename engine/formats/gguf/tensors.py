@@ -133,7 +133,7 @@ def check_layout(
     names: set[str] = set()
     for tensor in entries:
         if tensor.name in names:
-            problem = Sentence("it has two tensors with the name {name}", name=quote(tensor.name))
+            problem = Sentence("it has two tensors named {name}", name=quote(tensor.name))
             raise InvalidGGUF(path, problem)
         names.add(tensor.name)
         _check_shape(path, tensor)

@@ -65,7 +65,7 @@ class DeviceMonitor:
     def start(self, on_snapshots: OnSnapshots, interval_s: float) -> None:
         """Call `on_snapshots` now and every `interval_s`, on a thread, until `stop`."""
         if self._thread is not None:
-            raise RuntimeError("the monitor is running already")
+            raise RuntimeError("the monitor is already running")
         self._stopping.clear()
         self._interval_s = interval_s
         self._thread = threading.Thread(

@@ -228,7 +228,8 @@ class Nvml:
         lib = self._lib
         if error.value == lib.NVML_ERROR_GPU_IS_LOST:
             return Sentence(
-                "The GPU fell off the bus; restart the machine, and check its power and seat."
+                "The GPU fell off the bus; restart the machine, and check the card's power and"
+                " seating."
             )
         if error.value == lib.NVML_ERROR_RESET_REQUIRED:
             return Sentence("The GPU needs a reset; restart the machine.")

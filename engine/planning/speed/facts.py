@@ -247,16 +247,18 @@ class Prediction:
 REASONS = {
     "memory_s": Sentence("Limited by memory bandwidth: reading takes {part} of the time."),
     "compute_s": Sentence("Limited by compute: multiplying takes {part} of the time."),
-    "fixed_s": Sentence("Limited by the overhead of operations, which takes {part} of the time."),
+    "fixed_s": Sentence("Limited by per-operation overhead, which takes {part} of the time."),
     "link_s": Sentence("Limited by the links: exchanges between devices take {part} of the time."),
-    "host_s": Sentence("Limited by the work between tokens, such as sampling: {part} of the time."),
+    "host_s": Sentence(
+        "Limited by work between tokens, such as sampling, which takes {part} of the time."
+    ),
 }
 SHORT_REASONS = {
     "memory_s": Sentence("limited by memory bandwidth"),
     "compute_s": Sentence("limited by compute"),
-    "fixed_s": Sentence("limited by the overhead of operations, which takes {part} of the time"),
+    "fixed_s": Sentence("limited by per-operation overhead, which takes {part} of the time"),
     "link_s": Sentence("limited by the links"),
-    "host_s": Sentence("limited by the work between tokens, such as sampling"),
+    "host_s": Sentence("limited by work between tokens, such as sampling"),
 }
 
 

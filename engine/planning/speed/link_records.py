@@ -169,9 +169,9 @@ def _failure(
     """Return a sentence about a route that did not pass."""
     what = {
         ("stores", "peer"): f"Kernel writes from {source} to {target}",
-        ("stores", "host"): f"Kernel writes from {source} to {target} by host memory",
+        ("stores", "host"): f"Kernel writes from {source} to {target} through host memory",
         ("copies", "peer"): f"Direct copies from {source} to {target}",
-        ("copies", "host"): f"Copies from {source} to {target} by host memory",
+        ("copies", "host"): f"Copies from {source} to {target} through host memory",
         NCCL: f"NCCL transfers from {source} to {target}",
     }[means, place]
     instead = {
@@ -185,7 +185,7 @@ def _failure(
     if trial.verdict == "refused":
         return f"{what} were not tested{detail}; {instead}."
     seen = {
-        "lost": "do not arrive", "wrong": "arrive damaged", "hung": "never end",
+        "lost": "do not arrive", "wrong": "arrive damaged", "hung": "never finish",
         "crashed": "crash the test program",
     }[trial.verdict]  # fmt: skip
     again = f"; {TRIES_AGAIN}" if trial.verdict in ("hung", "crashed") else ""
@@ -205,7 +205,7 @@ def _slowness(source: str, target: str, record: LinkRecord, way: Way) -> str:
         return ""
     return (
         f"Kernel writes from {source} to {target} reach {rates[0] / 1e9:.2g} GB/s, copies "
-        f"{rates[1] / 1e9:.2g} GB/s; exchanges of a token are slower than they could be."
+        f"{rates[1] / 1e9:.2g} GB/s; per-token exchanges are slower than they could be."
     )
 
 
@@ -218,8 +218,8 @@ def _narrowness(source: str, record: LinkRecord) -> str:
     if generation > 1 and width > FEW_LANES:
         return ""
     return (
-        f"The slot of {source} runs as PCIe {generation}.0 x{width} under load; another slot, a "
-        "better riser or a mainboard setting may make it faster."
+        f"The slot of {source} runs at PCIe {generation}.0 x{width} under load; another slot, a "
+        "better riser or a motherboard setting may make it faster."
     )
 
 
