@@ -77,7 +77,7 @@ CONVERTED: Mapping[str, Callable[[Any], Any]] = {
     "draft": str,
     "mmproj": str,
 }
-"""Converters for settings that callers may pass with other types than those in `LoadParams`."""
+"""Converters for settings that callers may pass as types other than those in `LoadParams`."""
 
 
 def params_of(path: str | Path, options: Mapping[str, Any]) -> LoadParams:

@@ -113,10 +113,10 @@ class LoadOption:
 
     Attributes:
         kind: type of the value: int, float, bool or str; object if it has a parser of its own.
-        low, high: range of accepted numbers; for texts, `high` is the maximum length. None: any.
+        low, high: range of accepted numbers; for strings, `high` is the maximum length. None: any.
         soft_high: largest number that the window offers, if smaller than `high`.
         may_be_zero: whether 0 is accepted below `low`.
-        choices: accepted texts; empty if any text is accepted.
+        choices: accepted strings; empty if any string is accepted.
         may_be_file: whether the path of a GGUF file is also accepted.
         flags: command-line flags; empty if there are none.
         help: help text on the command line.
@@ -300,7 +300,7 @@ class LoadOptions:
             " (default: all)",
         place="rare", title="Draft vocabulary",
         tip="How many of the most frequent tokens the model's MTP block drafts from; with fewer,"
-            " each draft token takes less reading. Answers stay the same",
+            " less is read for each draft token. Answers stay the same",
     )  # fmt: skip
     mmproj: MmprojKind | str = load_option(
         "auto", choices=MMPROJ_KINDS, may_be_file=True, flags=("--mmproj",),

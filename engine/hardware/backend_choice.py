@@ -216,7 +216,7 @@ def _describe_path(is_exact: bool, triton: str, launcher: Launcher, problem: str
 def _describe_missing(missing: Sequence[str]) -> str:
     more = [text for text in missing if text != GPU]
     if GPU not in missing:
-        more = more[1:]  # the status names the first
+        more = more[1:]  # the status already names the first
     if not more:
         return cuda_status()
     needed = Sentence("GPUs also need {names}.", names=listed(more))

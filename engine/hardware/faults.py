@@ -53,7 +53,7 @@ WORDS = re.compile(
 
 
 def fault_of(error: BaseException) -> str:
-    """Return the driver's text if an error or one of its causes means that a GPU is lost, or "".
+    """Return the driver's text if an error or one of its causes means a lost GPU; otherwise "".
 
     Lack of memory is not such a fault.
     """

@@ -1,9 +1,9 @@
 """The default split: one device, or several by tensor, layer or groups.
 
-There are few candidates: single devices, and for a few numbers of GPUs, the most promising set. How
-promising a set is follows from a formula: a token's time on the fastest GPU, with the reading time
-scaled to the bandwidth of the set, plus all-reduces. Only promising sets are planned and predicted
-in full; among all that come close to the fastest, the one with the fewest devices is chosen.
+There are few candidates: single devices and, for a few set sizes, the most promising set of GPUs.
+A formula estimates a set's time per token: that of the fastest GPU, with the reading time scaled to
+the set's bandwidth, plus all-reduces. Only promising sets are planned and predicted in full; among
+all that come close to the fastest, the one with the fewest devices is chosen.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _alone(chosen: Alternative, others: Sequence[Alternative], gpus: Sequence[st
         compared = Sentence(
             "{split} over {gpus}: {rate}; only prompt processing would gain from {more}."
             if is_slower
-            else "{split} over {gpus}: {rate}, too little to justify {more}.",
+            else "{split} over {gpus}: {rate}, too small a gain for {more}.",
             **values,
             more=more,
         )
@@ -116,7 +116,7 @@ def _several(chosen: Alternative, others: Sequence[Alternative], gpus: Sequence[
 
 
 def _other_split(chosen: Alternative, others: Sequence[Alternative], gpus: Sequence[str]) -> str:
-    """Return a sentence on another mode with as many GPUs, or any other mode, or the next split."""
+    """Return a sentence on another mode, preferably with as many GPUs, or else the next split."""
     n, mode = len(chosen.params.devices), chosen.params.split_mode
     other_mode = [one for one in others if one.params.split_mode != mode]
     same_size = [one for one in other_mode if len(one.params.devices) == n]
@@ -127,9 +127,9 @@ def _other_split(chosen: Alternative, others: Sequence[Alternative], gpus: Seque
     is_other_mode = other.params.split_mode != mode
     if len(other.params.devices) > n and other.seconds < chosen.seconds:
         return Sentence(
-            "{split} over {gpus}: {rate}, too little to justify {more}."
+            "{split} over {gpus}: {rate}, too small a gain for {more}."
             if is_other_mode
-            else "Over {gpus}: {rate}, too little to justify {more}.",
+            else "Over {gpus}: {rate}, too small a gain for {more}.",
             **values,
             more=Sentence("more GPUs"),
         )
@@ -319,7 +319,7 @@ class _Chooser:
         return Choice(params, reason_for_choice(best, found, self._gpus), tuple(found))
 
     def _is_near(self, one: Alternative, best: Alternative) -> bool:
-        """Return whether `best` saves too little over `one` to be worth more devices.
+        """Return whether `best` saves too little over `one` to justify more devices.
 
         If the answer is at least as long as the prompt, decoding must be faster as well, because
         prompts are then short, and their speed with routed experts is predicted only roughly.

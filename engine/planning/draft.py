@@ -44,7 +44,7 @@ MAX_MTP_FILES = 8
 
 
 def draft_model_path(params: LoadParams) -> str:
-    """Return the path of the draft model; "" if there is none or the file only has MTP blocks."""
+    """Return the path of the draft model; "" if there is none or the file has only MTP blocks."""
     return "" if is_mtp_file(params.draft_path) else params.draft_path
 
 

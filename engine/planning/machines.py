@@ -224,7 +224,7 @@ def parse_rig(text: str) -> Rig:
 
 
 def parse_wire(text: str) -> LinkFacts:
-    """Return the link for a text such as "1gbit,0.3ms"; what is missing is as in Gigabit Ethernet.
+    """Return the link for a text such as "1gbit,0.3ms"; defaults are those of Gigabit Ethernet.
 
     Raises:
         EngineError: the text is invalid.

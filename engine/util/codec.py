@@ -116,7 +116,7 @@ class Shape(ABC):
 
 @dataclass(frozen=True, slots=True)
 class TextShape(Shape):
-    """Any text, or one of a few choices."""
+    """Any string, or one of a few choices."""
 
     kinds = (str,)
     choices: tuple[str, ...] = ()
@@ -256,7 +256,7 @@ class TupleShape(Shape):
 
 @dataclass(frozen=True, slots=True)
 class TableShape(Shape):
-    """An object with arbitrary keys whose values have one shape; numeric keys are decimal texts."""
+    """An object with arbitrary keys whose values have one shape; numeric keys are in decimal."""
 
     kinds = (dict,)
     noun = "an object"

@@ -1,4 +1,4 @@
-"""A child process that answers lines with lines, and is killed if it exceeds its limits.
+"""A child process that answers each line with a line, and is killed if it exceeds its limits.
 
 It is for untrusted input, such as templates, formulas and documents: no request can hang this
 process or exhaust the machine's memory.

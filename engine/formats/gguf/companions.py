@@ -1,4 +1,4 @@
-"""Files next to a model: how to find them, and how a model takes blocks from one."""
+"""Files next to a model: finding them, and adding blocks from one of them to the model."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Store:
     values: Mapping[str, MetadataValue]
 
     def decode(self, value: MetadataValue, limit: int | None = None) -> Any:
-        """Return a value as a Python object, with at most `limit` array elements or text bytes."""
+        """Return a value as a Python object, with at most `limit` elements or string bytes."""
         if value.kind == STRING:
             return self._decode_text(value, limit)
         n = 1 if value.length is None else value.length
@@ -241,7 +241,7 @@ class Metadata:
         """Return a value of any type; an array becomes a list.
 
         Args:
-            limit: maximum number of array elements or text bytes to decode.
+            limit: maximum number of array elements or string bytes to decode.
         """
         value = self._store.values.get(key)
         return default if value is None else self._store.decode(value, limit)

@@ -220,7 +220,7 @@ class TensorBytes:
         return len(self) == 1 or self.strides[0] == self.shape[1] * self.strides[1]
 
     def tall(self) -> TensorBytes:
-        """Return even matrices (n, n_rows, row_bytes) as a single one with all their rows."""
+        """Return evenly spaced matrices (n, n_rows, row_bytes) as a single one with all rows."""
         n, n_rows, row_bytes = self.shape
         return TensorBytes(self.part, self.offset, (n * n_rows, row_bytes), self.strides[1:])
 

@@ -95,7 +95,7 @@ class TensorInfo:
         return self.n_rows * self.row_bytes
 
     def rows(self, start: int, stop: int, name: str) -> TensorInfo:
-        """Return a view of the rows `start:stop` in a matrix, or of such elements in a vector.
+        """Return a view of the rows `start:stop` in a matrix, or of those elements in a vector.
 
         This is used to split a fused tensor into its parts.
 

@@ -55,7 +55,7 @@ usually have less."""
 UNPROVEN_AMD = Sentence("Tandem has not been run on AMD GPUs yet.")
 
 ADD_TO_GROUPS = "sudo usermod -aG render,video $USER"
-"""Command that gives the user access to AMD GPUs from the next login on."""
+"""Command that gives the user access to AMD GPUs after the next login."""
 
 
 def list_devices(*, wait: bool = True) -> list[DeviceInfo]:

@@ -135,7 +135,7 @@ class Family:
 
 
 def balanced(split: Split, busy_s: Sequence[float]) -> Split | None:
-    """Return the split at which all ranks would be busy equally long, or None if unknown.
+    """Return the split at which all ranks would be busy for the same time; None if unknown.
 
     This assumes that a rank's time is proportional to its share.
 

@@ -391,7 +391,7 @@ def _why_slow(trial: Trial) -> str:
 
 
 def names(devices: Sequence[str], *, begins: bool = False) -> str:
-    """Return devices as in sentences: "GPU 0 and the CPU"; at the start (`begins`): "The CPU"."""
+    """Return device names for a sentence: "GPU 0 and the CPU", or "The CPU" if they begin it."""
     counted = {device: list(devices).count(device) for device in devices}
     return listed(
         [

@@ -278,7 +278,7 @@ def device_name(device: str, *, begins: bool = False) -> str:
 
 
 def rank_name(device: str, rank: int, ranks: Sequence[int], *, begins: bool = False) -> str:
-    """Return a rank's name as in the split panel; `ranks` are all the ranks on its device."""
+    """Return a rank's name as shown in the split panel; `ranks` are all the ranks on its device."""
     if len(ranks) == 1:
         return device_name(device, begins=begins)
     if is_cpu(device) and not machine_of(device):

@@ -100,7 +100,7 @@ def chosen_way(record: LinkRecord | None, p2p: PeerMode) -> Way:
 
 
 def nccl_pays(there: LinkRecord, back: LinkRecord, p2p: PeerMode) -> bool:
-    """Return whether two GPUs may exchange large values by NCCL, and do so faster than by copies.
+    """Return whether two GPUs may exchange large values through NCCL, faster than with copies.
 
     NCCL itself decides whether a GPU writes to the other's memory, so that must have passed.
     """

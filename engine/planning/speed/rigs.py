@@ -137,7 +137,7 @@ def _entry(text: str) -> tuple[int, DeviceSpec]:
 
 
 def spec_from_text(name: str) -> DeviceSpec:
-    """Return the specification for a user's text, such as "3090", "rtx 4060 ti" or "7900xtx".
+    """Return the specification for a user's name for a device, such as "3090" or "rtx 4060 ti".
 
     Raises:
         EngineError: there is no such device; the hint names similar ones.

@@ -205,7 +205,7 @@ def test_too_little_gain_is_said(chosen: Chosen) -> None:
     choice = chosen("8b", "4090,3060")
     assert choice.params.devices == ("cuda:0",)
     assert choice.alternatives[0].params.devices == ("cuda:0", "cuda:1")
-    assert choice.reason.endswith(", too little to justify a second GPU.")
+    assert choice.reason.endswith(", too small a gain for a second GPU.")
 
 
 def test_many_cards_are_grouped_where_sums_over_all_are_slow(planners: dict[str, Planner]) -> None:

@@ -44,7 +44,7 @@ def test_one_since_the_other_is_waited_for() -> None:
 
 def test_one_since_there_is_too_little_to_gain() -> None:
     alone, both = split(ONE, 61), split(TWO, 64, n_sum=96, sum_us=13)
-    assert told(alone, both).endswith("Split over both: 64, too little to justify a second GPU.")
+    assert told(alone, both).endswith("Split over both: 64, too small a gain for a second GPU.")
     four = split(FOUR, 60, prefill_ts=9000, n_sum=96, sum_us=13)
     assert told(alone, four, gpus=FOUR).endswith(
         ". Split over all 4 GPUs: 60; only prompt processing would gain from 3 more GPUs."
@@ -107,7 +107,7 @@ def test_groups_and_what_they_are_compared_with() -> None:
 def test_fewer_of_many_and_more_of_few() -> None:
     two, four = split(TWO, 31, n_sum=96, sum_us=14), split(FOUR, 33, n_sum=96, sum_us=20)
     assert told(two, four, gpus=FOUR).endswith(
-        "31 tok/s. Over all 4 GPUs: 33, too little to justify more GPUs."
+        "31 tok/s. Over all 4 GPUs: 33, too small a gain for more GPUs."
     )
     assert told(split(FOUR, 50, n_sum=96, sum_us=20), two, gpus=(*FOUR, "cuda:4")).endswith(
         "Split by tensor over 4 GPUs: 50 tok/s. Over GPU 0 and GPU 1: 31."
