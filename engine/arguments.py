@@ -151,7 +151,7 @@ def params_from(document: object, path: str) -> LoadParams:
         EngineError: the document is not an object, or has an unknown field or invalid value.
     """
     if not isinstance(document, Mapping):
-        raise EngineError("There are no settings for loading a model.")
+        raise EngineError("These are not settings for loading a model.")
     unknown = set(document) - set(LOAD_OPTIONS)
     if unknown:
         raise EngineError(

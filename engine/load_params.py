@@ -316,8 +316,8 @@ class LoadOptions:
         help="device for the vision encoder: one of the model's, or cpu (default: the GPU with the"
             " largest share that has room for it)",
         place="rare", title="Vision encoder device",
-        tip="The device that holds the mmproj file and encodes images. By default, Tandem takes "
-        "the GPU with the largest share if there is room, else the CPU",
+        tip="The device that holds the mmproj file and encodes images. By default, Tandem picks the"
+            " GPU with the largest share that has room, else the CPU",
     )  # fmt: skip
     rope_scaling: str = load_option(
         "", choices=ROPE_SCALINGS, flags=("--rope-scaling",), is_kept=True, of_model=True,
@@ -333,7 +333,7 @@ class LoadOptions:
     rope_base: float = load_option(
         0.0, kind=float, high=MAX_ROPE_BASE, flags=("--rope-freq-base",), metavar="X",
         is_kept=True, of_model=True, help="base of RoPE's frequencies",
-        place="rare", title="RoPE base", tip="Base of the rotations' frequencies", step=10_000,
+        place="rare", title="RoPE base", tip="Base of the rotation frequencies", step=10_000,
         lowest="As the file says",
     )  # fmt: skip
     chat_template: str = load_option(

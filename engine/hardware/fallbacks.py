@@ -93,7 +93,7 @@ _WORDS: dict[FallbackKind, _Words] = {
         Sentence("Install gcc and Python's headers (python3-dev)."),
     ),
     "draft": _Words(
-        Sentence("The draft model on {devices} has stopped"),
+        Sentence("The draft model on {devices} has stopped working"),
         Sentence("Answers continue without its draft tokens."), _RELOAD,
     ),
     "pictures": _Words(

@@ -219,7 +219,7 @@ class PlanStore:
         """
         folder = tandem_folder("data")
         if folder is None:
-            raise EngineError("There is no folder to keep plans in.", "Set TANDEM_HOME to one.")
+            raise EngineError("There is no folder for saved plans.", "Set TANDEM_HOME to a folder.")
         return cls(folder / FOLDER)
 
     def plans(self, model: ModelKey) -> list[SavedPlan]:

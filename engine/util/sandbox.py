@@ -97,7 +97,7 @@ class LimitedChild:
             raise ChildEnded(excess, self._status())
         if excess:
             message = Sentence(
-                "it takes more than {n:g} s or {size} MiB",
+                "it took more than {n:g} s or {size} MiB",
                 n=self._start_s,
                 size=self._max_bytes >> 20,
             )

@@ -377,7 +377,7 @@ def _why_missing(known: list[str]) -> str:
 
 
 def _there_is(names: str) -> Sentence:
-    return Sentence("there is {names}", names=names)
+    return Sentence("this machine has {names}", names=names)
 
 
 TorchKind = Literal["cuda13", "cuda12", "rocm", "cpu"]

@@ -50,7 +50,9 @@ class DeviceMonitor:
             if device not in here:
                 self.close()
                 why = "" if self._gpus else cuda_status()
-                raise NoDevice(device, why or Sentence("there is {names}", names=", ".join(here)))
+                raise NoDevice(
+                    device, why or Sentence("this machine has {names}", names=", ".join(here))
+                )
 
     def __enter__(self) -> DeviceMonitor:
         return self

@@ -216,8 +216,7 @@ class Nvml:
             return NO_DRIVER
         if error.value == lib.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
             return Sentence(
-                "The NVIDIA driver was updated while it was running; restart the machine to use"
-                " the GPUs."
+                "The NVIDIA driver was updated while in use; restart the machine to use the GPUs."
             )
         return Sentence(
             "The NVIDIA driver does not answer ({problem}); Tandem runs on the CPU.",

@@ -60,7 +60,9 @@ def reason_for_drafts(trials: Sequence[DraftTrial]) -> str:
     ]  # fmt: skip
     if max(gains[best]) < MIN_GAIN:
         return paragraph(Sentence("Speculative decoding does not pay off here."), *speeds)
-    winner = Sentence("The best are those {way}.", way=SOURCES[best]) if len(gains) > 1 else ""
+    winner = (
+        Sentence("The best draft tokens come {way}.", way=SOURCES[best]) if len(gains) > 1 else ""
+    )
     return paragraph(Sentence("Speculative decoding pays off here."), *speeds, winner)
 
 
@@ -242,8 +244,8 @@ def _note_on_rounds(result: TuneResult) -> str:
     if all(trial.decode_ts <= winner.decode_ts for trial in result.trials):
         return ""
     return Sentence(
-        "Only splits measured in turn at the end are compared, because single runs vary with what"
-        " else the machine is doing."
+        "Only splits measured in turn at the end are compared, because single runs vary with the"
+        " machine's other load."
     )
 
 

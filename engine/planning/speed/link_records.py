@@ -42,7 +42,7 @@ TELLING_BYTES = 128 << 10
 FEW_LANES = 4
 """Maximum number of PCIe lanes in slots meant for other cards, or connected to the chipset."""
 
-TRIES_AGAIN = "'tandem devices --measure' tests again"
+TRIES_AGAIN = "'tandem devices --measure' repeats the test"
 
 
 @dataclass(frozen=True, slots=True)

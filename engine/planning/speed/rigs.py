@@ -129,10 +129,10 @@ def _in_slots(gpus: Sequence[DeviceSpec], lanes: Sequence[int]) -> list[DeviceSp
 def _entry(text: str) -> tuple[int, DeviceSpec]:
     match = ENTRY.fullmatch(text.strip())
     if match is None:
-        raise EngineError("A rig needs cards.", "For example 2x3090,1x3060.")
+        raise EngineError("A rig needs at least one card.", "For example 2x3090,1x3060.")
     count = int(match["count"] or 1)
     if not count:
-        raise EngineError("'{text}' means no card.", "Write at least 1x.", text=text.strip())
+        raise EngineError("'{text}' asks for no cards.", "Write at least 1x.", text=text.strip())
     return count, spec_from_text(match["name"])
 
 

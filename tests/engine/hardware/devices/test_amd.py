@@ -268,7 +268,7 @@ def test_a_card_that_stops_answering_has_a_problem_and_comes_back(monkeypatch, t
 
 def test_watching_a_card_that_is_not_here_names_those_that_are(monkeypatch, tmp_path):
     install_amd(monkeypatch, tmp_path, [XTX])
-    with pytest.raises(NoDevice, match="there is cuda:0, cpu"):
+    with pytest.raises(NoDevice, match="this machine has cuda:0, cpu"):
         DeviceMonitor(["cuda:3"])
 
 

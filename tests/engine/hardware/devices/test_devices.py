@@ -529,7 +529,10 @@ def test_gpus_are_named_by_their_uuids_or_what_these_begin_with(driver, monkeypa
     ("written", "expected"),
     [
         ("GPU-aaaa", "the UUIDs of cuda:1 and cuda:2 start with this; write more of it"),
-        ("GPU-cccc", "there is cuda:0 with GPU-bbbb2222, cuda:1 with GPU-aaaa3333 and cuda:2 with"),
+        (
+            "GPU-cccc",
+            "this machine has cuda:0 with GPU-bbbb2222, cuda:1 with GPU-aaaa3333 and cuda:2 with",
+        ),
         ("MIG-3f2a", "part of a GPU cannot be used; name the whole GPU"),
         ("GPU-xyz", "write cpu, or cuda:0 for the first GPU, or a GPU's UUID"),
         ("GPU-", "or a GPU's UUID"),
@@ -572,7 +575,7 @@ def test_a_gpu_that_vanished_is_refused(driver):
     with pytest.raises(NoDevice, match=r"no device 'cuda:2'.*cuda:0, cuda:1, cpu"):
         require_devices(["cuda:2"])
     with pytest.raises(
-        NoDevice, match="there is cuda:0 with GPU-bbbb2222 and cuda:1 with GPU-aaaa33"
+        NoDevice, match="this machine has cuda:0 with GPU-bbbb2222 and cuda:1 with GPU-aaaa33"
     ):
         parse_devices("GPU-aaaa1111")
 

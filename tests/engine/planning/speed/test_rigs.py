@@ -36,13 +36,13 @@ def test_there_is_always_a_cpu_and_it_comes_last() -> None:
 @pytest.mark.parametrize(
     ("text", "problem", "hint"),
     [
-        ("", "needs cards", "For example"),
-        ("2x3090,,3060", "needs cards", "For example"),
+        ("", "at least one card", "For example"),
+        ("2x3090,,3060", "at least one card", "For example"),
         ("3091", "'3091' is not known", "RTX 3090"),
         ("2x rtx3o90", "'rtx3o90' is not known", "Did you mean RTX 3090"),
         ("toaster", "'toaster' is not known", "known cards are"),
         ("2x", "is not known", "known cards are"),
-        ("0x3090", "means no card", "1x"),
+        ("0x3090", "asks for no cards", "1x"),
         ("17x3090", "at most 16", "fewer"),
         ("9x3090,8x3060", "at most 16", "fewer"),
         ("2x7950X", "one CPU", "once"),
