@@ -255,7 +255,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         schema: Any = self.json_schema
-        if isinstance(schema, dict | bool):  # as libraries write them
+        if isinstance(schema, dict | bool):  # libraries pass parsed JSON
             object.__setattr__(self, "json_schema", json.dumps(schema))
         validate_fields(self)
         for name in self.samplers:

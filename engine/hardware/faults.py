@@ -62,7 +62,7 @@ def fault_of(error: BaseException) -> str:
             return one.why
         if not isinstance(one, RuntimeError | EngineError):
             continue
-        code = getattr(one, "error_code", None)  # torch.AcceleratorError's, and our driver calls'
+        code = getattr(one, "error_code", None)  # on torch.AcceleratorError and CudaCallError
         if code in FAULT_CODES:
             return FAULT_CODES[code]
         if found := WORDS.search(str(one)):

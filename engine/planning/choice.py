@@ -271,7 +271,7 @@ def choose(
     planner: Planner, params: LoadParams, forecaster: Forecaster, goal: Goal = GOALS["chat"],
     free_bytes: Mapping[str, int] | None = None,
 ) -> Choice:  # fmt: skip
-    """Choose a model's devices and split, by memory and the predicted time for a request.
+    """Choose a model's devices and split, based on memory and the predicted time for a request.
 
     Args:
         params: context and other settings; devices and split are ignored.

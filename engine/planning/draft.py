@@ -199,7 +199,7 @@ MAX_DRAFT_MODELS = 8
 def draft_params(params: LoadParams, n_ctx: int) -> LoadParams:
     """Return the settings with which a model's draft model is loaded.
 
-    It is placed whole on one device, with at most the context that it was trained for.
+    The whole draft model is placed on one device, with at most the context it was trained for.
 
     Args:
         params: settings of the target model.

@@ -193,7 +193,7 @@ class Plan:
         return {device: n_bytes for device in used if (n_bytes := overhead_bytes(device))}
 
     def shortages(self, free_bytes: Mapping[str, int]) -> dict[str, int]:
-        """Return how many bytes devices lack, reserve included; those with enough are left out.
+        """Return how many bytes each device lacks, reserve included; omit devices with enough.
 
         Args:
             free_bytes: free memory by device before this process uses any; unlisted devices are

@@ -62,13 +62,13 @@ def user_folder(kind: Kind) -> Path | None:
 
 
 def tandem_folder(kind: Kind) -> Path | None:
-    """Return Tandem's folder, like Qt's `QStandardPaths`; None if the user has no home folder."""
+    """Return Tandem's folder, as Qt's `QStandardPaths` would; None if there is no home folder."""
     if home := os.environ.get(HOME_VARIABLE):
         return Path(home)
     base = user_folder(kind)
     if base is None:
         return None
-    shares_base = sys.platform == "win32" and kind == "cache"  # with the configuration
+    shares_base = sys.platform == "win32" and kind == "cache"  # next to the configuration
     return base / "Tandem" / "cache" if shares_base else base / "Tandem"
 
 

@@ -22,7 +22,7 @@ def printable(text: str) -> str:
 
     These are the control characters of ASCII and Latin-1, with which escape sequences start;
     characters that change the direction of text, so that "gpj.exe" is read as "exe.jpg"; and
-    surrogates. Line breaks and tabs stay; carriage returns are removed. Also works on chunks.
+    surrogates. Line breaks and tabs stay; carriage returns are removed. Chunks work too.
     """
     return _ACTING.sub(REPLACEMENT, text.replace("\r", ""))
 

@@ -220,7 +220,7 @@ INT16_FACTOR_BYTES = 4 * TILE
 """Bytes of a tile's factors per group of columns."""
 
 INT16_PANEL_BYTES = 2 * BLOCK + 4
-"""Bytes that 32 activations take in an int16 panel, with their factor."""
+"""Bytes that 32 activations take in an int16 panel, including their factor."""
 
 
 def word_tile_bytes(n_blocks: int) -> int:

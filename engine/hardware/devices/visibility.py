@@ -4,8 +4,9 @@ CUDA's rules: the entries in CUDA_VISIBLE_DEVICES are numbers or UUID prefixes; 
 matches no GPU, or more than one, ends the list; naming a GPU twice hides all (CUDA C++ Programming
 Guide, "CUDA Environment Variables"). CUDA_DEVICE_ORDER sets the order in which GPUs are numbered.
 
-HIP has the same kind of list, in HIP_VISIBLE_DEVICES or else CUDA_VISIBLE_DEVICES; it numbers the
-GPUs left by ROCR_VISIBLE_DEVICES, in that order (ROCm's documentation, "GPU isolation techniques").
+HIP reads the same kind of list from HIP_VISIBLE_DEVICES or else CUDA_VISIBLE_DEVICES; it numbers
+the GPUs that ROCR_VISIBLE_DEVICES leaves, in that order (ROCm's documentation, "GPU isolation
+techniques").
 
 After a fault in a computation, a GPU stops working for the process: its state in CUDA or HIP, the
 *context*, belongs to the process and does not survive such a fault.

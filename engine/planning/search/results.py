@@ -68,7 +68,7 @@ def reason_for_drafts(trials: Sequence[DraftTrial]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A typical request; splits are compared by its duration, which weighs prefill and decode."""
+    """A typical request; splits are compared by its duration, which includes prefill and decode."""
 
     name: str
     n_prompt: int

@@ -108,7 +108,7 @@ class WireSpeed:
 
     @property
     def facts(self) -> LinkFacts:
-        """Link facts for predictions."""
+        """Facts of the link, for predictions."""
         return LinkFacts(self.mean_s, self.bytes_per_s, MESSAGE_BYTES)
 
     @property

@@ -1,6 +1,6 @@
 """Records of tested routes between two GPUs: results, the route to use, and its problems.
 
-No torch, because records on disk are shown without it.
+Imports no torch, because records on disk are shown without it.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def link_problems(source: str, target: str, record: LinkRecord, p2p: PeerMode) -
     """Return sentences on faults and slowness in the direction from `source` to `target`."""
     said = []
     for (means, place), trial in record.trials.items():
-        is_missed = (means, place) != NCCL or trial.verdict != "refused"  # many do without it
+        is_missed = (means, place) != NCCL or trial.verdict != "refused"  # many lack NCCL
         if not trial.passed and is_missed and not (place == "peer" and p2p == "off"):
             said.append(_failure(source, target, means, place, trial, record.date))
     said += filter(None, (_slowness(source, target, record, chosen_way(record, p2p)),))
@@ -210,7 +210,7 @@ def _slowness(source: str, target: str, record: LinkRecord, way: Way) -> str:
 
 
 def _narrowness(source: str, record: LinkRecord) -> str:
-    """Return a sentence on a slot that is slow under load; "" if it is not."""
+    """Return a sentence on a slot that is slow under load; "" if the slot is not."""
     known = [trial.lanes for trial in record.trials.values() if all(trial.lanes)]
     if not known:
         return ""
