@@ -221,7 +221,7 @@ class LoadOptions:
         rope_base: base of the RoPE frequencies; 0 uses the file's base.
         chat_template: Jinja source of the chat template; "" uses the template in the file.
         overrides: pairs of a regular expression for tensor names and a device, or a rank (as in
-            "#0"). Matching parts are placed there whole, overriding other settings; later pairs win.
+            "#0"). Matching parts are placed there whole, overriding all else; later pairs win.
     """
 
     n_ctx: int | None = load_option(
