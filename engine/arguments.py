@@ -77,7 +77,7 @@ CONVERTED: Mapping[str, Callable[[Any], Any]] = {
     "draft": str,
     "mmproj": str,
 }
-"""Converters for settings that callers may pass with other types than those in `LoadParams`."""
+"""Converters for settings that callers may pass as types other than those in `LoadParams`."""
 
 
 def params_of(path: str | Path, options: Mapping[str, Any]) -> LoadParams:
@@ -126,7 +126,7 @@ def check_kept(params: LoadParams, wanted: LoadParams) -> None:
     for name in kept:
         if getattr(wanted, name) != getattr(params, name):
             raise SplitError(
-                "'{name}' of a loaded model cannot change in a re-split.",
+                "'{name}' cannot be changed by re-splitting a loaded model.",
                 "Load the model again to change it.",
                 name=name,
             )
@@ -151,7 +151,7 @@ def params_from(document: object, path: str) -> LoadParams:
         EngineError: the document is not an object, or has an unknown field or invalid value.
     """
     if not isinstance(document, Mapping):
-        raise EngineError("There are no settings for loading a model.")
+        raise EngineError("These are not settings for loading a model.")
     unknown = set(document) - set(LOAD_OPTIONS)
     if unknown:
         raise EngineError(

@@ -113,10 +113,10 @@ class LoadOption:
 
     Attributes:
         kind: type of the value: int, float, bool or str; object if it has a parser of its own.
-        low, high: range of accepted numbers; for texts, `high` is the maximum length. None: any.
+        low, high: range of accepted numbers; for strings, `high` is the maximum length. None: any.
         soft_high: largest number that the window offers, if smaller than `high`.
         may_be_zero: whether 0 is accepted below `low`.
-        choices: accepted texts; empty if any text is accepted.
+        choices: accepted strings; empty if any string is accepted.
         may_be_file: whether the path of a GGUF file is also accepted.
         flags: command-line flags; empty if there are none.
         help: help text on the command line.
@@ -162,7 +162,7 @@ class LoadOption:
                 )
                 raise rejected(name, expected, value)
         elif self.high is not None and (not isinstance(value, str) or len(value) > self.high):
-            raise rejected(name, Sentence("a text of at most {n} characters", n=self.high), value)
+            raise rejected(name, Sentence("a string of at most {n} characters", n=self.high), value)
 
     def _check_number(self, name: str, value: Any) -> None:
         is_number = isinstance(value, (int, self.kind)) and not isinstance(value, bool)
@@ -221,31 +221,31 @@ class LoadOptions:
         rope_base: base of the RoPE frequencies; 0 uses the file's base.
         chat_template: Jinja source of the chat template; "" uses the template in the file.
         overrides: pairs of a regular expression for tensor names and a device, or a rank (as in
-            "#0"). Matching parts are placed there whole, whatever else is set; later pairs win.
+            "#0"). Matching parts are placed there whole, overriding all else; later pairs win.
     """
 
     n_ctx: int | None = load_option(
         None, kind=int, soft_high=1 << 24, flags=("--ctx",), metavar="N", is_kept=True,
-        help="context length in tokens (default: the model's own, but at most 2048, or for serve "
-        "what leaves memory for other programs)",
+        help="context length in tokens (default: the model's own, but at most 2048; for serve, as"
+            " long as memory remains for other programs)",
         place="common", title="Context length in tokens",
     )  # fmt: skip
     parallel: int = load_option(
         1, kind=int, high=MAX_PARALLEL, flags=("--parallel",), metavar="N", is_kept=True,
-        help="room for N parallel requests of the whole context length, or for up to 16 shorter "
-        "ones (default: 1; of serve, up to 4 as memory allows)",
+        help="room for N parallel requests of the full context length, or for up to 16 shorter ones"
+            " (default: 1; for serve, up to 4 as memory allows)",
         place="rare", title="Parallel requests",
-        tip="How many requests of the whole context length fit in parallel; up to 16 shorter ones "
-        "share the memory",
+        tip="How many requests of the full context length fit in parallel; up to 16 shorter ones"
+            " share the memory",
     )  # fmt: skip
     checkpoint_bytes: int | None = load_option(
         None, kind=int, low=0, soft_high=1 << 50, unit=1 << 20, step=512, lowest="auto",
         flags=("--kept-states",), metavar="MIB", is_kept=True,
-        help="host memory for state checkpoints of recurrent layers, from which chats continue; 0 "
-        "keeps none (default: up to 4096, and an eighth of the free memory)",
+        help="host memory for state checkpoints of recurrent layers, from which chats continue; 0"
+            " keeps none (default: up to 4096, but at most an eighth of the free memory)",
         place="rare", title="State checkpoints",
-        tip="Host memory for states of recurrent layers, so that chats continue where they ended; "
-        "0 keeps none",
+        tip="Host memory for states of recurrent layers, so that chats continue where they left"
+            " off; 0 keeps none",
     )  # fmt: skip
     kv_type: str = load_option(
         "f16", kind=object, flags=("--kv-type", "--cache-type"), is_kept=True,
@@ -254,12 +254,12 @@ class LoadOptions:
     )  # fmt: skip
     cpu_threads: int | None = load_option(
         None, kind=int, soft_high=1024, flags=("--threads",), metavar="N", lowest="auto",
-        help="number of CPU threads, all ranks together (default: one per physical core)",
+        help="number of CPU threads, over all ranks (default: one per physical core)",
         place="common", title="CPU threads",
     )  # fmt: skip
     reserve: tuple[tuple[str, int], ...] = load_option(
         (), kind=object, flags=("--reserve",), metavar="DEVICE=MIB",
-        help="keep this much memory of a device free, such as cuda:0=1024; may be repeated",
+        help="keep this much of a device's memory free, for example cuda:0=1024; may be repeated",
     )  # fmt: skip
     n_cpu_blocks: int = load_option(
         0, kind=int, low=0, soft_high=1 << 16, flags=("--n-cpu-blocks",), metavar="N",
@@ -282,41 +282,42 @@ class LoadOptions:
     n_batch: int | None = load_option(
         None, kind=int, soft_high=8192, step=128, lowest="auto", flags=("--batch",), metavar="N",
         is_kept=True, help="prompt tokens per batch (default: up to 2048 on GPUs, else 512)",
-        place="rare", title="Batch size", tip="Prompt tokens that are computed together",
+        place="rare", title="Batch size", tip="Prompt tokens that are processed together",
     )  # fmt: skip
     fast_prompts: bool = load_option(
         False, kind=bool, flags=("--fast-prompts",), is_kept=True,
-        help="faster prompts on processors with BF16 units; answers may then differ in their last "
-        "digits depending on what else runs",
+        help="faster prompt processing on CPUs with BF16 units; answers may then vary slightly"
+            " depending on what else runs",
         place="rare", title="Fast prompts (BF16)",
-        tip="Faster prompts on processors with BF16 units; answers may then differ in their last "
-        "digits depending on what else runs",
+        tip="Faster prompt processing on CPUs with BF16 units; answers may then vary slightly"
+            " depending on what else runs",
     )  # fmt: skip
     draft_vocab: int = load_option(
         0, kind=int, low=MIN_DRAFT_VOCAB, may_be_zero=True, soft_high=1 << 20, step=4096,
         lowest="all tokens", suffix=" tokens", flags=("--draft-vocab",), metavar="N", is_kept=True,
-        help="let the model's MTP block draft only from the first N tokens of the vocabulary, the "
-        "most frequent: less of the head is read for each; answers stay the same (default: all)",
+        help="let the model's MTP block draft only from the first (most frequent) N tokens of the"
+            " vocabulary, so that less of the head is read per draft token; answers stay the same"
+            " (default: all)",
         place="rare", title="Draft vocabulary",
-        tip="How many tokens, the most frequent ones, the model's MTP block drafts from; it then "
-        "reads less for each draft token. Answers stay the same",
+        tip="How many of the most frequent tokens the model's MTP block drafts from; with fewer,"
+            " less is read for each draft token. Answers stay the same",
     )  # fmt: skip
     mmproj: MmprojKind | str = load_option(
         "auto", choices=MMPROJ_KINDS, may_be_file=True, flags=("--mmproj",),
         metavar="|".join((*MMPROJ_KINDS, "FILE")), is_kept=True,
-        help="GGUF file of the vision encoder: auto is a matching one next to the model, if there "
-        "is memory for it (default), off none",
+        help="GGUF file of the vision encoder; auto: a matching one next to the model, if there is"
+            " memory for it (default); off: none",
         place="rare", title="Vision encoder",
-        tip="The file, called mmproj, with which a model sees images: one next to it, or another "
-        "that was published with the model",
+        tip="The file (mmproj) that lets a model see images: one next to the model, or another that"
+            " was published with it",
     )  # fmt: skip
     mmproj_device: str = load_option(
         "auto", kind=object, flags=("--mmproj-device",), metavar="DEVICE",
-        help="device of the vision encoder: one of the model's, or cpu (default: the GPU with the "
-        "largest share that has room for it)",
+        help="device for the vision encoder: one of the model's, or cpu (default: the GPU with the"
+            " largest share that has room for it)",
         place="rare", title="Vision encoder device",
-        tip="The device that holds the mmproj file and encodes images. By default, Tandem takes "
-        "the GPU with the largest share if there is room, else the CPU",
+        tip="The device that holds the mmproj file and encodes images. By default, Tandem picks the"
+            " GPU with the largest share that has room, else the CPU",
     )  # fmt: skip
     rope_scaling: str = load_option(
         "", choices=ROPE_SCALINGS, flags=("--rope-scaling",), is_kept=True, of_model=True,
@@ -332,13 +333,13 @@ class LoadOptions:
     rope_base: float = load_option(
         0.0, kind=float, high=MAX_ROPE_BASE, flags=("--rope-freq-base",), metavar="X",
         is_kept=True, of_model=True, help="base of RoPE's frequencies",
-        place="rare", title="RoPE base", tip="Base of the rotations' frequencies", step=10_000,
+        place="rare", title="RoPE base", tip="Base of the rotation frequencies", step=10_000,
         lowest="As the file says",
     )  # fmt: skip
     chat_template: str = load_option(
         "", high=MAX_TEMPLATE, flags=("--chat-template",), metavar="JINJA", is_kept=True,
         of_model=True,
-        help="use this chat template in place of the file's; @FILE reads it from a file",
+        help="use this chat template instead of the file's; @FILE reads it from a file",
         place="rare", title="Chat template", tip="How messages become the model's prompt",
     )  # fmt: skip
     overrides: tuple[tuple[str, str], ...] = load_option(
@@ -384,22 +385,23 @@ class LoadParams(LoadOptions):
     path: str
     devices: tuple[str, ...] = load_option(
         ("cpu",), kind=object, flags=("--devices",), metavar="LIST",
-        help="one device per rank, such as cuda:0,cuda:1 or cpu,cpu (default: the fastest by "
-        "prediction, unless another option chooses the split)",
+        help="one device per rank, for example cuda:0,cuda:1 or cpu,cpu (default: the devices"
+            " predicted to be fastest, unless another option sets the split)",
     )  # fmt: skip
     split: tuple[float, ...] | None = load_option(
         None, kind=object, flags=("--split",), metavar="LIST",
-        help="relative share of each device, such as 3,1 (default: even)",
+        help="relative share of each device, for example 3,1 (default: even)",
     )  # fmt: skip
     split_mode: str = load_option(
         "tensor", choices=SPLIT_MODES, flags=("--split-mode",),
-        help="tensor: cut each block over all devices; layer: give whole blocks to devices; "
-        "groups: give blocks to groups of devices and cut them inside (default: tensor)",
+        help="tensor: divide each block among all devices; layer: assign whole blocks to devices;"
+            " groups: assign blocks to groups of devices and divide them within each group"
+            " (default: tensor)",
     )  # fmt: skip
     groups: tuple[int, ...] | None = load_option(
         None, kind=object, flags=("--groups",), metavar="LIST",
-        help="sizes of the groups, in the order of the devices, such as 2,2 (default: one group "
-        "per kind of device, else pairs)",
+        help="sizes of the groups, in device order, for example 2,2 (default: one group per kind of"
+            " device, else pairs)",
     )  # fmt: skip
     control_vectors: tuple[ControlVector, ...] = load_option(
         (), kind=object, flags=("--control-vector",), metavar="FILE[=SCALE]", is_kept=True,
@@ -407,16 +409,16 @@ class LoadParams(LoadOptions):
     )  # fmt: skip
     control_layers: tuple[int, int] | None = load_option(
         None, kind=object, flags=("--control-layers",), metavar="FIRST-LAST", is_kept=True,
-        help="layers to apply control vectors to, such as 10-20 (default: all but layer 0)",
+        help="layers to apply control vectors to, for example 10-20 (default: all but layer 0)",
     )  # fmt: skip
     draft: DraftKind | str = load_option(
         "auto", choices=DRAFT_KINDS, may_be_file=True, flags=("--draft",),
         metavar="|".join((*DRAFT_KINDS, "FILE")), is_kept=True,
-        help="source of draft tokens for speculative decoding: ngram from the text so far, mtp "
-        "from the block that some models have for it, auto from both (default; on GPUs only from "
-        "the text), off none; or a GGUF of a smaller model with the same vocabulary, or of the "
-        "model's MTP block (mtp-*.gguf, found next to the model), in addition to the text; answers "
-        "stay the same",
+        help="source of draft tokens for speculative decoding; ngram: the text so far; mtp: the MTP"
+            " block that some models have; auto: both (default; on GPUs, only the text); off: none;"
+            " or, in addition to the text, a GGUF file of a smaller model with the same vocabulary"
+            " or of the model's MTP block (mtp-*.gguf, found next to the model); answers stay the"
+            " same",
     )  # fmt: skip
     draft_max: int = load_option(
         DEFAULT_DRAFTED, kind=int, high=MAX_DRAFTED, flags=("--draft-max",), metavar="N",
@@ -428,7 +430,7 @@ class LoadParams(LoadOptions):
 
     def __post_init__(self) -> None:
         if not self.devices:
-            raise EngineError("No device was chosen.", "Switch at least one device on.")
+            raise EngineError("No device was chosen.", "Turn on at least one device.")
         object.__setattr__(self, "kv_type", _kv_type(self.kv_type))
         for name, option, default in _CHECKED:
             value = getattr(self, name)
@@ -547,7 +549,7 @@ def _kv_type(value: object) -> str:
         return str(kv_types(value if isinstance(value, str) else ""))
     except ValueError:
         choices = either([f"'{choice}'" for choice in KV_TYPES])
-        expected = "{choices}, or two of these with a slash between"
+        expected = "{choices}, or two of these separated by a slash"
         raise rejected("kv_type", Sentence(expected, choices=choices), value) from None
 
 

@@ -54,7 +54,8 @@ def form_of(json_schema: str, grammar: str, regex: str) -> Grammar | None:
     grammars = [Grammar(kind, text) for kind, text in written.items() if text.strip()]
     if len(grammars) > 1:
         raise GrammarError(
-            "An answer can have one form: a JSON schema, a grammar or a regular expression.",
+            "An answer can be constrained by only one of these: a JSON schema, a grammar or a"
+            " regular expression.",
             "",
             "Leave the others empty.",
         )
@@ -87,7 +88,7 @@ class SamplingParams:
     )  # fmt: skip
     temperature: float = number(
         0.8, "Temperature",
-        "Higher is more varied, lower more predictable. 0 always takes the most likely token.",
+        "Higher is more varied, lower is more predictable. 0 always takes the most likely token.",
         bounds=(0.0, 5.0), soft_max=2.0, step=0.05,
     )  # fmt: skip
     top_k: int = number(
@@ -118,7 +119,7 @@ class SamplingParams:
     )  # fmt: skip
     repeat_last_n: int = number(
         64, "Penalty window",
-        "Number of recent tokens that the three penalties consider. -1 is all, 0 none.",
+        "Number of recent tokens that the three penalties consider. -1 means all, 0 none.",
         bounds=(-1, MAX_TOKENS), soft_max=2048, step=1, kind=int, lowest="all",
     )  # fmt: skip
     frequency_penalty: float = number(
@@ -132,8 +133,8 @@ class SamplingParams:
     )  # fmt: skip
     dry_multiplier: float = number(
         0.0, "DRY strength",
-        "Above 0, tokens that would extend a repetition of earlier text become less likely, the "
-        "more the longer it is. 0 is off, 0.8 is common.",
+        "Above 0, tokens that would extend a repetition of earlier text become less likely, more so"
+        " the longer it is. 0 is off, 0.8 is common.",
         bounds=(0.0, 100.0), soft_max=5.0, step=0.05,
     )  # fmt: skip
     dry_base: float = number(
@@ -147,7 +148,7 @@ class SamplingParams:
     )  # fmt: skip
     dry_last_n: int = number(
         -1, "DRY window",
-        "Number of recent tokens that DRY searches for repetitions. -1 is all, 0 none.",
+        "Number of recent tokens that DRY searches for repetitions. -1 means all, 0 none.",
         bounds=(-1, MAX_TOKENS), soft_max=8192, step=1, kind=int, lowest="all",
     )  # fmt: skip
     dry_breakers: tuple[str, ...] = texts(
@@ -162,8 +163,8 @@ class SamplingParams:
     )  # fmt: skip
     xtc_probability: float = number(
         0.0, "XTC probability",
-        "How often the most likely tokens are left out, which makes texts less predictable. 0 is "
-        "never.",
+        "How often the most likely tokens are left out, which makes text less predictable. 0 means"
+        " never.",
         bounds=(0.0, 1.0), step=0.05,
     )  # fmt: skip
     xtc_threshold: float = number(
@@ -212,7 +213,7 @@ class SamplingParams:
     )
     seed: int | None = number(
         None, "Seed",
-        "The same seed gives the same answer again. Without one, each answer uses a new seed.",
+        "The same seed gives the same answer again. If none is set, each answer uses a new seed.",
         bounds=(0, 2**64 - 1), step=1, kind=int,
     )  # fmt: skip
     stop: tuple[str, ...] = texts(
@@ -234,8 +235,8 @@ class SamplingParams:
     )
     json_schema: str = text(
         "JSON schema",
-        "The answer is JSON that matches this schema; thinking comes before it. Empty for any "
-        "answer.",
+        "The answer is JSON that matches this schema; thinking comes before it. Leave empty for any"
+        " answer.",
         is_long=True,
     )
     grammar: str = text(
@@ -254,7 +255,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         schema: Any = self.json_schema
-        if isinstance(schema, dict | bool):  # as libraries write them
+        if isinstance(schema, dict | bool):  # libraries pass parsed JSON
             object.__setattr__(self, "json_schema", json.dumps(schema))
         validate_fields(self)
         for name in self.samplers:

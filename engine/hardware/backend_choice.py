@@ -187,13 +187,13 @@ def _describe_path(is_exact: bool, triton: str, launcher: Launcher, problem: str
         return Sentence("GPUs compute with PyTorch in F32, as set by TANDEM_BACKEND=reference.")
     if not triton:
         return Sentence(
-            "GPUs compute with PyTorch in F32, which is slow and takes much memory, because Triton"
-            " is missing: pip install {package}.",
+            "GPUs compute with PyTorch in F32, which is slow and takes a lot of memory, because"
+            " Triton is missing: pip install {package}.",
             package=triton_package(),
         )
     if not launcher:
         return Sentence(
-            "GPUs compute with PyTorch in F32, which is slow and takes much memory, because"
+            "GPUs compute with PyTorch in F32, which is slow and takes a lot of memory, because"
             " {problem}.",
             problem=problem,
         )
@@ -216,7 +216,7 @@ def _describe_path(is_exact: bool, triton: str, launcher: Launcher, problem: str
 def _describe_missing(missing: Sequence[str]) -> str:
     more = [text for text in missing if text != GPU]
     if GPU not in missing:
-        more = more[1:]  # the status names the first
+        more = more[1:]  # the status already names the first
     if not more:
         return cuda_status()
     needed = Sentence("GPUs also need {names}.", names=listed(more))
@@ -253,12 +253,12 @@ def launcher_problem() -> str:
         return Sentence("there is no C compiler (gcc or clang) for Triton's own launcher")
     if os.environ.get("CC") and not shutil.which(compiler):
         return Sentence(
-            "CC is '{compiler}', which is not a compiler for Triton's own launcher",
+            "CC is '{compiler}', which is not a C compiler for Triton's own launcher",
             compiler=compiler,
         )
     if not (python_headers() / "Python.h").is_file():
         return Sentence(
-            "Python.h is missing in {folder} for Triton's own launcher",
+            "Python.h, which Triton's own launcher needs, is missing in {folder}",
             folder=str(python_headers()),
         )
     return ""

@@ -28,7 +28,7 @@ FILE_NAME = "cards.json"
 WHOLE_CARD = "card"
 """Name of the check for whether kernels work on a card at all."""
 
-TRIES_AGAIN = "'tandem devices --measure' tests again"
+TRIES_AGAIN = "'tandem devices --measure' repeats the test"
 
 MAX_CARDS = 12
 """Maximum number of keys in the file; the most recently written ones are kept."""

@@ -234,14 +234,14 @@ class CudaApi:
             why = text.value.decode(errors="replace") if text.value else "an unknown error"
             raise CudaCallError(
                 "NVIDIA's driver reports '{why_not}' ({name}: {number}).",
-                "Load the model again; if that fails as well, restart Tandem.",
+                "Load the model again; if that fails too, restart Tandem.",
                 failed, why_not=why, name=name, number=failed,
             )  # fmt: skip
 
 
 CUDA_OVERHEAD_BYTES = 500 << 20
 """Bytes that CUDA and its libraries are assumed to take on a GPU before any computation, if not
-measured; it is 300 to 600 MB, depending on driver and card."""
+measured; they take 300 to 600 MB, depending on driver and card."""
 
 MIN_OVERHEAD, MAX_OVERHEAD = 64 << 20, 4 << 30
 """Bounds of a plausible measurement; in some containers, drivers report nonsense."""
@@ -255,7 +255,7 @@ def overhead_bytes(device: str) -> int:
 
 
 def use_overheads(measured: Mapping[str, int]) -> None:
-    """Plan with these bytes, by GPU id, from now on, and with the default for all other GPUs."""
+    """From now on, plan with these bytes, by GPU id, and with the default for all other GPUs."""
     _measured.clear()
     _measured.update(measured)
 

@@ -38,31 +38,31 @@ class _Words(NamedTuple):
     help: Sentence
 
 
-_AGAIN = Sentence("Load the model again; if this comes back, a newer driver may help.")
+_AGAIN = Sentence("Load the model again; if this recurs, a newer driver may help.")
 
 _NEWER = Sentence("A newer driver, PyTorch or Triton may help.")
 
-_RELOAD = Sentence("Load the model again for them.")
+_RELOAD = Sentence("Load the model again to restore it.")
 
-_SLOWER = Sentence("Prompts and tokens are slower.")
+_SLOWER = Sentence("Prompt processing and token generation are slower.")
 
-_SLOW_TOKENS = Sentence("Tokens are slower.")
+_SLOW_TOKENS = Sentence("Token generation is slower.")
 
 _WORDS: dict[FallbackKind, _Words] = {
     "kernels": _Words(
         Sentence("On {devices}, PyTorch computes instead of Tandem's kernels"),
-        Sentence("Prompts and tokens are much slower."), _NEWER,
+        Sentence("Prompt processing and token generation are much slower."), _NEWER,
     ),
     "weights": _Words(
         Sentence("On {devices}, PyTorch computes with some of the weights"), _SLOWER, _NEWER
     ),
     "operations": _Words(
         Sentence("On {devices}, PyTorch computes some operations of this model"), _SLOWER,
-        Sentence("Please report the model, so that it gets a kernel."),
+        Sentence("Please report the model so that kernels can be added for it."),
     ),
     "wrong": _Words(
         Sentence("On {devices}, some kernels are not used"),
-        Sentence("Prompts or tokens may be slower."), _NEWER,
+        Sentence("Prompt processing or token generation may be slower."), _NEWER,
     ),
     "graph": _Words(
         Sentence("On {devices}, kernels are launched one by one"), _SLOW_TOKENS, _AGAIN
@@ -71,37 +71,38 @@ _WORDS: dict[FallbackKind, _Words] = {
         Sentence("Between {devices}, the CPU takes part in each exchange"), _SLOW_TOKENS, _AGAIN
     ),
     "sampling": _Words(
-        Sentence("Tokens are sampled by the CPU and not on {devices}"), _SLOW_TOKENS, _AGAIN
+        Sentence("Tokens are sampled on the CPU, not on {devices}"), _SLOW_TOKENS, _AGAIN
     ),
     "copies": _Words(
-        Sentence("Between {devices}, NCCL is not used"), Sentence("Prompts are slower."), _AGAIN
+        Sentence("Between {devices}, NCCL is not used"), Sentence("Prompt processing is"
+            " slower."), _AGAIN
     ),
     "memory": _Words(
         Sentence("Copies to and from {devices} need the CPU's help"),
-        Sentence("Loading and prompts are slower."),
+        Sentence("Loading and prompt processing are slower."),
         Sentence("Close other programs, or allow more locked memory (ulimit -l)."),
     ),
     "compiling": _Words(
-        Sentence("Kernels for GPUs are compiled again at each start"),
+        Sentence("GPU kernels are compiled again at each start"),
         Sentence("Loading is slower."),
         Sentence("Set TANDEM_KERNEL_CACHE to a folder with free space that only you can write to."),
     ),
     "launcher": _Words(
         Sentence("Kernels are launched without Triton's own launcher"),
-        Sentence("Prompts may be slower."),
+        Sentence("Prompt processing may be slower."),
         Sentence("Install gcc and Python's headers (python3-dev)."),
     ),
     "draft": _Words(
-        Sentence("The draft model on {devices} has stopped"),
+        Sentence("The draft model on {devices} has stopped working"),
         Sentence("Answers continue without its draft tokens."), _RELOAD,
     ),
     "pictures": _Words(
-        Sentence("The vision encoder is not on {devices}"),
+        Sentence("The vision encoder is not loaded on {devices}"),
         Sentence("The model cannot see new images."), _RELOAD,
     ),
     "machines": _Words(
         Sentence("Between the machines, NCCL is not used"),
-        Sentence("Prompts, and tokens with a tensor split, may be slower."),
+        Sentence("Prompt processing, and token generation with a tensor split, may be slower."),
         Sentence(
             "The page on several machines lists what to check; --machine-link gloo avoids NCCL."
         ),

@@ -53,7 +53,7 @@ WORDS = re.compile(
 
 
 def fault_of(error: BaseException) -> str:
-    """Return the driver's text if an error or one of its causes means that a GPU is lost, or "".
+    """Return the driver's text if an error or one of its causes means a lost GPU; otherwise "".
 
     Lack of memory is not such a fault.
     """
@@ -62,7 +62,7 @@ def fault_of(error: BaseException) -> str:
             return one.why
         if not isinstance(one, RuntimeError | EngineError):
             continue
-        code = getattr(one, "error_code", None)  # torch.AcceleratorError's, and our driver calls'
+        code = getattr(one, "error_code", None)  # on torch.AcceleratorError and CudaCallError
         if code in FAULT_CODES:
             return FAULT_CODES[code]
         if found := WORDS.search(str(one)):

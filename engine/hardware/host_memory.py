@@ -102,7 +102,7 @@ def _count_unpinned(device: str, change: int) -> None:
         _unpinned[device] += change
         OF_THIS_PROCESS.withdraw("memory")
         for name in sorted(+_unpinned):
-            why = Sentence("the system pins no further host memory")
+            why = Sentence("the system does not pin any more host memory")
             OF_THIS_PROCESS.report("memory", [name], why)
 
 

@@ -95,7 +95,7 @@ def why_none() -> str:
 
 
 def list_gpus() -> dict[str, Any]:
-    """Return the GPUs that torch finds, as arguments for `TorchGpu`, or why there are none."""
+    """Return the GPUs that torch finds, as arguments for `TorchGpu`, or why it finds none."""
     problem = why_none()
     count = 0 if problem else torch.cuda.device_count()
     return {"gpus": [_describe(number) for number in range(count)], "problem": problem}

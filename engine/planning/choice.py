@@ -1,9 +1,9 @@
 """The default split: one device, or several by tensor, layer or groups.
 
-There are few candidates: single devices, and for a few numbers of GPUs, the most promising set. How
-promising a set is follows from a formula: a token's time on the fastest GPU, with the reading time
-scaled to the bandwidth of the set, plus all-reduces. Only promising sets are planned and predicted
-in full; among all that come close to the fastest, the one with the fewest devices is chosen.
+There are few candidates: single devices and, for a few set sizes, the most promising set of GPUs.
+A formula estimates a set's time per token: that of the fastest GPU, with the reading time scaled to
+the set's bandwidth, plus all-reduces. Only promising sets are planned and predicted in full; among
+all that come close to the fastest, the one with the fewest devices is chosen.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def reason_for_choice(
 ) -> str:
     """Return why a split was chosen; `alternatives` are sorted, fastest first."""
     if chosen is None:
-        return Sentence("No device has room for the model with this context.")
+        return Sentence("The model does not fit on any device with this context.")
     others = [one for one in alternatives if one is not chosen]
     if CPU in chosen.params.all_devices:
         return _with_cpu(chosen, others, gpus)
@@ -51,7 +51,7 @@ def _alone(chosen: Alternative, others: Sequence[Alternative], gpus: Sequence[st
     name = names(chosen.params.devices, begins=True)
     split = next((one for one in others if len(one.params.devices) > 1), None)
     if len(gpus) == 1:
-        return Sentence("{device} is the only GPU, and holds the model.", device=name)
+        return Sentence("{device} is the only GPU, and the model fits on it.", device=name)
     if split is None:
         return Sentence(
             "{device} alone: {rate} tok/s. No split over several GPUs fits.",
@@ -69,9 +69,9 @@ def _alone(chosen: Alternative, others: Sequence[Alternative], gpus: Sequence[st
         n_more = len(split.params.devices) - 1
         more = Sentence("a second GPU" if n_more == 1 else "{n} more GPUs", n=n_more)
         compared = Sentence(
-            "{split} over {gpus}: {rate}; only prompts would gain from {more}."
+            "{split} over {gpus}: {rate}; only prompt processing would gain from {more}."
             if is_slower
-            else "{split} over {gpus}: {rate}, too little gain for {more}.",
+            else "{split} over {gpus}: {rate}, too small a gain for {more}.",
             **values,
             more=more,
         )
@@ -80,7 +80,7 @@ def _alone(chosen: Alternative, others: Sequence[Alternative], gpus: Sequence[st
         compared = Sentence("{split} over {gpus}: {rate}, {why}.", **values, why=why)
     else:
         compared = Sentence(
-            "{split} over {gpus}: {rate}, but prompts are read at {prompts} tok/s instead of"
+            "{split} over {gpus}: {rate}, but prompts are processed at {prompts} tok/s instead of"
             " {other_prompts}.",
             **values,
             prompts=_number(split.speeds.prefill_ts),
@@ -97,26 +97,26 @@ def _several(chosen: Alternative, others: Sequence[Alternative], gpus: Sequence[
         values |= {"others": names(single.params.devices), "other_rate": _rate(single)}
         if not chosen.n_sum:
             return Sentence(
-                "{split} over {gpus}: {rate} tok/s, {others} alone: {other_rate}, because only the"
+                "{split} over {gpus}: {rate} tok/s; {others} alone: {other_rate}, as only the"
                 " slower GPU has room for the whole model.",
                 **values,
             )
         return paragraph(
-            Sentence("{split} over {gpus}: {rate} tok/s, {others} alone: {other_rate}.", **values),
+            Sentence("{split} over {gpus}: {rate} tok/s; {others} alone: {other_rate}.", **values),
             Sentence(
-                "Each GPU reads only its part of the weights, although {why}.",
+                "Each GPU reads only part of the weights, which pays off although {why}.",
                 why=_all_reduces(chosen),
             ),
         )
     return paragraph(
-        Sentence("No GPU holds the model alone."),
+        Sentence("No single GPU can hold the model."),
         Sentence("{split} over {gpus}: {rate} tok/s.", **values),
         _other_split(chosen, others, gpus),
     )
 
 
 def _other_split(chosen: Alternative, others: Sequence[Alternative], gpus: Sequence[str]) -> str:
-    """Return a sentence on another mode with as many GPUs, or any other mode, or the next split."""
+    """Return a sentence on another mode, preferably with as many GPUs, or else the next split."""
     n, mode = len(chosen.params.devices), chosen.params.split_mode
     other_mode = [one for one in others if one.params.split_mode != mode]
     same_size = [one for one in other_mode if len(one.params.devices) == n]
@@ -127,9 +127,9 @@ def _other_split(chosen: Alternative, others: Sequence[Alternative], gpus: Seque
     is_other_mode = other.params.split_mode != mode
     if len(other.params.devices) > n and other.seconds < chosen.seconds:
         return Sentence(
-            "{split} over {gpus}: {rate}, too little gain for {more}."
+            "{split} over {gpus}: {rate}, too small a gain for {more}."
             if is_other_mode
-            else "Over {gpus}: {rate}, too little gain for {more}.",
+            else "Over {gpus}: {rate}, too small a gain for {more}.",
             **values,
             more=Sentence("more GPUs"),
         )
@@ -163,9 +163,9 @@ def _with_cpu(chosen: Alternative, others: Sequence[Alternative], gpus: Sequence
             )
             return paragraph(alone, needed)
         with_gpus = Sentence(
-            "With {gpus}, which has room for a part only: {rate}."
+            "With {gpus}, which has room for only a part: {rate}."
             if is_one
-            else "With {gpus}, which have room for a part only: {rate}.",
+            else "With {gpus}, which have room for only a part: {rate}.",
             gpus=_all(gpus),
             rate=_rate(others[0]),
         )
@@ -202,9 +202,9 @@ def _why_slower(slow: Alternative, fast: Alternative) -> str:
     lost = 1 / slow.speeds.decode_ts - 1 / fast.speeds.decode_ts
     if slow.n_sum and slow.link_s >= lost:
         return Sentence(
-            "because each token waits {n} times {us} µs for the other GPU"
+            "because each token waits {n} × {us} µs for the other GPU"
             if len(slow.params.devices) == 2
-            else "because each token waits {n} times {us} µs for the other GPUs",
+            else "because each token waits {n} × {us} µs for the other GPUs",
             n=slow.n_sum,
             us=round(1e6 * slow.sum_s),
         )
@@ -213,9 +213,9 @@ def _why_slower(slow: Alternative, fast: Alternative) -> str:
 
 def _all_reduces(one: Alternative) -> Sentence:
     return Sentence(
-        "each token waits {n} times {us} µs for the other GPU"
+        "each token waits {n} × {us} µs for the other GPU"
         if len(one.params.devices) == 2
-        else "each token waits {n} times {us} µs for the other GPUs",
+        else "each token waits {n} × {us} µs for the other GPUs",
         n=one.n_sum,
         us=round(1e6 * one.sum_s),
     )
@@ -271,7 +271,7 @@ def choose(
     planner: Planner, params: LoadParams, forecaster: Forecaster, goal: Goal = GOALS["chat"],
     free_bytes: Mapping[str, int] | None = None,
 ) -> Choice:  # fmt: skip
-    """Choose a model's devices and split, by memory and the predicted time for a request.
+    """Choose a model's devices and split, based on memory and the predicted time for a request.
 
     Args:
         params: context and other settings; devices and split are ignored.
@@ -294,7 +294,7 @@ class _Chooser:
             for room in forecaster.rooms
         ]
         if not rooms:
-            raise EngineError("There is no device that a model can be put on.")
+            raise EngineError("There is no device to put a model on.")
         self._rooms = {room.device: room for room in rooms}
         info = planner.info
         self._fit = Fit(self._plan, rooms, info.n_ctx_train, info.n_layer)
@@ -319,7 +319,7 @@ class _Chooser:
         return Choice(params, reason_for_choice(best, found, self._gpus), tuple(found))
 
     def _is_near(self, one: Alternative, best: Alternative) -> bool:
-        """Return whether `best` saves too little over `one` to be worth more devices.
+        """Return whether `best` saves too little over `one` to justify more devices.
 
         If the answer is at least as long as the prompt, decoding must be faster as well, because
         prompts are then short, and their speed with routed experts is predicted only roughly.

@@ -44,7 +44,7 @@ MAX_MTP_FILES = 8
 
 
 def draft_model_path(params: LoadParams) -> str:
-    """Return the path of the draft model; "" if there is none or the file only has MTP blocks."""
+    """Return the path of the draft model; "" if there is none or the file has only MTP blocks."""
     return "" if is_mtp_file(params.draft_path) else params.draft_path
 
 
@@ -120,7 +120,7 @@ def joined(file: GGUFFile, other: GGUFFile) -> GGUFFile:
     if ours != theirs:
         raise ModelFileError(
             other.path,
-            "{file} is the MTP block of another model: of {other}, and this one is {model}.",
+            "{file} is the MTP block of another model: of {other}, but this one is {model}.",
             "Choose the file that was published with the model.",
             file=other.path.name, other=_named(theirs), model=_named(ours),
         )  # fmt: skip
@@ -159,7 +159,7 @@ def _facts(file: GGUFFile) -> tuple[str, int, int, int]:
 def _named(facts: tuple[str, int, int, int]) -> Sentence:
     arch, n_block, width, n_tokens = facts
     return Sentence(
-        "{arch} of {n} blocks, width {width} and {n_tokens} tokens",
+        "{arch} with {n} blocks, width {width} and {n_tokens} tokens",
         arch=arch, n=n_block, width=width, n_tokens=n_tokens,
     )  # fmt: skip
 
@@ -177,16 +177,16 @@ def _check_parts(file: GGUFFile, layers: range) -> None:
         if name in own and tensor.shape[0] < n_tokens and tensor.shape[0] != n_rows:
             raise ModelFileError(
                 file.path,
-                "{file} cannot be used: its head has only some of the model's tokens, and it does"
-                " not say which.",
-                "Choose a file with the whole head; Tandem can shorten it itself.",
+                "{file} cannot be used: its head covers only some of the model's tokens, and the"
+                " file does not say which.",
+                "Choose a file with the full head; Tandem can shorten it.",
                 file=file.path.name,
             )
         if block is None and name not in SHARED and not IGNORED.fullmatch(name):
             raise ModelFileError(
                 file.path,
                 "{file} cannot be used: it has the tensor {name}, which MTP blocks do not have.",
-                "It may be of a newer variant; look for an update of Tandem or another file.",
+                "It may be a newer variant: check for a Tandem update, or try another file.",
                 file=file.path.name,
                 name=quote(name),
             )
@@ -199,7 +199,7 @@ MAX_DRAFT_MODELS = 8
 def draft_params(params: LoadParams, n_ctx: int) -> LoadParams:
     """Return the settings with which a model's draft model is loaded.
 
-    It is placed whole on one device, with at most the context that it was trained for.
+    The whole draft model is placed on one device, with at most the context it was trained for.
 
     Args:
         params: settings of the target model.
@@ -254,6 +254,6 @@ def check_rewinds(declaration: Declaration, file: GGUFFile) -> None:
         raise EngineError(
             "{file} cannot be a draft model: its recurrent layers cannot roll back rejected"
             " tokens.",
-            "Choose a model with attention only.",
+            "Choose a model that uses only attention.",
             file=file.path.name,
         )

@@ -120,7 +120,7 @@ def sizes_of_pieces(slot: Slot, pieces: Sequence[Slices], storage: str) -> list[
 
 
 def word_bytes(slot: Slot, pieces: Sequence[Slices]) -> int:
-    """Return the bytes by which these parts grow as int16 panels.
+    """Return the extra bytes that these parts take as int16 panels.
 
     Processors that multiply F16 and BF16 matrices as int16 (`cpu.kernels.products.int16_panels`)
     store a factor for every 256 columns of a row, and whole tiles of rows.

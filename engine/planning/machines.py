@@ -163,11 +163,13 @@ def reason_for_machines(
         n=n, rate=_rate(split), part=percent(split.way.link_s * split.way.speeds.decode_ts),
     )  # fmt: skip
     if fastest is None:
-        return paragraph(Sentence("No machine holds the model alone."), network)
+        return paragraph(Sentence("No single machine can hold the model."), network)
     if best is split:
         return paragraph(network, _alone_text(fastest))
     return paragraph(
-        Sentence("Do not split over this link; run a copy on each machine that holds the model."),
+        Sentence(
+            "Do not split over this link; run a copy on each machine that can hold the model."
+        ),
         _alone_text(fastest),
         network,
     )
@@ -209,17 +211,20 @@ def parse_rig(text: str) -> Rig:
     if len(parts) == 1:
         if wire.strip():
             raise EngineError(
-                "A network needs two machines.", "Write ' / ' between them: 1x3090 / 1x4090."
+                "A network needs at least two machines.",
+                "Write ' / ' between them: 1x3090 / 1x4090.",
             )
         return parse_machine(machines_text)
     if len(parts) > MAX_MACHINES:
-        raise EngineError("There are at most {n} machines.", "Write fewer of them.", n=MAX_MACHINES)
+        raise EngineError(
+            "At most {n} machines are allowed.", "List fewer of them.", n=MAX_MACHINES
+        )
     rigs = [parse_machine(part) for part in parts]
     return _joined(text.strip(), rigs, Wires(other=parse_wire(wire) if wire.strip() else GIGABIT))
 
 
 def parse_wire(text: str) -> LinkFacts:
-    """Return the link for a text such as "1gbit,0.3ms"; what is missing is as in Gigabit Ethernet.
+    """Return the link for a text such as "1gbit,0.3ms"; defaults are those of Gigabit Ethernet.
 
     Raises:
         EngineError: the text is invalid.
@@ -233,7 +238,7 @@ def parse_wire(text: str) -> LinkFacts:
             found = replace(found, latency_s=float(match[1]) * UNITS[match[2]])
         else:
             raise EngineError(
-                "'{word}' is no network.",
+                "'{word}' is not a network.",
                 "Specify its speed and latency, for example 1gbit,0.3ms.",
                 word=word[:40],
             )

@@ -14,8 +14,8 @@ class MemoryUse:
         host_kv: bytes of keys and values that are in host memory instead; not in `total`.
         padding: bytes that torch's allocator adds to weights and cache on a GPU by rounding up.
         pinned: bytes of host memory for copies to and from a GPU; not in `total`.
-        draft: bytes of the draft model, which is whole on one rank's device.
-        pictures: bytes of the vision encoder, also whole on one device, and of its largest image.
+        draft: bytes of the draft model, which is entirely on one rank's device.
+        pictures: bytes of the vision encoder, also on a single device, and of its largest image.
     """
 
     weights: int = 0
@@ -65,7 +65,7 @@ MAX_ARENA = 1 << 30
 
 
 def aligned_bytes(n_bytes: int) -> int:
-    """Return a tensor's bytes up to where the next tensor may begin."""
+    """Return a tensor's size, rounded up to where the next tensor may begin."""
     return -(-n_bytes // MIN_BYTES) * MIN_BYTES
 
 
@@ -145,7 +145,7 @@ def link_bytes(n_ranks: int) -> int:
 
 
 def copying_bytes(n_ranks: int) -> int:
-    """Return the bytes that all-reduces by copies, for large values, take on each GPU.
+    """Return the bytes that all-reduces with copies, for large values, take on each GPU.
 
     Without peer access, the part pinned in host memory is smaller; see `host_link_bytes`.
     """
@@ -157,7 +157,7 @@ def copying_bytes(n_ranks: int) -> int:
 
 
 def host_link_bytes(n_ranks: int) -> int:
-    """Return the host bytes per rank for all-reduces by copies without peer access."""
+    """Return the host bytes per rank for all-reduces with copies if there is no peer access."""
     if n_ranks < 2:
         return 0
     stages = range(1 if n_ranks == 2 else 2)

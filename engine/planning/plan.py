@@ -193,7 +193,7 @@ class Plan:
         return {device: n_bytes for device in used if (n_bytes := overhead_bytes(device))}
 
     def shortages(self, free_bytes: Mapping[str, int]) -> dict[str, int]:
-        """Return how many bytes devices lack, reserve included; those with enough are left out.
+        """Return how many bytes each device lacks, reserve included; omit devices with enough.
 
         Args:
             free_bytes: free memory by device before this process uses any; unlisted devices are
@@ -269,8 +269,8 @@ def with_held_types(plan: Plan, caches: Iterable[KVState]) -> Plan:
         return plan
     (kv_type,) = held
     warning = Sentence(
-        "This model's values are part of its keys, so all of its KV cache is {type}, the type of"
-        " keys; that of values has no effect.",
+        "This model's values are part of its keys, so its whole KV cache is {type}, the type chosen"
+        " for keys; the type for values has no effect.",
         type=kv_type,
     )
     return replace(plan, kv_type=kv_type, warnings=(*plan.warnings, warning))
@@ -415,8 +415,10 @@ def _n_meeting(devices: Sequence[str], storages: Sequence[str], sizes: Sequence[
 def _warnings(hp: HParams, params: LoadParams) -> tuple[str, ...]:
     n_ctx, trained = hp.n_ctx, hp.n_ctx_train
     if n_ctx < params.context_for(trained):
-        return (Sentence("The model's positions end at {n}, which limits the context.", n=n_ctx),)
+        return (
+            Sentence("The model has no positions beyond {n}, which limits the context.", n=n_ctx),
+        )
     if trained and n_ctx > trained:
-        warning = "The model was trained for {n} tokens of context; longer texts get worse."
+        warning = "The model was trained with {n} tokens of context; quality drops beyond that."
         return (Sentence(warning, n=trained),)
     return ()

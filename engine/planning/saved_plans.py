@@ -140,8 +140,8 @@ def _found(ref: DeviceRef, devices: Sequence[DeviceInfo], plan: str) -> str:
             return device.id
     name = f"{ref.name} ({ref.id})" if ref.name else ref.id
     raise EngineError(
-        "The plan '{plan}' needs {device}, which is not here.",
-        "Choose another plan, or save it again.",
+        "The plan '{plan}' needs {device}, which is not available.",
+        "Choose another plan, or save this one again.",
         plan=plan,
         device=name,
     )
@@ -162,7 +162,7 @@ def checked_name(name: str) -> str:
     ):
         raise EngineError(
             "'{name}' cannot be the name of a plan.",
-            "Use up to {n} characters, and not '{reserved}'.",
+            "Use up to {n} characters; '{reserved}' is reserved.",
             name=plain[:60],
             n=MAX_LETTERS,
             reserved=AUTO_PLAN,
@@ -219,7 +219,7 @@ class PlanStore:
         """
         folder = tandem_folder("data")
         if folder is None:
-            raise EngineError("There is no folder to keep plans in.", "Set TANDEM_HOME to one.")
+            raise EngineError("There is no folder for saved plans.", "Set TANDEM_HOME to a folder.")
         return cls(folder / FOLDER)
 
     def plans(self, model: ModelKey) -> list[SavedPlan]:
@@ -239,7 +239,7 @@ class PlanStore:
                 return plan
         names = ", ".join(f"'{plan.name}'" for plan in found)
         raise EngineError(
-            "{model} has no plan '{name}'.",
+            "{model} has no plan named '{name}'.",
             "It has {names}." if names else "Save one with: tandem plan MODEL --save NAME.",
             model=model.name,
             name=name[:60],
@@ -256,7 +256,7 @@ class PlanStore:
             others = [p for p in self._read(model) if p.name.casefold() != plan.name.casefold()]
             if len(others) >= MAX_PLANS:
                 raise EngineError(
-                    "{model} has {n} plans already.", "Delete some.", model=model.name, n=MAX_PLANS
+                    "{model} already has {n} plans.", "Delete some.", model=model.name, n=MAX_PLANS
                 )
             self._write(model, [*others, plan])
 
@@ -295,7 +295,7 @@ class PlanStore:
         except OSError as error:
             raise EngineError(
                 "The plans cannot be written to {path}: {problem}.",
-                "Make room on its disk, or permit writing there, then try again.",
+                "Free up disk space, or allow writing there, then try again.",
                 path=str(path),
                 problem=Sentence(error.strerror or str(error)),
             ) from None
@@ -338,7 +338,7 @@ def plan_from(document: object) -> SavedPlan:
             "This is not a plan.", "Export one with: tandem plans MODEL --export NAME."
         )
     if document.get("version") != VERSION:
-        raise EngineError("The plan is of another version of Tandem.", "Save it again.")
+        raise EngineError("The plan is from another version of Tandem.", "Save it again.")
     params = params_from(document.get("params"), "")
     try:
         saved = read_document(_SavedFields, document)
@@ -358,7 +358,7 @@ def export_plan(plan: SavedPlan, path: Path) -> None:
     except OSError as error:
         raise EngineError(
             "{path} cannot be written: {problem}.",
-            "Choose another folder, or make room on its disk.",
+            "Choose another folder, or free up disk space.",
             path=str(path),
             problem=Sentence(error.strerror or str(error)),
         ) from None

@@ -1,4 +1,4 @@
-"""The loop of a sandboxed child that answers lines with lines and limits its memory.
+"""The loop of a sandboxed child that answers each line with a line and limits its memory.
 
 `engine.util.sandbox` enforces the limits; those set here apply if that process has exited or cannot
 check. Imports little, so that a child starts quickly.

@@ -46,7 +46,7 @@ class WrongValue(ValueError):
 
     Args:
         path: path to the value, such as "messages[0].role"; "" for the whole document.
-        noun: expected value, such as "a text"; "" if a required value is missing.
+        noun: expected value, such as "a string"; "" if a required value is missing.
     """
 
     def __init__(self, path: str, noun: str, value: Any = None) -> None:
@@ -90,7 +90,7 @@ class Shape(ABC):
     @property
     @abstractmethod
     def noun(self) -> str:
-        """Name of the expected value, such as "a text"."""
+        """Name of the expected value, such as "a string"."""
 
     def fits(self, value: Any) -> bool:
         """Return whether a value has the right type, regardless of its content."""
@@ -116,7 +116,7 @@ class Shape(ABC):
 
 @dataclass(frozen=True, slots=True)
 class TextShape(Shape):
-    """Any text, or one of a few choices."""
+    """Any string, or one of a few choices."""
 
     kinds = (str,)
     choices: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ class TextShape(Shape):
 
     @property
     def noun(self) -> str:
-        return " or ".join(f'"{one}"' for one in self.choices) or "a text"
+        return " or ".join(f'"{one}"' for one in self.choices) or "a string"
 
     def _read(self, value: Any, path: str, notes: ReadNotes) -> Any:
         if self.choices and value not in self.choices:
@@ -256,7 +256,7 @@ class TupleShape(Shape):
 
 @dataclass(frozen=True, slots=True)
 class TableShape(Shape):
-    """An object with arbitrary keys whose values have one shape; numeric keys are decimal texts."""
+    """An object with arbitrary keys whose values have one shape; numeric keys are in decimal."""
 
     kinds = (dict,)
     noun = "an object"

@@ -1,9 +1,9 @@
 """Fields of settings classes: their metadata, and the validation that uses it.
 
-Metadata keys: `title` and `help` (texts), `kind` (int, float, bool, str, tuple for texts or dict
-for numbers by token id), `min` and `max` (inclusive range), `soft_max` (end of a slider, if
+Metadata keys: `title` and `help` (strings), `kind` (int, float, bool, str, tuple for strings or
+dict for numbers by token id), `min` and `max` (inclusive range), `soft_max` (end of a slider, if
 smaller), `step`, `lowest` (what the smallest value means, if it is not an amount), `has_lines` (one
-text per line), `is_long` (several lines), and `choices` for a field with a few named values.
+string per line), `is_long` (several lines), and `choices` for a field with a few named values.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def number(
 def texts(
     default: tuple[str, ...], title: str, help: str, *, has_lines: bool = False  # noqa: A002
 ) -> tuple[str, ...]:  # fmt: skip
-    """Return a field for a list of texts.
+    """Return a field for a list of strings.
 
     Args:
-        has_lines: whether each text is entered on a separate line.
+        has_lines: whether each string is entered on a separate line.
     """
     metadata = {"title": title, "help": help, "kind": tuple, "has_lines": has_lines}
     result: tuple[str, ...] = field(default=default, metadata=metadata)
@@ -61,10 +61,10 @@ def texts(
 
 
 def text(title: str, help: str, *, is_long: bool = False) -> str:  # noqa: A002
-    """Return a field for a text that is empty by default.
+    """Return a field for a string that is empty by default.
 
     Args:
-        is_long: whether the text may have several lines.
+        is_long: whether the string may have several lines.
     """
     metadata = {"title": title, "help": help, "kind": str, "is_long": is_long}
     result: str = field(default="", metadata=metadata)
@@ -96,7 +96,7 @@ def _checked(name: str, value: Any, metadata: Mapping[str, Any]) -> Any:
     if kind is dict:
         return _checked_biases(name, value)
     if not isinstance(value, kind):
-        expected = Sentence("true or false") if kind is bool else Sentence("a text")
+        expected = Sentence("true or false") if kind is bool else Sentence("a string")
         raise rejected(name, expected, value)
     choices = metadata.get("choices")
     if choices and value not in choices:
@@ -118,15 +118,15 @@ def _checked_number(name: str, value: Any, metadata: Mapping[str, Any]) -> int |
 
 
 def _checked_strings(name: str, value: Any) -> tuple[str, ...]:
-    """Check a tuple or list of texts (JSON has no tuples); a single text is refused."""
+    """Check a tuple or list of strings (JSON has no tuples); a single string is refused."""
     is_list = isinstance(value, tuple | list)
     if not is_list or not all(isinstance(text, str) and text for text in value):
-        raise rejected(name, Sentence("a list of texts that are not empty"), value)
+        raise rejected(name, Sentence("a list of non-empty strings"), value)
     return tuple(value)
 
 
 def _checked_biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
-    """Check a mapping from token ids to numbers, or pairs of these (JSON keys are texts)."""
+    """Check a mapping from token ids to numbers, or pairs of these (JSON keys are strings)."""
     pairs = value.items() if isinstance(value, Mapping) else value
     try:
         found = tuple((int(token), float(bias)) for token, bias in pairs)

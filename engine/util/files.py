@@ -62,13 +62,13 @@ def user_folder(kind: Kind) -> Path | None:
 
 
 def tandem_folder(kind: Kind) -> Path | None:
-    """Return Tandem's folder, like Qt's `QStandardPaths`; None if the user has no home folder."""
+    """Return Tandem's folder, as Qt's `QStandardPaths` would; None if there is no home folder."""
     if home := os.environ.get(HOME_VARIABLE):
         return Path(home)
     base = user_folder(kind)
     if base is None:
         return None
-    shares_base = sys.platform == "win32" and kind == "cache"  # with the configuration
+    shares_base = sys.platform == "win32" and kind == "cache"  # next to the configuration
     return base / "Tandem" / "cache" if shares_base else base / "Tandem"
 
 
@@ -93,7 +93,7 @@ def exposure(folder: Path) -> str:
             mode = above.stat().st_mode
             if sys.platform != "win32" and mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
                 return Sentence(
-                    "{path}, above {folder}, can be written by everybody",
+                    "{path}, above {folder}, is writable by everyone",
                     path=str(above),
                     folder=str(folder),
                 )
@@ -115,7 +115,7 @@ def exposed(status: os.stat_result) -> str:
     if status.st_uid not in (os.geteuid(), 0):
         return Sentence("belongs to another user")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return Sentence("can be written by other users")
+        return Sentence("is writable by other users")
     return ""
 
 

@@ -4,7 +4,7 @@ Such a folder comes last on the import path, so that it replaces nothing. Child 
 through an environment variable, which `import engine` reads.
 
 Each process that uses a pack keeps a file next to its folder open, and locked if the system has
-shared locks. Thus no pack is deleted while a live process uses it, and a dead one locks nothing.
+shared locks. Thus no pack is deleted while a live process uses it, and dead processes lock nothing.
 """
 
 from __future__ import annotations

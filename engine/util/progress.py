@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """Bytes read from the file so far, over all ranks, and other slow work as a text."""
+    """Bytes read from the file so far, over all ranks, and other slow work as text."""
 
     done_bytes: int
     total_bytes: int

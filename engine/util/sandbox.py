@@ -1,4 +1,4 @@
-"""A child process that answers lines with lines, and is killed if it exceeds its limits.
+"""A child process that answers each line with a line, and is killed if it exceeds its limits.
 
 It is for untrusted input, such as templates, formulas and documents: no request can hang this
 process or exhaust the machine's memory.
@@ -97,13 +97,13 @@ class LimitedChild:
             raise ChildEnded(excess, self._status())
         if excess:
             message = Sentence(
-                "it takes more than {n:g} s or {size} MiB",
+                "it took more than {n:g} s or {size} MiB",
                 n=self._start_s,
                 size=self._max_bytes >> 20,
             )
             raise OSError(message)
         if not line:
-            raise OSError(Sentence("it ended with status {status}", status=str(self._status())))
+            raise OSError(Sentence("it exited with status {status}", status=str(self._status())))
         self._is_ready = True
 
     def ask(

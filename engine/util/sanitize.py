@@ -18,11 +18,11 @@ _ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud8
 
 
 def printable(text: str) -> str:
-    """Return a text in which "�" replaces characters that control its display.
+    """Return a text with "�" in place of characters that control its display.
 
     These are the control characters of ASCII and Latin-1, with which escape sequences start;
     characters that change the direction of text, so that "gpj.exe" is read as "exe.jpg"; and
-    surrogates. Line breaks and tabs stay; carriage returns are removed. Also works on chunks.
+    surrogates. Line breaks and tabs stay; carriage returns are removed. Chunks work too.
     """
     return _ACTING.sub(REPLACEMENT, text.replace("\r", ""))
 
@@ -60,7 +60,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 @cache  # reading it takes milliseconds, and every forecast needs it
 def package_version() -> str:
-    """Return Tandem's version; "" if it runs from a folder without installation."""
+    """Return Tandem's version; "" if it runs without being installed."""
     from importlib import metadata  # late: the window can open without it
 
     try:

@@ -1,4 +1,4 @@
-"""Files next to a model: how to find them, and how a model takes blocks from one."""
+"""Files next to a model: finding them, and adding blocks from one of them to the model."""
 
 from __future__ import annotations
 
@@ -151,12 +151,12 @@ def _directions(file: GGUFFile, n_embd: int, n_layer: int) -> dict[int, Directio
             raise InvalidGGUF(
                 file.path,
                 Sentence(
-                    "its {name} ({type}, {shape}) does not fit a model of {n} layers with {width}"
-                    " numbers per token",
+                    "its {name} ({type}, {shape}) does not fit a model with {n} layers and {width}"
+                    " values per token",
                     name=name, type=tensor.type.name, shape=str(tensor.shape), n=n_layer,
                     width=n_embd,
                 ),
-                "Control vectors work with the model they were made for.",
+                "Control vectors work only with the model they were made for.",
             )  # fmt: skip
         values = file.raw(tensor).read().view(DTYPES[tensor.type.name]).astype(np.float32)
         if not np.isfinite(values).all():
@@ -164,5 +164,5 @@ def _directions(file: GGUFFile, n_embd: int, n_layer: int) -> dict[int, Directio
             raise InvalidGGUF(file.path, problem)
         found[layer] = values.reshape(n_embd)
     if not found:
-        raise InvalidGGUF(file.path, "it has no directions")
+        raise InvalidGGUF(file.path, "it contains no directions")
     return found

@@ -29,7 +29,7 @@ HEADER_LIMIT: Final = 160 << 20  # bytes; the largest known vocabularies take ab
 MAX_KEYS: Final = 1 << 14
 MAX_TENSORS: Final = 1 << 16
 MAX_ITEMS: Final = 1 << 24  # elements in one array
-MAX_STRINGS: Final = 1 << 22  # texts in total; the largest known vocabularies have 800,000
+MAX_STRINGS: Final = 1 << 22  # strings in total; the largest known vocabularies have 800,000
 MAX_NAME: Final = (1 << 16) - 1  # bytes in a key or a tensor's name
 MAX_DIMS: Final = 4
 DEFAULT_ALIGNMENT: Final = 32  # bytes
@@ -40,10 +40,10 @@ MIN_TENSOR_BYTES: Final = 8 + 4 + 8 + 4 + 8
 
 U32: Final = struct.Struct("<I")
 
-OLD_GGML = Sentence("it has the GGML format of before August 2023")
+OLD_GGML = Sentence("it is in the GGML format used before August 2023")
 
 NOT_GGUF = {
-    b"version https://git-lfs": Sentence("it is a Git LFS pointer and not the model itself"),
+    b"version https://git-lfs": Sentence("it is a Git LFS pointer, not the model itself"),
     b"PK\x03\x04": Sentence("it is a PyTorch or zip archive"),
     b"lmgg": OLD_GGML,
     b"fmgg": OLD_GGML,
@@ -148,7 +148,7 @@ class Cursor:
         """
         self.n_strings += n
         if self.n_strings > MAX_STRINGS:
-            raise self.error(Sentence("its metadata claims {n} texts", n=self.n_strings))
+            raise self.error(Sentence("its metadata claims to have {n} strings", n=self.n_strings))
         data, position, unpack_from = self.data, self.position, U64.unpack_from
         try:
             for _ in range(n):
@@ -216,7 +216,7 @@ def _parse_version(cursor: Cursor) -> int:
     if version and version & 0xFFFF == 0:
         raise cursor.error(Sentence("its numbers are big-endian, which only a few servers use"))
     if version not in (2, 3):
-        problem = Sentence("its version is {n}, and only 2 and 3 can be read", n=version)
+        problem = Sentence("its version is {n}, but only 2 and 3 can be read", n=version)
         raise cursor.error(problem)
     return version
 
@@ -241,7 +241,7 @@ def _locate_value(cursor: Cursor, key: str) -> MetadataValue:
             problem = "the metadata entry {key} is an array of arrays"
             raise cursor.error(Sentence(problem, key=quote(key)))
         if length > MAX_ITEMS:
-            problem = "the metadata entry {key} claims {n} elements"
+            problem = "the metadata entry {key} claims to have {n} elements"
             raise cursor.error(Sentence(problem, key=quote(key), n=length))
     value = MetadataValue(kind, cursor.position, length)
     if kind == STRING:

@@ -81,7 +81,7 @@ class Store:
     values: Mapping[str, MetadataValue]
 
     def decode(self, value: MetadataValue, limit: int | None = None) -> Any:
-        """Return a value as a Python object, with at most `limit` array elements or text bytes."""
+        """Return a value as a Python object, with at most `limit` elements or string bytes."""
         if value.kind == STRING:
             return self._decode_text(value, limit)
         n = 1 if value.length is None else value.length
@@ -158,12 +158,12 @@ class Metadata:
         store = Store(path, data, values)
         self._store = store
         numbers, text, flag = INTS | FLOATS, frozenset({STRING}), frozenset({BOOL})
-        self.str = TypedRead[str](store, Sentence("a text"), text, str)
+        self.str = TypedRead[str](store, Sentence("a string"), text, str)
         self.int = TypedRead[int](store, Sentence("an integer"), INTS, int)
         self.float = TypedRead[float](store, Sentence("a number"), numbers, float)
         self.bool = TypedRead[bool](store, Sentence("true or false"), flag, bool)
         self.strs = TypedRead[list[str]](
-            store, Sentence("a list of texts"), text, list, is_array=True
+            store, Sentence("a list of strings"), text, list, is_array=True
         )
         self.ints = TypedRead[list[int]](
             store, Sentence("a list of integers"), INTS, list, is_array=True
@@ -172,7 +172,7 @@ class Metadata:
             store, Sentence("a list of numbers"), numbers, _floats, is_array=True
         )
         self.bools = TypedRead[list[bool]](
-            store, Sentence("a list of flags"), flag, list, is_array=True
+            store, Sentence("a list of booleans"), flag, list, is_array=True
         )
 
     def __contains__(self, key: object) -> bool:
@@ -241,7 +241,7 @@ class Metadata:
         """Return a value of any type; an array becomes a list.
 
         Args:
-            limit: maximum number of array elements or text bytes to decode.
+            limit: maximum number of array elements or string bytes to decode.
         """
         value = self._store.values.get(key)
         return default if value is None else self._store.decode(value, limit)

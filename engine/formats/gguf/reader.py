@@ -40,7 +40,7 @@ def part_paths(path: Path, meta: Metadata) -> tuple[Path, ...]:
             n=count,
             name=f"-00001-of-{count:05d}.gguf",
         )
-        raise InvalidGGUF(path, problem, "Give all parts the names they were published under.")
+        raise InvalidGGUF(path, problem, "Give all parts their published names.")
     names = [f"{match['prefix']}-{i + 1:05d}-of-{count:05d}.gguf" for i in range(count)]
     paths = tuple(path.with_name(name) for name in names)
     missing = [part.name for part in paths if not part.exists()]
@@ -64,12 +64,10 @@ def check_agreement(paths: Sequence[Path], headers: Sequence[Header]) -> None:
         name = header.meta.str("general.architecture", None)
         if name is not None and name != first.architecture:
             problem = Sentence("its architecture differs from that of {name}", name=paths[0].name)
-            raise InvalidGGUF(path, problem, "Put the parts of one model together.")
+            raise InvalidGGUF(path, problem, "Keep the parts of different models apart.")
     total = sum(len(header.tensors) for header in headers)
     if first.int("split.tensors.count", total) != total:
-        problem = Sentence(
-            "its parts have {n} tensors in all, not the number that it states", n=total
-        )
+        problem = Sentence("its parts have {n} tensors in total, not the number it states", n=total)
         raise InvalidGGUF(paths[0], problem)
 
 
@@ -77,9 +75,9 @@ def _check_place(path: Path, meta: Metadata, no: int, count: int) -> None:
     no_here, count_here = meta.int("split.no"), meta.int("split.count")
     if (no_here, count_here) != (no, count):
         problem = Sentence(
-            "its content is part {n} of {total}, unlike its name", n=no_here + 1, total=count_here
+            "it contains part {n} of {total}, contrary to its name", n=no_here + 1, total=count_here
         )
-        raise InvalidGGUF(path, problem, "Give all parts the names they were published under.")
+        raise InvalidGGUF(path, problem, "Give all parts their published names.")
 
 
 FIRST_BYTES = 1 << 20
@@ -206,7 +204,7 @@ def _collect(paths: tuple[Path, ...], headers: list[Header]) -> dict[str, Tensor
             if tensor.name in tensors:
                 other = paths[tensors[tensor.name].part].name
                 problem = Sentence(
-                    "its tensor {name} is in {other} too", name=quote(tensor.name), other=other
+                    "its tensor {name} is also in {other}", name=quote(tensor.name), other=other
                 )
                 raise InvalidGGUF(paths[i], problem)
             tensors[tensor.name] = replace(tensor, part=i) if i else tensor

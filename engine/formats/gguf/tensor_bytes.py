@@ -96,7 +96,7 @@ class OpenPart:
             if n_bytes == 0:
                 raise ModelFileError(
                     self.path,
-                    "{file} has become shorter while it was read.",
+                    "{file} became shorter while it was being read.",
                     "Copy or download it again.",
                     file=self.path.name,
                 )
@@ -115,7 +115,7 @@ class OpenPart:
             raise ModelFileError(
                 self.path,
                 "{path} can no longer be read: {problem}.",
-                "Check the drive that it is on, and the connection to it.",
+                "Check the drive it is on and the drive's connection.",
                 path=self.path.name,
                 problem=Sentence(error.strerror or str(error)),
             ) from None
@@ -126,8 +126,8 @@ class OpenPart:
         if (now.st_size, now.st_mtime_ns) != (self._opened.st_size, self._opened.st_mtime_ns):
             raise ModelFileError(
                 self.path,
-                "{file} was changed while it was read.",
-                "Load it again once no other program writes to it.",
+                "{file} was changed while it was being read.",
+                "Load it again once no other program is writing to it.",
                 file=self.path.name,
             )
 
@@ -220,7 +220,7 @@ class TensorBytes:
         return len(self) == 1 or self.strides[0] == self.shape[1] * self.strides[1]
 
     def tall(self) -> TensorBytes:
-        """Return even matrices (n, n_rows, row_bytes) as a single one with all their rows."""
+        """Return evenly spaced matrices (n, n_rows, row_bytes) as a single one with all rows."""
         n, n_rows, row_bytes = self.shape
         return TensorBytes(self.part, self.offset, (n * n_rows, row_bytes), self.strides[1:])
 

@@ -95,7 +95,7 @@ class TensorInfo:
         return self.n_rows * self.row_bytes
 
     def rows(self, start: int, stop: int, name: str) -> TensorInfo:
-        """Return a view of the rows `start:stop` in a matrix, or of such elements in a vector.
+        """Return a view of the rows `start:stop` in a matrix, or of those elements in a vector.
 
         This is used to split a fused tensor into its parts.
 
@@ -133,7 +133,7 @@ def check_layout(
     names: set[str] = set()
     for tensor in entries:
         if tensor.name in names:
-            problem = Sentence("it has two tensors with the name {name}", name=quote(tensor.name))
+            problem = Sentence("it has two tensors named {name}", name=quote(tensor.name))
             raise InvalidGGUF(path, problem)
         names.add(tensor.name)
         _check_shape(path, tensor)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Codes = tuple[Tensor, Tensor]
-"""Scales, float32 (n_blocks, g), and whole numbers, int8 (n_blocks, elements).
+"""Scales, float32 (n_blocks, g), and integers, int8 (n_blocks, elements).
 
 Each scale applies to one of g equal parts of its block; a weight is scale × number, rounded once.
 """
@@ -63,7 +63,7 @@ def scaled(codes: Tensor, scale: Tensor) -> Tensor:
 
 
 def weight_reader(read: Callable[[Tensor], Codes]) -> Callable[[Tensor], Tensor]:
-    """Return a function that reads weights, given one that reads scales and whole numbers."""
+    """Return a function that reads weights, given one that reads scales and integers."""
 
     def dequantise_blocks(blocks: Tensor) -> Tensor:
         scale, values = read(blocks)

@@ -156,7 +156,7 @@ class Quant:
 
     Attributes:
         dequantise_blocks: function uint8 (n_blocks, type_size) -> float32 (n_blocks, block_size).
-        codes_of: function that reads blocks as scales and whole numbers with at most 16 values, for
+        codes_of: function that reads blocks as scales and integers with at most 16 values, for
             types that kernels can read only after this conversion; else None.
     """
 

@@ -1,6 +1,6 @@
 """Quantises numbers to GGML blocks for the KV cache, bit-identical to the gguf package.
 
-A block of either type has an F16 scale d, then 32 whole numbers q. In Q8_0, these are signed bytes,
+A block of either type has an F16 scale d, then 32 integers q. In Q8_0, these are signed bytes,
 with x = d q; in Q4_0, they are nibbles, with x = d (q - 8), element j in the low half of byte j and
 element j + 16 in the high half.
 """

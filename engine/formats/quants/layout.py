@@ -53,7 +53,7 @@ SCALE_BYTES: dict[ScaleKind, int] = {
 
 
 class BlockPlaces(NamedTuple):
-    """Addresses of a block of 16 rows on a CPU, per plane: numbers, or values in a kernel."""
+    """The address of each plane of a 16-row block on a CPU: an integer, or a kernel's value."""
 
     low: Any
     high: Any
@@ -99,17 +99,17 @@ class Layout:
 
     @property
     def low_bytes(self) -> int:
-        """Bytes per block of 16 rows in the plane `low`."""
+        """Bytes per 16-row block in the plane `low`."""
         return TILE * BLOCK * self.low // 8
 
     @property
     def high_bytes(self) -> int:
-        """Bytes per block of 16 rows in the plane `high`."""
+        """Bytes per 16-row block in the plane `high`."""
         return TILE * BLOCK * self.high // 8
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes per block of 16 rows in the plane `scales`."""
+        """Bytes per 16-row block in the plane `scales`."""
         return TILE * (BLOCK // self.sub) * SCALE_BYTES[self.scale]
 
     @property
@@ -138,7 +138,7 @@ class Layout:
     def places(self, tile: Any, group: Any, first: Any, last: Any, block: Any) -> BlockPlaces:
         """Return the addresses of a block's parts in a tile on a CPU.
 
-        Arguments are numbers, or values in a kernel.
+        Arguments are integers or, inside a kernel, kernel values.
 
         Args:
             last: end of the group, exclusive.
@@ -220,7 +220,7 @@ INT16_FACTOR_BYTES = 4 * TILE
 """Bytes of a tile's factors per group of columns."""
 
 INT16_PANEL_BYTES = 2 * BLOCK + 4
-"""Bytes that 32 activations take in an int16 panel, with their factor."""
+"""Bytes that 32 activations take in an int16 panel, including their factor."""
 
 
 def word_tile_bytes(n_blocks: int) -> int:

@@ -69,11 +69,12 @@ def access_problem() -> str:
     """Return why this process may not compute on AMD GPUs, as a sentence; "" if it may."""
     if not KFD.exists():
         return Sentence(
-            "The amdgpu driver offers no {path}, which computing on AMD GPUs needs.", path=str(KFD)
+            "The amdgpu driver does not provide {path}, which is needed to compute on AMD GPUs.",
+            path=str(KFD),
         )
     if not os.access(KFD, os.R_OK | os.W_OK):
         return Sentence(
-            "This user may not open {path}; add the user to the groups render and video.",
+            "This user is not allowed to open {path}; add the user to the render and video groups.",
             path=str(KFD),
         )
     return ""
@@ -87,7 +88,7 @@ def amd_memory(gpu: AmdGpu) -> Memory:
     """
     total, used = (_number(gpu.folder / f"mem_info_vram_{kind}") for kind in ("total", "used"))
     if total is None or used is None:
-        raise DeviceError("The amdgpu driver does not report the memory of the GPU.")
+        raise DeviceError("The amdgpu driver does not report the GPU's memory.")
     return Memory(total, used, max(0, total - used))
 
 

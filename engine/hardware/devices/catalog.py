@@ -55,7 +55,7 @@ usually have less."""
 UNPROVEN_AMD = Sentence("Tandem has not been run on AMD GPUs yet.")
 
 ADD_TO_GROUPS = "sudo usermod -aG render,video $USER"
-"""Command that gives the user access to AMD GPUs from the next login on."""
+"""Command that gives the user access to AMD GPUs after the next login."""
 
 
 def list_devices(*, wait: bool = True) -> list[DeviceInfo]:
@@ -248,7 +248,7 @@ def _why_no_gpu() -> str:
     try:
         with Nvml() as nvml:
             gpus: Sequence[Gpu | AmdGpu] = amd_gpus() if is_hip else nvml.gpus()
-            problem: str = Sentence("An NVIDIA driver is here but no GPU; Tandem runs on the CPU.")
+            problem: str = Sentence("There is an NVIDIA driver but no GPU; Tandem runs on the CPU.")
     except DeviceError as error:
         gpus, problem = amd_gpus() if is_hip else [], error.message
     if gpus:
@@ -269,16 +269,16 @@ def _why_no_gpu() -> str:
 def _without_driver(makers: Collection[GpuMaker]) -> Sentence:
     if "nvidia" in makers:
         return Sentence(
-            "An NVIDIA GPU is here but no driver for it; install NVIDIA's driver, or give this"
+            "There is an NVIDIA GPU but no driver for it; install NVIDIA's driver, or give this"
             " container access to the GPU. Tandem runs on the CPU."
         )
     if "amd" in makers:
         return Sentence(
-            "The AMD GPU here has little dedicated memory, or no driver for computing; Tandem runs"
-            " on the CPU."
+            "The AMD GPU has too little dedicated memory, or no compute driver; Tandem runs on the"
+            " CPU."
         )
     return Sentence(
-        "Tandem can use NVIDIA and AMD GPUs, but none of {maker}; it runs on the CPU.",
+        "Tandem can use NVIDIA and AMD GPUs, but not {maker} GPUs; it runs on the CPU.",
         maker="Apple" if "apple" in makers else "Intel",
     )
 
@@ -322,9 +322,7 @@ def _parse_device(entry: str) -> str:
     if name == "cpu":
         return name
     if name.startswith("mig-"):
-        raise NoDevice(
-            entry.strip(), Sentence("a part of a GPU cannot be used; name the whole GPU")
-        )
+        raise NoDevice(entry.strip(), Sentence("part of a GPU cannot be used; name the whole GPU"))
     if UUID.fullmatch(name):
         return _by_uuid(entry.strip())
     if FAR.fullmatch(name):
@@ -341,7 +339,7 @@ def _by_uuid(beginning: str) -> str:
     known = list_devices()
     found = [d.id for d in known if d.uuid.lower().startswith(beginning.lower())]
     if len(found) > 1:
-        problem = "the UUIDs of {names} start with this; write a longer part"
+        problem = "the UUIDs of {names} start with this; write more of it"
         raise NoDevice(beginning, Sentence(problem, names=listed(found)))
     if not found:
         here = [Sentence("{device} with {uuid}", device=d.id, uuid=d.uuid) for d in known if d.uuid]
@@ -379,7 +377,7 @@ def _why_missing(known: list[str]) -> str:
 
 
 def _there_is(names: str) -> Sentence:
-    return Sentence("there is {names}", names=names)
+    return Sentence("this machine has {names}", names=names)
 
 
 TorchKind = Literal["cuda13", "cuda12", "rocm", "cpu"]

@@ -50,7 +50,9 @@ class DeviceMonitor:
             if device not in here:
                 self.close()
                 why = "" if self._gpus else cuda_status()
-                raise NoDevice(device, why or Sentence("there is {names}", names=", ".join(here)))
+                raise NoDevice(
+                    device, why or Sentence("this machine has {names}", names=", ".join(here))
+                )
 
     def __enter__(self) -> DeviceMonitor:
         return self
@@ -65,7 +67,7 @@ class DeviceMonitor:
     def start(self, on_snapshots: OnSnapshots, interval_s: float) -> None:
         """Call `on_snapshots` now and every `interval_s`, on a thread, until `stop`."""
         if self._thread is not None:
-            raise RuntimeError("the monitor is running already")
+            raise RuntimeError("the monitor is already running")
         self._stopping.clear()
         self._interval_s = interval_s
         self._thread = threading.Thread(

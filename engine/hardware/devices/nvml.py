@@ -216,8 +216,7 @@ class Nvml:
             return NO_DRIVER
         if error.value == lib.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
             return Sentence(
-                "The NVIDIA driver was updated while it was running; restart the machine to use"
-                " the GPUs."
+                "The NVIDIA driver was updated while in use; restart the machine to use the GPUs."
             )
         return Sentence(
             "The NVIDIA driver does not answer ({problem}); Tandem runs on the CPU.",
@@ -228,7 +227,8 @@ class Nvml:
         lib = self._lib
         if error.value == lib.NVML_ERROR_GPU_IS_LOST:
             return Sentence(
-                "The GPU fell off the bus; restart the machine, and check its power and seat."
+                "The GPU fell off the bus; restart the machine, and check the card's power and"
+                " seating."
             )
         if error.value == lib.NVML_ERROR_RESET_REQUIRED:
             return Sentence("The GPU needs a reset; restart the machine.")

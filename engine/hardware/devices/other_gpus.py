@@ -47,7 +47,7 @@ HIP_FILES = (*map(Path, ("/dev/kfd", "/dev/dxg")), SYSTEM32 / "amdhip64.dll",
 
 @dataclass(frozen=True, slots=True)
 class TorchGpu:
-    """A GPU as PyTorch describes it; unknown texts are "".
+    """A GPU as PyTorch describes it; unknown strings are "".
 
     `free_bytes` is the free memory at the time of reading; `problem` is a sentence that says why
     PyTorch could not open the GPU.

@@ -1,4 +1,4 @@
-"""Reads how GPUs are connected: PCIe slots, NVLink, and peer access to memory; without torch.
+"""Reads how GPUs are connected: PCIe slots, NVLink and peer access. Imports no torch.
 
 An idle GPU often switches its slot to a lower PCIe generation, which is then reported.
 """

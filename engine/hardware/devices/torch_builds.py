@@ -236,14 +236,14 @@ def advise_nvidia(
     newer = choose_wheel(one, None)
     if newer is None:
         reason = (
-            "No PyTorch from 2.11 on has code for GPUs of compute capability {capability}; Tandem"
-            " cannot use this one."
+            "PyTorch 2.11 and later have no code for GPUs of compute capability {capability};"
+            " Tandem cannot use this one."
         )
         return Advice(Sentence(reason, capability=capability))
     return Advice(
         Sentence(
-            "The NVIDIA driver is too old for every PyTorch that can use this GPU; update it to"
-            " {version} or newer.",
+            "The NVIDIA driver is too old for every PyTorch build that can use this GPU; update it"
+            " to {version} or newer.",
             version=FIRST_DRIVERS[newer.major],
         ),
         "" if build.cuda_major == newer.major else newer.command,
@@ -253,7 +253,7 @@ def advise_nvidia(
 def _nvidia_problem(build: TorchBuild, capability: str, driver_cuda: int | None) -> str:
     if not build.is_installed:
         return Sentence(
-            "An NVIDIA driver is here but PyTorch is not installed; install torch to run models."
+            "An NVIDIA driver is installed, but PyTorch is not; install torch to run models."
         )
     if build.hip:
         return Sentence(
@@ -262,18 +262,18 @@ def _nvidia_problem(build: TorchBuild, capability: str, driver_cuda: int | None)
         )
     if not build.cuda:
         return Sentence(
-            "An NVIDIA driver is here but this PyTorch build has no CUDA support; install a CUDA"
-            " build of torch to use the GPUs."
+            "An NVIDIA driver is installed, but this PyTorch build has no CUDA support; install a"
+            " CUDA build of torch to use the GPUs."
         )
     # a driver supports all CUDA versions with its major version, even newer ones
     if driver_cuda and build.cuda_major and driver_cuda < build.cuda_major:
         first = FIRST_DRIVERS.get(build.cuda_major)
         return Sentence(
-            "The NVIDIA driver supports CUDA {n} but this PyTorch build needs CUDA {cuda}; update"
+            "The NVIDIA driver supports CUDA {n}, but this PyTorch build needs CUDA {cuda}; update"
             " the driver to {version} or newer, or install an older build."
             if first
-            else "The NVIDIA driver supports CUDA {n} but this PyTorch build needs CUDA {cuda};"
-            " update the driver, or install an older build.",
+            else "The NVIDIA driver supports CUDA {n}, but this PyTorch build needs CUDA {cuda};"
+                " update the driver, or install an older build.",
             n=driver_cuda, cuda=build.cuda, version=first or "",
         )  # fmt: skip
     installed = next((wheel for wheel in WHEELS if wheel.cuda == build.cuda), None)
@@ -292,14 +292,13 @@ def advise_amd(build: TorchBuild, arch: str = "") -> Advice:
     if build.hip:
         return Advice()
     reason = Sentence(
-        "An AMD GPU is here but PyTorch is not installed; install a ROCm build of torch to use AMD"
-        " GPUs."
+        "There is an AMD GPU, but PyTorch is not installed; install a ROCm build of torch to use"
+        " AMD GPUs."
         if not build.is_installed
         else "This PyTorch build is for NVIDIA GPUs (CUDA); install a ROCm build of torch to use"
         " AMD GPUs."
         if build.cuda
-        else "This PyTorch build has no support for GPUs; install a ROCm build of torch to use AMD"
-        " GPUs."
+        else "This PyTorch build has no GPU support; install a ROCm build of torch to use AMD GPUs."
     )
     return Advice(reason, amd_command(arch))
 

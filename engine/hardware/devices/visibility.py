@@ -4,8 +4,9 @@ CUDA's rules: the entries in CUDA_VISIBLE_DEVICES are numbers or UUID prefixes; 
 matches no GPU, or more than one, ends the list; naming a GPU twice hides all (CUDA C++ Programming
 Guide, "CUDA Environment Variables"). CUDA_DEVICE_ORDER sets the order in which GPUs are numbered.
 
-HIP has the same kind of list, in HIP_VISIBLE_DEVICES or else CUDA_VISIBLE_DEVICES; it numbers the
-GPUs left by ROCR_VISIBLE_DEVICES, in that order (ROCm's documentation, "GPU isolation techniques").
+HIP reads the same kind of list from HIP_VISIBLE_DEVICES or else CUDA_VISIBLE_DEVICES; it numbers
+the GPUs that ROCR_VISIBLE_DEVICES leaves, in that order (ROCm's documentation, "GPU isolation
+techniques").
 
 After a fault in a computation, a GPU stops working for the process: its state in CUDA or HIP, the
 *context*, belongs to the process and does not survive such a fault.
@@ -127,8 +128,8 @@ def order_problem(n_gpu: int) -> str:
     if n_gpu < 2 or order == PCI_ORDER or not has_numbers(os.environ.get(VISIBLE)):
         return ""
     return Sentence(
-        "{variable} has numbers and {order} is {value}, so only CUDA can tell which GPUs are meant;"
-        " set {order} to {wanted}, or name the GPUs by their UUIDs.",
+        "{variable} contains numbers and {order} is {value}, so only CUDA can tell which GPUs are"
+        " meant; set {order} to {wanted}, or name the GPUs by UUID.",
         variable=VISIBLE, order=ORDER, value=order, wanted=PCI_ORDER,
     )  # fmt: skip
 
@@ -161,15 +162,15 @@ def _why_none(uuids: Sequence[str], entry: str, found: Sequence[int]) -> Sentenc
         return Sentence("{n} GPUs have UUIDs that start with '{entry}'", n=len(found), entry=entry)
     if _is_number(entry):
         return Sentence(
-            "there is no GPU {entry}, as {n} is here"
+            "there is no GPU {entry}, as only {n} is present"
             if len(uuids) == 1
-            else "there is no GPU {entry}, as {n} are here",
+            else "there is no GPU {entry}, as only {n} are present",
             entry=entry,
             n=len(uuids),
         )
     if entry.startswith("GPU-"):
-        return Sentence("no GPU here has a UUID that starts with '{entry}'", entry=entry)
-    return Sentence("'{entry}' is neither a number nor a UUID of a GPU", entry=entry)
+        return Sentence("no GPU has a UUID that starts with '{entry}'", entry=entry)
+    return Sentence("'{entry}' is neither a number nor a GPU's UUID", entry=entry)
 
 
 _stopped: dict[str, str] = {}

@@ -273,7 +273,7 @@ class Ends:
         return self._known[key]
 
     def _slot_cost(self, slot: Slot, span: Span, formats: Formats) -> EndCost:
-        # of one tensor, for a rank with these rows, or for a member
+        # cost of one tensor for a rank with these rows, or for a member
         part, placement = 1.0, slot.placement
         if isinstance(placement, Shard):
             start, stop = span
@@ -286,7 +286,7 @@ class Ends:
         cost = cost_of([mine], (), SEEN, formats)
         load, is_head = cost.load, id(slot.owner) in self._heads
         cost = cost._replace(load=NO_WORK)
-        if split_name(slot.tensor.name) is not None:  # of an MTP block, which only drafts
+        if split_name(slot.tensor.name) is not None:  # an MTP block only drafts
             return EndCost(cost)
         is_table = not slot.is_matrix and len(slot.tensor.shape) > 1
         if isinstance(slot.owner, Embedding) or is_table:

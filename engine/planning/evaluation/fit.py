@@ -149,7 +149,7 @@ class Fit:
             return None
         even = (1.0,) * len(found.devices)
         shares = ",".join(f"{share:g}" for share in found.split or even)
-        sentence = Sentence("Split it {shares}; then every device has room.", shares=shares)
+        sentence = Sentence("Split it {shares}, so that every device has room.", shares=shares)
         return Remedy("split", sentence, found)
 
     def _more_devices(self, params: LoadParams) -> Remedy | None:
@@ -168,9 +168,9 @@ class Fit:
         if not n:
             return None
         sentence = Sentence(
-            "Leave room for {n} request of the whole context length."
+            "Leave room for {n} request of the full context length."
             if n == 1
-            else "Leave room for {n} parallel requests of the whole context length.",
+            else "Leave room for {n} parallel requests of the full context length.",
             n=n,
         )
         return Remedy("parallel", sentence, replace(params, parallel=n))
@@ -217,7 +217,7 @@ class Fit:
         found = replace(params, devices=(CPU,), split=None)
         if set(params.devices) == {CPU} or CPU not in self._free or not self.fits(found):
             return None
-        return Remedy("devices", Sentence("Use the CPU alone."), found)
+        return Remedy("devices", Sentence("Use only the CPU."), found)
 
     def _fewest(
         self, params: LoadParams, least: int, with_n: Callable[[LoadParams, int], LoadParams]

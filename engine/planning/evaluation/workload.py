@@ -137,7 +137,7 @@ SEEN = 1
 
 
 def probe_split(dims: Sequence[BlockDims], n_vocab: int, *, tied: bool) -> ModelSplit:
-    """Return the probe, in which each part of a block is whole on a separate rank."""
+    """Return the probe, in which each part of a block is entirely on a separate rank."""
     blocks = []
     for block in dims:
         cuts = {

@@ -77,7 +77,7 @@ class TuneEstimate:
     def sentence(self) -> Sentence:
         """The estimate as a sentence for the user."""
         return Sentence(
-            "About {n} trials of {trial_s:.1f} s, at most {budget_s:.0f} s.",
+            "About {n} trials of {trial_s:.1f} s each; {budget_s:.0f} s at most.",
             n=self.n_trials, trial_s=self.trial_s, budget_s=self.budget_s,
         )  # fmt: skip
 
@@ -100,7 +100,7 @@ class TunePlan:
     ) -> None:  # fmt: skip
         self.goal: Goal = goal_named(goal)
         if budget_s is not None and not 0 < budget_s <= 86400:  # false for NaN as well
-            raise EngineError("The time for a search must be from 1 to 86400 seconds.")
+            raise EngineError("The time for a search must be between 1 and 86400 seconds.")
         self.params = params
         self.n_ctx = planner.plan(params).n_ctx
         if self.n_ctx < 2:

@@ -1,4 +1,4 @@
-"""The splits of one model that a measured search may try on one machine; without torch.
+"""The splits of one model that a measured search may try on one machine. Imports no torch.
 
 These are sets of devices, modes and positions that fit into free memory, with predicted speeds.
 """
@@ -135,7 +135,7 @@ class Family:
 
 
 def balanced(split: Split, busy_s: Sequence[float]) -> Split | None:
-    """Return the split at which all ranks would be busy equally long, or None if unknown.
+    """Return the split at which all ranks would be busy for the same time; None if unknown.
 
     This assumes that a rank's time is proportional to its share.
 
@@ -374,7 +374,7 @@ def _with(params: LoadParams, split: Split) -> LoadParams:
 
 
 def group_sizes(n_ranks: int) -> list[tuple[int, ...] | None]:
-    """Return the possible groupings of n ranks, except those equivalent to another mode."""
+    """Return the possible groupings of n ranks, except any that are equivalent to another mode."""
     if n_ranks < 3:
         return []
     if n_ranks > MAX_IN_ALL_GROUPS:
@@ -385,7 +385,7 @@ def group_sizes(n_ranks: int) -> list[tuple[int, ...] | None]:
 
 
 def _without_twins(families: Sequence[Family], devices: Mapping[str, DeviceInfo]) -> list[Family]:
-    """Return the families without those that merely repeat another on equal devices."""
+    """Return the families without those that only repeat another family on equal devices."""
     found: dict[object, Family] = {}
     for family in families:
         params = family.params

@@ -15,8 +15,8 @@ from engine.planning.speed.facts import device_name, percent, rank_name
 
 SOURCES = {
     "ngram": Sentence("from the text"),
-    "mtp": Sentence("by the model's own block (MTP)"),
-    "model": Sentence("by the draft model"),
+    "mtp": Sentence("from the model's own block (MTP)"),
+    "model": Sentence("from the draft model"),
 }
 """Names of the sources of draft tokens, for use in sentences."""
 
@@ -52,21 +52,23 @@ def reason_for_drafts(trials: Sequence[DraftTrial]) -> str:
     best = max(gains, key=lambda way: sum(gains[way]))
     speeds = [
         Sentence(
-            "With draft tokens {way}, new text is {prose:.2f} times as fast and repeated text"
-            " {quoting:.2f} times.",
+            "With draft tokens {way}, new text is {prose:.2f} times as fast, and repeated text"
+            " {quoting:.2f} times as fast.",
             way=SOURCES[way], prose=prose, quoting=quoting,
         )
         for way, (prose, quoting) in gains.items()
     ]  # fmt: skip
     if max(gains[best]) < MIN_GAIN:
         return paragraph(Sentence("Speculative decoding does not pay off here."), *speeds)
-    winner = Sentence("The best are those {way}.", way=SOURCES[best]) if len(gains) > 1 else ""
+    winner = (
+        Sentence("The best draft tokens come {way}.", way=SOURCES[best]) if len(gains) > 1 else ""
+    )
     return paragraph(Sentence("Speculative decoding pays off here."), *speeds, winner)
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A typical request; splits are compared by its duration, which weighs prefill and decode."""
+    """A typical request; splits are compared by its duration, which includes prefill and decode."""
 
     name: str
     n_prompt: int
@@ -242,8 +244,8 @@ def _note_on_rounds(result: TuneResult) -> str:
     if all(trial.decode_ts <= winner.decode_ts for trial in result.trials):
         return ""
     return Sentence(
-        "Only splits that were measured in turns at the end are compared: speeds of one run vary"
-        " with what else the machine does."
+        "Only splits measured in turn at the end are compared, because single runs vary with the"
+        " machine's other load."
     )
 
 
@@ -255,8 +257,8 @@ def _note_on_others(others: Sequence[tuple[str, float]]) -> str:
         for device, load in others
     ]
     return Sentence(
-        "Other programs used {devices} when the search began, so these speeds may be lower than"
-        " they could be.",
+        "Other programs were using {devices} when the search began, so these speeds may be too"
+        " low.",
         devices=listed(used),
     )
 
@@ -323,13 +325,13 @@ def _one_won(winner: Trial, trials: Sequence[Trial], goal: Goal) -> str:
     values |= {"others": names(split.devices), **_rates(split, "other_")}
     if split.seconds(goal) <= winner.seconds(goal) * (1 + difference(winner, goal)):
         return Sentence(
-            "{devices} alone gives {rate} tok/s ({prompts} tok/s for prompts), the best split, over"
-            " {others}, gives {other_rate} tok/s ({other_prompts} tok/s for prompts): no real"
-            " difference, so the fewer devices are used.",
+            "{devices} alone gives {rate} tok/s ({prompts} tok/s for prompts); the best split, over"
+            " {others}, gives {other_rate} tok/s ({other_prompts} tok/s for prompts). The"
+            " difference is negligible, so fewer devices are used.",
             **values,
         )
     lost = Sentence(
-        "{devices} alone gives {rate} tok/s ({prompts} tok/s for prompts), the best split, over"
+        "{devices} alone gives {rate} tok/s ({prompts} tok/s for prompts); the best split, over"
         " {others}, gives {other_rate} tok/s ({other_prompts} tok/s for prompts).",
         **values,
     )
@@ -347,11 +349,11 @@ def _several_won(winner: Trial, trials: Sequence[Trial], goal: Goal) -> str:
         other = _quickest([t for t in trials if t is not winner], goal)
         return Sentence(
             "Splitting over {devices} at {shares} gives {rate} tok/s ({prompts} tok/s for prompts);"
-            " no device holds the model alone."
+            " no single device can hold the model."
             if other is None
             else "Splitting over {devices} at {shares} gives {rate} tok/s ({prompts} tok/s for"
-            " prompts), the next best split {other_rate} tok/s ({other_prompts} tok/s for prompts);"
-            " no device holds the model alone.",
+            " prompts); the next best split gives {other_rate} tok/s ({other_prompts} tok/s for"
+            " prompts). No single device can hold the model.",
             **values,
             **({} if other is None else _rates(other, "other_")),
         )
@@ -362,7 +364,7 @@ def _several_won(winner: Trial, trials: Sequence[Trial], goal: Goal) -> str:
     )  # fmt: skip
     gain = single.seconds(goal) / winner.seconds(goal)
     together = Sentence(
-        "Together they need {part} of its time, because each reads and computes only its part.",
+        "Together they take {part} of that time, because each reads and computes only its part.",
         part=percent(1 / gain),
     )
     return paragraph(won, together)
@@ -384,14 +386,14 @@ def _why_slow(trial: Trial) -> str:
     devices = trial.params.all_devices
     ranks = [rank for rank, device in enumerate(devices) if device == devices[longest]]
     return Sentence(
-        "There {devices} waits for others {part} of the time.",
+        "In that split, {devices} waits for others {part} of the time.",
         devices=rank_name(devices[longest], longest, ranks),
         part=percent(min(1.0, part)),
     )
 
 
 def names(devices: Sequence[str], *, begins: bool = False) -> str:
-    """Return devices as in sentences: "GPU 0 and the CPU"; at the start (`begins`): "The CPU"."""
+    """Return device names for a sentence: "GPU 0 and the CPU", or "The CPU" if they begin it."""
     counted = {device: list(devices).count(device) for device in devices}
     return listed(
         [

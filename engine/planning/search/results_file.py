@@ -150,7 +150,7 @@ def result_from(document: object, path: str) -> TuneResult | None:
         result = read_document(TuneResult, {**document, "trials": trials})
         if not _is_sound(result):
             return None
-        # composed anew as templates, which the file does not keep
+        # composed again, because the file does not keep templates
         reasons = reason_for_best(result.trials, result.goal), reason_for_drafts(result.drafts)
         return replace(result, reason=paragraph(*reasons))
     except (AssertionError, AttributeError, KeyError, TypeError, ValueError, EngineError):

@@ -108,7 +108,7 @@ class DeviceSpec:
 
 
 UNKNOWN_CPU_BYTES, UNKNOWN_CORE_FLOP = 50e9, 1.5e11
-"""Bytes/s of memory in two channels, and operations/s per core; rough values until measured."""
+"""Bytes/s of dual-channel memory, and operations/s per core; rough values until measured."""
 
 CORES_PER_BANDWIDTH = 6
 """Number of cores that saturate a desktop CPU's memory bandwidth; larger CPUs need more."""

@@ -108,7 +108,7 @@ class WireSpeed:
 
     @property
     def facts(self) -> LinkFacts:
-        """Link facts for predictions."""
+        """Facts of the link, for predictions."""
         return LinkFacts(self.mean_s, self.bytes_per_s, MESSAGE_BYTES)
 
     @property
@@ -247,16 +247,18 @@ class Prediction:
 REASONS = {
     "memory_s": Sentence("Limited by memory bandwidth: reading takes {part} of the time."),
     "compute_s": Sentence("Limited by compute: multiplying takes {part} of the time."),
-    "fixed_s": Sentence("Limited by the overhead of operations, which takes {part} of the time."),
+    "fixed_s": Sentence("Limited by per-operation overhead, which takes {part} of the time."),
     "link_s": Sentence("Limited by the links: exchanges between devices take {part} of the time."),
-    "host_s": Sentence("Limited by the work between tokens, such as sampling: {part} of the time."),
+    "host_s": Sentence(
+        "Limited by work between tokens, such as sampling, which takes {part} of the time."
+    ),
 }
 SHORT_REASONS = {
     "memory_s": Sentence("limited by memory bandwidth"),
     "compute_s": Sentence("limited by compute"),
-    "fixed_s": Sentence("limited by the overhead of operations, which takes {part} of the time"),
+    "fixed_s": Sentence("limited by per-operation overhead, which takes {part} of the time"),
     "link_s": Sentence("limited by the links"),
-    "host_s": Sentence("limited by the work between tokens, such as sampling"),
+    "host_s": Sentence("limited by work between tokens, such as sampling"),
 }
 
 
@@ -276,7 +278,7 @@ def device_name(device: str, *, begins: bool = False) -> str:
 
 
 def rank_name(device: str, rank: int, ranks: Sequence[int], *, begins: bool = False) -> str:
-    """Return a rank's name as in the split panel; `ranks` are all the ranks on its device."""
+    """Return a rank's name as shown in the split panel; `ranks` are all the ranks on its device."""
     if len(ranks) == 1:
         return device_name(device, begins=begins)
     if is_cpu(device) and not machine_of(device):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 FILE_NAME = "calibration.json"
 MAX_SUBJECTS, MAX_RATIOS, MAX_LETTERS = 256, 9, 2000
-"""Limits for the file: subjects, ratios per subject, characters per text."""
+"""Limits for the file: subjects, ratios per subject, characters per string."""
 
 MIN_RATIO, MAX_RATIO = 1e-3, 1e3
 """Bounds of a ratio; anything outside is a mistake, not a measurement."""

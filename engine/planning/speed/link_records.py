@@ -1,6 +1,6 @@
 """Records of tested routes between two GPUs: results, the route to use, and its problems.
 
-No torch, because records on disk are shown without it.
+Imports no torch, because records on disk are shown without it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TELLING_BYTES = 128 << 10
 FEW_LANES = 4
 """Maximum number of PCIe lanes in slots meant for other cards, or connected to the chipset."""
 
-TRIES_AGAIN = "'tandem devices --measure' tests again"
+TRIES_AGAIN = "'tandem devices --measure' repeats the test"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def chosen_way(record: LinkRecord | None, p2p: PeerMode) -> Way:
 
 
 def nccl_pays(there: LinkRecord, back: LinkRecord, p2p: PeerMode) -> bool:
-    """Return whether two GPUs may exchange large values by NCCL, and do so faster than by copies.
+    """Return whether two GPUs may exchange large values through NCCL, faster than with copies.
 
     NCCL itself decides whether a GPU writes to the other's memory, so that must have passed.
     """
@@ -155,7 +155,7 @@ def link_problems(source: str, target: str, record: LinkRecord, p2p: PeerMode) -
     """Return sentences on faults and slowness in the direction from `source` to `target`."""
     said = []
     for (means, place), trial in record.trials.items():
-        is_missed = (means, place) != NCCL or trial.verdict != "refused"  # many do without it
+        is_missed = (means, place) != NCCL or trial.verdict != "refused"  # many lack NCCL
         if not trial.passed and is_missed and not (place == "peer" and p2p == "off"):
             said.append(_failure(source, target, means, place, trial, record.date))
     said += filter(None, (_slowness(source, target, record, chosen_way(record, p2p)),))
@@ -169,9 +169,9 @@ def _failure(
     """Return a sentence about a route that did not pass."""
     what = {
         ("stores", "peer"): f"Kernel writes from {source} to {target}",
-        ("stores", "host"): f"Kernel writes from {source} to {target} by host memory",
+        ("stores", "host"): f"Kernel writes from {source} to {target} through host memory",
         ("copies", "peer"): f"Direct copies from {source} to {target}",
-        ("copies", "host"): f"Copies from {source} to {target} by host memory",
+        ("copies", "host"): f"Copies from {source} to {target} through host memory",
         NCCL: f"NCCL transfers from {source} to {target}",
     }[means, place]
     instead = {
@@ -185,7 +185,7 @@ def _failure(
     if trial.verdict == "refused":
         return f"{what} were not tested{detail}; {instead}."
     seen = {
-        "lost": "do not arrive", "wrong": "arrive damaged", "hung": "never end",
+        "lost": "do not arrive", "wrong": "arrive damaged", "hung": "never finish",
         "crashed": "crash the test program",
     }[trial.verdict]  # fmt: skip
     again = f"; {TRIES_AGAIN}" if trial.verdict in ("hung", "crashed") else ""
@@ -205,12 +205,12 @@ def _slowness(source: str, target: str, record: LinkRecord, way: Way) -> str:
         return ""
     return (
         f"Kernel writes from {source} to {target} reach {rates[0] / 1e9:.2g} GB/s, copies "
-        f"{rates[1] / 1e9:.2g} GB/s; exchanges of a token are slower than they could be."
+        f"{rates[1] / 1e9:.2g} GB/s; per-token exchanges are slower than they could be."
     )
 
 
 def _narrowness(source: str, record: LinkRecord) -> str:
-    """Return a sentence on a slot that is slow under load; "" if it is not."""
+    """Return a sentence on a slot that is slow under load; "" if the slot is not."""
     known = [trial.lanes for trial in record.trials.values() if all(trial.lanes)]
     if not known:
         return ""
@@ -218,8 +218,8 @@ def _narrowness(source: str, record: LinkRecord) -> str:
     if generation > 1 and width > FEW_LANES:
         return ""
     return (
-        f"The slot of {source} runs as PCIe {generation}.0 x{width} under load; another slot, a "
-        "better riser or a mainboard setting may make it faster."
+        f"The slot of {source} runs at PCIe {generation}.0 x{width} under load; another slot, a "
+        "better riser or a motherboard setting may make it faster."
     )
 
 

@@ -56,7 +56,7 @@ NCCL's all-reduces over two ranks took 39 µs without copies and 81 µs with the
 
 
 class AllReduceTime(NamedTuple):
-    """Predicted seconds of an all-reduce by one algorithm."""
+    """Predicted seconds of an all-reduce with one algorithm."""
 
     seconds: float
     how: How

@@ -274,7 +274,7 @@ def known_links(
 
 
 def by_host(link: Link) -> Link:
-    """Return the link as it is if GPUs do not access each other's memory."""
+    """Return the link as it would be if the GPUs did not access each other's memory."""
     return replace(link, kind="host", n_nvlink=0)
 
 

@@ -77,13 +77,15 @@ def parse_rig(text: str) -> Rig:
         if not card.n_cores:
             gpus += [card] * count
             if len(gpus) > MAX_DEVICES:
-                problem = "A rig has at most {n} GPUs."
-                raise EngineError(problem, "Write fewer of them.", n=MAX_DEVICES)
+                problem = "A rig can have at most {n} GPUs."
+                raise EngineError(problem, "List fewer of them.", n=MAX_DEVICES)
         elif count == 1:
             host = card
         else:
             raise EngineError(
-                "A machine has one CPU.", "Write {entry} once.", entry=entry.split("x")[-1].strip()
+                "A machine has one CPU.",
+                "List {entry} only once.",
+                entry=entry.split("x")[-1].strip(),
             )
     route, lanes = _links(links_text)
     return _build(text.strip(), _in_slots(gpus, lanes), host, route)
@@ -99,8 +101,8 @@ def _links(text: str) -> tuple[str, list[int]]:
             route = word
         else:
             raise EngineError(
-                "'{word}' is no route between GPUs.",
-                "Use {names}, or lanes of slots such as x8 or x16/x4.",
+                "'{word}' is not a route between GPUs.",
+                "Use {names}, or slot lanes such as x8 or x16/x4.",
                 word=word,
                 names=", ".join(CLASSES),
             )
@@ -112,8 +114,8 @@ def _in_slots(gpus: Sequence[DeviceSpec], lanes: Sequence[int]) -> list[DeviceSp
         return list(gpus)
     if len(lanes) not in (1, len(gpus)):
         raise EngineError(
-            "There are lanes for {n} slots, but {n_gpus} GPUs.",
-            "Write one number of lanes for all GPUs, or one for each.",
+            "Lanes are given for {n} slots, but there are {n_gpus} GPUs.",
+            "Give one number of lanes for all GPUs, or one per GPU.",
             n=len(lanes),
             n_gpus=len(gpus),
         )
@@ -127,15 +129,15 @@ def _in_slots(gpus: Sequence[DeviceSpec], lanes: Sequence[int]) -> list[DeviceSp
 def _entry(text: str) -> tuple[int, DeviceSpec]:
     match = ENTRY.fullmatch(text.strip())
     if match is None:
-        raise EngineError("A rig needs cards.", "For example 2x3090,1x3060.")
+        raise EngineError("A rig needs at least one card.", "For example 2x3090,1x3060.")
     count = int(match["count"] or 1)
     if not count:
-        raise EngineError("'{text}' means no card.", "Write at least 1x.", text=text.strip())
+        raise EngineError("'{text}' asks for no cards.", "Write at least 1x.", text=text.strip())
     return count, spec_from_text(match["name"])
 
 
 def spec_from_text(name: str) -> DeviceSpec:
-    """Return the specification for a user's text, such as "3090", "rtx 4060 ti" or "7900xtx".
+    """Return the specification for a user's name for a device, such as "3090" or "rtx 4060 ti".
 
     Raises:
         EngineError: there is no such device; the hint names similar ones.
@@ -149,7 +151,7 @@ def spec_from_text(name: str) -> DeviceSpec:
     every = (card.name for card in (*GPU_SPECS, *CPU_SPECS))
     raise EngineError(
         "The card '{name}' is not known.",
-        "Did you mean {names}?" if near else "Known are {names}.",
+        "Did you mean {names}?" if near else "The known cards are {names}.",
         name=name.strip()[:60],
         names=either(list(names)) if near else ", ".join(every),
     )

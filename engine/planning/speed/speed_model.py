@@ -1,4 +1,4 @@
-"""The speed model: predicted time for a token or prompt on a split, and its causes; without torch.
+"""The speed model: predicted time for a token or prompt on a split, by cause. Imports no torch.
 
 A rank's time follows the roofline model (Williams, Waterman and Patterson, CACM 52, 2009): for each
 kind of weights, the time to read or to multiply them, whichever is longer, plus an overhead per
@@ -327,7 +327,9 @@ class _Totals:
         count = block.count
         slowest = max(seconds, default=0.0)
         for rank, time, done in zip(block.group, times, seconds, strict=True):
-            self.memory[rank] += count * (time.memory + done - time.own)  # shared with others
+            self.memory[rank] += count * (
+                time.memory + done - time.own
+            )  # with time lost to sharing
             self.compute[rank] += count * time.compute
             self.fixed[rank] += count * (time.own - time.memory - time.compute)
             self.wait[rank] += count * (slowest - done)

@@ -50,7 +50,7 @@ def test_gpus_are_named_by_uuid_wherever_a_device_is_named(
         "cuda:0",
     ]
     assert again["reserve"] == {"cuda:2": 100 << 20}
-    assert_refused(run("plan", model, "--devices", "GPU-aaaa"), "write a longer part")
+    assert_refused(run("plan", model, "--devices", "GPU-aaaa"), "write more of it")
 
 
 def test_cards_that_torch_cannot_use_have_a_command_of_their_own_line(
@@ -88,7 +88,9 @@ def test_what_hides_gpus_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,9")
     document = run("devices", "--json").document
     assert [device["id"] for device in document["devices"]] == ["cuda:0", "cpu"]
-    assert document["hidden"].endswith("there is no GPU 9, as 3 are here, which ends the list.")
+    assert document["hidden"].endswith(
+        "there is no GPU 9, as only 3 are present, which ends the list."
+    )
     assert document["hidden"] in run("devices").out
 
 

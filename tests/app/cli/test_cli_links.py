@@ -129,6 +129,6 @@ def test_a_card_whose_kernels_failed_a_test_is_shown(run: Run, driver: FakeDrive
     CardRecords.of_user().keep(
         card_key(gpu), WHOLE_CARD, CardVerdict("hung", "a test did not end", "2026-03-01")
     )
-    why = "a test did not end, tested on 2026-03-01; 'tandem devices --measure' tests again"
+    why = "a test did not end, tested on 2026-03-01; 'tandem devices --measure' repeats the test"
     assert f"PyTorch is used on cuda:2 instead of Tandem's kernels: {why}." in run("devices").out
     assert run("devices", "--json").document["kernel_problems"] == {"cuda:2": why}

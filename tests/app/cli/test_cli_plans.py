@@ -149,8 +149,8 @@ def test_the_fastest_plan_is_found(run: Run, model: Path) -> None:
 
 
 def test_what_cannot_be_done_is_said(run: Run, model: Path, tmp_path: Path) -> None:
-    assert_refused(run("chat", model, "--plan", "none"), "has no plan 'none'")
-    assert_refused(run("plans", model, "--delete", "none"), "has no plan 'none'")
+    assert_refused(run("chat", model, "--plan", "none"), "has no plan named 'none'")
+    assert_refused(run("plans", model, "--delete", "none"), "has no plan named 'none'")
     assert_refused(run("plan", model, "--plan", tmp_path / "x.json"), "cannot be read")
     assert_refused(run("plan", model, "--save", "auto"), "cannot be the name")
     assert_refused(run("plan", model, "--reserve", "cpu=-1"), "is not DEVICE=MIB")

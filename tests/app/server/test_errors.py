@@ -18,7 +18,7 @@ CHAT = "/v1/chat/completions"
         ({"messages": [{"content": "x"}]}, "messages[0].role", "messages[0].role is missing."),
         (
             {"messages": [USER, {"role": "user", "content": 3}]}, "messages[1].content",
-            "messages[1].content must be a text or a list, not 3.",
+            "messages[1].content must be a string or a list, not 3.",
         ),
         (
             {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role",
@@ -44,7 +44,7 @@ CHAT = "/v1/chat/completions"
         ({"max_tokens": 1.5}, "max_tokens", "must be a whole number"),
         ({"n": 0}, "n", "n must be a whole number from 1 to 16, not 0."),
         ({"n": 17}, "n", "from 1 to 16"),
-        ({"stop": [1]}, "stop[0]", "stop[0] must be a text, not 1."),
+        ({"stop": [1]}, "stop[0]", "stop[0] must be a string, not 1."),
         ({"logit_bias": {"x": 1}}, "logit_bias", "token ids from 0 to 1535, not x."),
         ({"logit_bias": {"1536": 1}}, "logit_bias", "not 1536."),
         ({"logit_bias": {"5": None}}, "logit_bias.5", "logit_bias.5 must be a number, not null."),

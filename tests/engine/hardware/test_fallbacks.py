@@ -20,7 +20,8 @@ def test_each_kind_has_words_of_its_own(kind: FallbackKind) -> None:
 def test_the_sentence_names_device_reason_and_help() -> None:
     found = Fallback("graph", ("cuda:0", "cuda:1", "cuda:0"), "it snows.\n  at line 3", "Wait.")
     assert found.sentence == (
-        "On cuda:0 and cuda:1, kernels are launched one by one: it snows. Tokens are slower. Wait."
+        "On cuda:0 and cuda:1, kernels are launched one by one: it snows. Token generation is"
+        " slower. Wait."
     )
     assert len(Fallback("graph", (), "x" * 9999).why) == MAX_REASON
     assert Fallback("graph", (), " \n").why == "the reason is unknown"

@@ -110,7 +110,12 @@ def test_torchs_own_words_are_told_where_it_sees_none(monkeypatch: pytest.Monkey
     ("problem", "launcher", "arithmetic", "sentence"),
     [
         ("", "triton", "kernels", "GPUs compute with Tandem's kernels, compiled and launched by"),
-        ("there is no C compiler", "", "reference", "much memory, because there is no C compiler."),
+        (
+            "there is no C compiler",
+            "",
+            "reference",
+            "a lot of memory, because there is no C compiler.",
+        ),
     ],
 )
 def test_what_amds_gpus_compute_with_is_told(

@@ -176,9 +176,9 @@ def test_what_guesses_bring_is_said() -> None:
     assert reason_for_drafts([plain]) == ""
     assert reason_for_drafts([plain, text, DraftTrial("mtp", 28.0, 44.0)]) == (
         "Speculative decoding pays off here. With draft tokens from the text, new text is 1.00"
-        " times as fast and repeated text 2.50 times. With draft tokens by the model's own block"
-        " (MTP), new text is 1.40 times as fast and repeated text 2.20 times. The best are those by"
-        " the model's own block (MTP)."
+        " times as fast, and repeated text 2.50 times as fast. With draft tokens from the model's"
+        " own block (MTP), new text is 1.40 times as fast, and repeated text 2.20 times as fast."
+        " The best draft tokens come from the model's own block (MTP)."
     )
     assert reason_for_drafts([plain, DraftTrial("ngram", 19.6, 20.2)]).startswith(
         "Speculative decoding does not pay off here"

@@ -138,7 +138,7 @@ def test_a_model_with_few_active_weights_that_needs_two_cards_may_be_cut_by_laye
     assert choice.params.devices == ("cuda:0", "cuda:1")
     assert choice.params.split_mode == "layer"
     assert speed(choice, "tensor", 2) < 0.9 * speed(choice, "layer", 2)
-    assert choice.reason.startswith("No GPU holds the model alone. By layer over both: ")
+    assert choice.reason.startswith("No single GPU can hold the model. By layer over both: ")
     assert "because each token waits 96 times " in choice.reason
 
 
@@ -148,7 +148,9 @@ def test_a_large_dense_model_is_cut_over_all_of_four_cards(chosen: Chosen) -> No
     assert len(choice.params.devices) == 4
     assert choice.params.split_mode == "tensor"
     assert 45 < speed(choice, "tensor", 4) < 70
-    assert choice.reason.startswith("No GPU holds the model alone. Split by tensor over all 4 GPUs")
+    assert choice.reason.startswith(
+        "No single GPU can hold the model. Split by tensor over all 4 GPUs"
+    )
 
 
 def test_a_large_dense_model_on_two_cards(chosen: Chosen) -> None:
@@ -203,7 +205,7 @@ def test_too_little_gain_is_said(chosen: Chosen) -> None:
     choice = chosen("8b", "4090,3060")
     assert choice.params.devices == ("cuda:0",)
     assert choice.alternatives[0].params.devices == ("cuda:0", "cuda:1")
-    assert choice.reason.endswith(", too little gain for a second GPU.")
+    assert choice.reason.endswith(", too small a gain for a second GPU.")
 
 
 def test_many_cards_are_grouped_where_sums_over_all_are_slow(planners: dict[str, Planner]) -> None:
@@ -238,7 +240,7 @@ def test_of_equal_cards_those_with_the_best_link_are_taken(planners: dict[str, P
 def test_the_only_card(chosen: Chosen) -> None:
     choice = chosen("8b", "3090")
     assert choice.params.devices == ("cuda:0",)
-    assert choice.reason.startswith("GPU 0 is the only GPU, and holds the model.")
+    assert choice.reason.startswith("GPU 0 is the only GPU, and the model fits on it.")
 
 
 def test_what_cards_cannot_hold_goes_to_the_cpu(chosen: Chosen) -> None:
@@ -262,7 +264,7 @@ def test_the_cpu_alone(chosen: Chosen) -> None:
 def test_where_nothing_fits_that_is_said(chosen: Chosen, planners: dict[str, Planner]) -> None:
     choice = chosen("70b", "3060", n_ctx=131072, kv_type="f32")
     assert choice.alternatives == ()
-    assert choice.reason == "No device has room for the model with this context."
+    assert choice.reason == "The model does not fit on any device with this context."
     planners["70b"].plan(choice.params)
 
 

@@ -35,10 +35,10 @@ def test_devices_of_further_machines_have_the_machine_in_their_ids() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("3090 ~ 1gbit", "A network needs two machines."),
-        ("3090 / ", "A rig needs cards."),
-        ("3090 / 4090 ~ fast", "'fast' is no network."),
-        (" / ".join(["3090"] * 17), "There are at most 16 machines."),
+        ("3090 ~ 1gbit", "A network needs at least two machines."),
+        ("3090 / ", "A rig needs at least one card."),
+        ("3090 / 4090 ~ fast", "'fast' is not a network."),
+        (" / ".join(["3090"] * 17), "At most 16 machines are allowed."),
     ],
 )
 def test_mistakes_are_told(text: str, problem: str) -> None:

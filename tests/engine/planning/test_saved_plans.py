@@ -112,7 +112,7 @@ def test_plans_are_found_by_name_and_replaced_and_deleted(store: PlanStore) -> N
     assert store.find(MODEL, "fast").params.n_ctx == 99
     store.delete(MODEL, "Other")
     assert [plan.name for plan in store.plans(MODEL)] == ["FAST", "slow"]
-    with pytest.raises(EngineError, match="no plan 'other'") as caught:
+    with pytest.raises(EngineError, match="no plan named 'other'") as caught:
         store.find(MODEL, "other")
     assert "'FAST', 'slow'" in caught.value.hint
     assert store.plans(ModelKey("cd" * 32, MODEL.name, MODEL.n_bytes)) == []
@@ -152,7 +152,7 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     blocked.write_text("")
     with pytest.raises(EngineError, match="cannot be written") as caught:
         PlanStore(blocked / "plans").save(MODEL, SavedPlan.of("a", LoadParams("m"), DEVICES))
-    assert caught.value.hint.startswith("Make room on its disk")
+    assert caught.value.hint.startswith("Free up disk space")
 
 
 def test_exporting_and_importing(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_exporting_and_importing(tmp_path: Path) -> None:
         import_plan(tmp_path / "none.json")
     with pytest.raises(EngineError, match="cannot be written") as caught:
         export_plan(plan, tmp_path / "p.json" / "x.json")
-    assert caught.value.hint == "Choose another folder, or make room on its disk."
+    assert caught.value.hint == "Choose another folder, or free up disk space."
 
 
 def test_the_fastest_plan_that_fits_is_chosen(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def test_a_card_that_crashes_its_child_computes_without_kernels_from_then_on(
     assert (found.kind, found.devices) == ("kernels", ("cuda:2",))
     assert found.why == (
         "a test program stopped while testing norms, tested on 2026-03-01; "
-        "'tandem devices --measure' tests again"
+        "'tandem devices --measure' repeats the test"
     )
     assert backend_choice.kernels_for("cuda:2") == ""
     monkeypatch.setattr(backend_choice, "_refused", {})  # as in the next process
@@ -247,7 +247,7 @@ def test_a_failed_card_can_be_tested_again(
             info
         ),
     )  # fmt: skip
-    again = "'tandem devices --measure' tests again"
+    again = "'tandem devices --measure' repeats the test"
     assert prove_cards(infos) == {"cuda:1": f"it hung again, tested on 2026-03-02; {again}"}
     assert asked["child"] == ["cuda:0", "cuda:1"]
     assert backend_choice.kernels_for("cuda:0") == "gpu"

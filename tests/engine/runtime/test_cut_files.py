@@ -14,7 +14,7 @@ from tests.helpers.tiny_gguf import tiny_gguf
 
 CUT = [
     "ModelFileError",
-    "cut.gguf has become shorter while it was read.",
+    "cut.gguf became shorter while it was being read.",
     "Copy or download it again.",
 ]
 
@@ -34,7 +34,7 @@ def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path, backend: str, n_ran
     path = tiny_gguf(tmp_path / "m.gguf", n_layer=3, n_embd=256, n_ff=512, quant="Q8_0")
     *loads, written, resplit, again = outcomes(path, n_ranks, backend)
     assert loads == [CUT] * N_POINTS
-    assert written[1] == "cut.gguf was changed while it was read."
+    assert written[1] == "cut.gguf was changed while it was being read."
     assert resplit[:2] == CUT[:2]
     assert "load the model again" in resplit[2]
     assert again[0], "a model without weights is closed"

@@ -219,6 +219,6 @@ def test_what_is_compared_is_marked_and_a_faster_run_is_explained(
     dialog.finish(found)
     assert [row[-1] for row in rows(dialog)] == ["alternately"] * 2 + ["once"] * 3 + [""]
     text = dialog.outcome.text()
-    assert "Only splits that were measured in turns at the end are compared" in text
-    assert "Other programs used GPU 1 (45 %) when the search began" in text
+    assert "Only splits measured in turn at the end are compared" in text
+    assert "Other programs were using GPU 1 (45 %) when the search began" in text
     assert not result().note, "all were measured alike, and nobody else was at work"

@@ -49,10 +49,10 @@ def test_the_chip_opens_what_is_slower_why_and_what_helps(
     assert reasons(chip) == [
         "On GPU 0, kernels are launched one by one",
         "No kernel reads such a <b>cache</b>.",
-        f"Tokens are slower. {GRAPH.help}",
-        "Tokens are sampled by the CPU and not on GPU 0 and GPU 1",
+        f"Token generation is slower. {GRAPH.help}",
+        "Tokens are sampled on the CPU, not on GPU 0 and GPU 1",
         "Top-k is too large.",
-        "Tokens are slower. Lower it.",
+        "Token generation is slower. Lower it.",
     ]
     texts = chip.reasons.findChildren(QLabel)
     assert {text.textFormat() for text in texts} == {Qt.TextFormat.PlainText}

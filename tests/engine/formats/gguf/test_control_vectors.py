@@ -85,7 +85,7 @@ def test_f16_directions_are_read(folder: Path, model_path: Path) -> None:
         ({3: np.zeros(N_EMBD, np.float32)}, "controlvector", "does not fit a model of 3 layers"),
         ({1: np.full(N_EMBD, np.nan, np.float32)}, "controlvector", "infinite values or NaN"),
         ({1: np.zeros(N_EMBD, np.float64)}, "controlvector", "does not fit"),
-        ({0: np.zeros(N_EMBD, np.float32)}, "controlvector", "has no directions"),
+        ({0: np.zeros(N_EMBD, np.float32)}, "controlvector", "contains no directions"),
     ],
 )
 def test_a_file_that_cannot_steer_this_model_is_refused(

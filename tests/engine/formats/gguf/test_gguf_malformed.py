@@ -85,13 +85,13 @@ ATTACKS = {
     "more tensors than any model": (gguf(n_tensors=2**16 + 1), "claims to have 65537 tensors"),
     "more texts than any model": (
         gguf([strings("a", ["x"]), array("k", STRING, 2**22, b"")]),
-        "its metadata claims 4194305 texts",
+        "its metadata claims to have 4194305 strings",
     ),
     "more entries than bytes": (gguf(n_entries=1000), "truncated"),
     "more tensors than bytes": (gguf(n_tensors=1000), "truncated"),
     "unknown value type": (gguf([entry("k", 13, u64(0))]), "'k' has the unknown type 13"),
     "unknown array type": (gguf([array("k", 99, 2**20, b"")]), "'k' has the unknown type 99"),
-    "array of 2**60": (gguf([array("k", U8, 2**60, b"")]), f"'k' claims {2**60} elements"),
+    "array of 2**60": (gguf([array("k", U8, 2**60, b"")]), f"'k' claims to have {2**60} elements"),
     "array past the end": (gguf([array("k", U32, 1000, b"")]), "truncated"),
     "strings past the end": (gguf([array("k", STRING, 1000, string("a"))]), "truncated"),
     "string of 2**64-1": (gguf([entry("k", STRING, u64(2**64 - 1))]), "truncated"),
@@ -106,7 +106,7 @@ ATTACKS = {
     "name not UTF-8": (gguf([], [tensor(b"\xff", [32])], F32_32), "name is not valid UTF-8"),
     "duplicate tensor": (
         gguf([], [tensor("t", [32]), tensor("t", [32], offset=128)], F32_32 * 2),
-        "two tensors with the name 't'",
+        "two tensors named 't'",
     ),
     "overlapping data": (
         gguf([], [tensor("a", [32]), tensor("b", [32], offset=96)], F32_32 * 2),

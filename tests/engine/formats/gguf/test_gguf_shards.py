@@ -78,7 +78,7 @@ def test_a_renamed_part_says_what_it_should_be_called(parts: list[Path]) -> None
 def test_parts_with_swapped_names_are_refused(parts: list[Path]) -> None:
     """The name says one place, the content another."""
     shutil.copy(parts[0], parts[1])
-    with pytest.raises(InvalidGGUF, match=r"00002-of-00003.* is part 1 of 3"):
+    with pytest.raises(InvalidGGUF, match=r"00002-of-00003.* contains part 1 of 3"):
         GGUFFile.open(parts[0])
 
 

@@ -115,7 +115,7 @@ def test_a_shorter_file_is_a_sentence(
         monkeypatch.delattr(os, "preadv")
     os.truncate(part.path, n_kept)
     with pytest.raises(
-        ModelFileError, match=r"^m.gguf has become shorter while it was read\.$"
+        ModelFileError, match=r"^m.gguf became shorter while it was being read\.$"
     ) as e:
         TensorBytes.of(part, OFFSET, SHAPE).read()
     assert e.value.hint == "Copy or download it again."

@@ -110,7 +110,7 @@ def test_the_variables_of_rocm_pick_and_order_the_gpus(monkeypatch, tmp_path, va
         ({"ROCR_VISIBLE_DEVICES": "0,7"}, "ROCR_VISIBLE_DEVICES is '0,7': there is no GPU 7"),
         (
             {"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "1"},
-            "HIP_VISIBLE_DEVICES is '1': there is no GPU 1, as 1 is here",
+            "HIP_VISIBLE_DEVICES is '1': there is no GPU 1, as only 1 is present",
         ),
     ],
 )
@@ -134,9 +134,9 @@ def test_the_status_names_the_variable_that_hides_all(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
-        (CPU_BUILD, "This PyTorch build has no support for GPUs; install a ROCm build of torch"),
+        (CPU_BUILD, "This PyTorch build has no GPU support; install a ROCm build of torch"),
         (CUDA_BUILD, "This PyTorch build is for NVIDIA GPUs (CUDA); install a ROCm build"),
-        (TorchBuild(False, ""), "An AMD GPU is here but PyTorch is not installed"),
+        (TorchBuild(False, ""), "There is an AMD GPU, but PyTorch is not installed"),
     ],
 )
 def test_another_build_is_explained_with_a_command(monkeypatch, tmp_path, build, reason):
@@ -181,7 +181,7 @@ def test_a_user_who_may_not_compute_is_told_the_groups(monkeypatch, tmp_path):
     install_amd(monkeypatch, tmp_path, [XTX])
     monkeypatch.setattr(amd_module.os, "access", lambda path, mode: False)
     (info,) = gpus()
-    assert "may not open" in info.reason
+    assert "is not allowed to open" in info.reason
     assert info.remedy == "sudo usermod -aG render,video $USER"
 
 
@@ -189,7 +189,7 @@ def test_a_kernel_without_the_compute_driver_is_told(monkeypatch, tmp_path):
     install_amd(monkeypatch, tmp_path, [XTX])
     monkeypatch.setattr(amd_module, "KFD", tmp_path / "absent")
     (info,) = gpus()
-    assert "The amdgpu driver offers no " in info.reason
+    assert "The amdgpu driver does not provide " in info.reason
     assert (info.usable, info.remedy) == (False, "")
 
 
@@ -198,7 +198,7 @@ def test_a_card_whose_memory_is_not_told_is_not_usable(monkeypatch, tmp_path):
     (folder_of(sysfs, XTX) / "mem_info_vram_total").write_text("garbage\n")
     (info,) = gpus()
     assert (info.usable, info.total_bytes) == (False, 0)
-    assert "does not report the memory" in info.reason
+    assert "does not report the GPU's memory" in info.reason
 
 
 def test_files_that_a_container_may_not_read_are_no_gpus(monkeypatch, tmp_path):
@@ -261,14 +261,14 @@ def test_a_card_that_stops_answering_has_a_problem_and_comes_back(monkeypatch, t
     with DeviceMonitor(["cuda:0"]) as monitor:
         text = file.read_text()
         file.unlink()
-        assert "does not report the memory" in monitor.snapshot()[0].problem
+        assert "does not report the GPU's memory" in monitor.snapshot()[0].problem
         file.write_text(text)
         assert monitor.snapshot()[0].problem == ""
 
 
 def test_watching_a_card_that_is_not_here_names_those_that_are(monkeypatch, tmp_path):
     install_amd(monkeypatch, tmp_path, [XTX])
-    with pytest.raises(NoDevice, match="there is cuda:0, cpu"):
+    with pytest.raises(NoDevice, match="this machine has cuda:0, cpu"):
         DeviceMonitor(["cuda:3"])
 
 

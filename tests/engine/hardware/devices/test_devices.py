@@ -198,14 +198,14 @@ def test_visible_follows_cudas_rules(value, expected):
         ("0,-1,7", ""),
         ("", ""),
         ("NoDevFiles", ""),
-        ("0,7", "'0,7': there is no GPU 7, as 3 are here, which ends the list."),
+        ("0,7", "'0,7': there is no GPU 7, as only 3 are present, which ends the list."),
         ("1,0,1", "'1,0,1': it names GPU 1 twice, which hides all GPUs."),
         ("GPU-aaaa3333,1", ""),
         ("GPU-aaaa1111,0", "'GPU-aaaa1111,0': it names GPU 0 twice, which hides all GPUs."),
         ("GPU-aaaa", "2 GPUs have UUIDs that start with 'GPU-aaaa', which ends the list."),
-        ("GPU-cc", "no GPU here has a UUID that starts with 'GPU-cc', which ends"),
+        ("GPU-cc", "no GPU has a UUID that starts with 'GPU-cc', which ends"),
         ("MIG-12ab", "'MIG-12ab' is a part of a GPU (MIG), which Tandem cannot use"),
-        ("cuda:0", "'cuda:0' is neither a number nor a UUID of a GPU"),
+        ("cuda:0", "'cuda:0' is neither a number nor a GPU's UUID"),
     ],
 )
 def test_what_is_named_in_vain_is_told(value, expected):
@@ -219,7 +219,7 @@ def test_what_is_named_in_vain_is_told(value, expected):
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ("9", "CUDA_VISIBLE_DEVICES is '9': there is no GPU 9, as 3 are here"),
+        ("9", "CUDA_VISIBLE_DEVICES is '9': there is no GPU 9, as only 3 are present"),
         ("1,1", "CUDA_VISIBLE_DEVICES is '1,1': it names GPU 1 twice, which hides all GPUs."),
         ("MIG-1", "'MIG-1' is a part of a GPU (MIG), which Tandem cannot use"),
         ("", "CUDA_VISIBLE_DEVICES is '' and hides all GPUs. Tandem runs on the CPU."),
@@ -359,17 +359,17 @@ def test_ranks_that_share_a_gpu_have_queues_enough(loading, expected):
 
 def test_a_driver_without_gpus_is_told_apart(driver):
     driver.gpus = []
-    assert cuda_status() == "An NVIDIA driver is here but no GPU; Tandem runs on the CPU."
+    assert cuda_status() == "There is an NVIDIA driver but no GPU; Tandem runs on the CPU."
 
 
 @pytest.mark.parametrize(
     ("makers", "expected"),
     [
-        (["nvidia"], "An NVIDIA GPU is here but no driver for it; install NVIDIA's driver"),
-        (["intel", "nvidia"], "An NVIDIA GPU is here but no driver for it"),
-        (["amd"], "The AMD GPU here has little dedicated memory, or no driver for computing"),
-        (["intel"], "Tandem can use NVIDIA and AMD GPUs, but none of Intel; it runs on the CPU."),
-        (["apple"], "but none of Apple; it runs on the CPU."),
+        (["nvidia"], "There is an NVIDIA GPU but no driver for it; install NVIDIA's driver"),
+        (["intel", "nvidia"], "There is an NVIDIA GPU but no driver for it"),
+        (["amd"], "The AMD GPU has too little dedicated memory, or no compute driver"),
+        (["intel"], "Tandem can use NVIDIA and AMD GPUs, but not Intel GPUs; it runs on the CPU."),
+        (["apple"], "but not Apple GPUs; it runs on the CPU."),
     ],
 )
 def test_without_a_driver_the_maker_of_the_gpu_is_told(no_driver, monkeypatch, makers, expected):
@@ -528,9 +528,12 @@ def test_gpus_are_named_by_their_uuids_or_what_these_begin_with(driver, monkeypa
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        ("GPU-aaaa", "the UUIDs of cuda:1 and cuda:2 start with this; write a longer part"),
-        ("GPU-cccc", "there is cuda:0 with GPU-bbbb2222, cuda:1 with GPU-aaaa3333 and cuda:2 with"),
-        ("MIG-3f2a", "a part of a GPU cannot be used; name the whole GPU"),
+        ("GPU-aaaa", "the UUIDs of cuda:1 and cuda:2 start with this; write more of it"),
+        (
+            "GPU-cccc",
+            "this machine has cuda:0 with GPU-bbbb2222, cuda:1 with GPU-aaaa3333 and cuda:2 with",
+        ),
+        ("MIG-3f2a", "part of a GPU cannot be used; name the whole GPU"),
         ("GPU-xyz", "write cpu, or cuda:0 for the first GPU, or a GPU's UUID"),
         ("GPU-", "or a GPU's UUID"),
     ],
@@ -572,7 +575,7 @@ def test_a_gpu_that_vanished_is_refused(driver):
     with pytest.raises(NoDevice, match=r"no device 'cuda:2'.*cuda:0, cuda:1, cpu"):
         require_devices(["cuda:2"])
     with pytest.raises(
-        NoDevice, match="there is cuda:0 with GPU-bbbb2222 and cuda:1 with GPU-aaaa33"
+        NoDevice, match="this machine has cuda:0 with GPU-bbbb2222 and cuda:1 with GPU-aaaa33"
     ):
         parse_devices("GPU-aaaa1111")
 

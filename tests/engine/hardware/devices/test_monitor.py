@@ -368,7 +368,7 @@ def test_the_interval_can_be_changed_while_it_runs():
 def test_starting_twice_is_a_mistake():
     with DeviceMonitor(["cpu"]) as monitor:
         monitor.start(lambda snapshots: None, interval_s=3600)
-        with pytest.raises(RuntimeError, match="running already"):
+        with pytest.raises(RuntimeError, match="already running"):
             monitor.start(lambda snapshots: None, interval_s=3600)
     assert monitor_threads() == []
 

@@ -110,7 +110,13 @@ def test_a_build_is_not_judged_without_need(build, capability, driver):
         (CPU, "8.9", 11, "update it to 580 or newer.", "cu130"),
         (official("13.0"), "8.9", 11, "update it to 580 or newer.", ""),
         (CPU, "6.1", 11, "update it to 525 or newer.", "cu126"),
-        (CPU, "3.5", 13, "No PyTorch from 2.11 on has code for GPUs of compute capability 3.5", ""),
+        (
+            CPU,
+            "3.5",
+            13,
+            "PyTorch 2.11 and later have no code for GPUs of compute capability 3.5",
+            "",
+        ),
     ],
 )
 def test_where_no_build_fits_the_driver_or_the_card_is_named(

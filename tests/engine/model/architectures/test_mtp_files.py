@@ -97,7 +97,7 @@ SHORT = DraftTensor.of(np.zeros((32, N_EMBD), np.float32))
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"output": SHORT}, "only some of the model's tokens, and it does not say which"),
+        ({"output": SHORT}, "only some of the model's tokens, and the file does not say which"),
         ({"output": SHORT, "d2t": DraftTensor.of(np.zeros(31, np.int32))}, "only some of the"),
         (
             {"output": SHORT, "d2t": DraftTensor.of(np.full(32, 320, np.int64))},

@@ -28,7 +28,7 @@ def test_learned_positions_limit_the_context(name: str) -> None:
     path = golden_path(f"{name}.gguf")
     plan = Planner(path).plan(LoadParams(str(path), n_ctx=100))
     assert plan.n_ctx == 64
-    assert plan.warnings == ("The model's positions end at 64, which limits the context.",)
+    assert plan.warnings == ("The model has no positions beyond 64, which limits the context.",)
     with load_model(path, ["cpu"], n_ctx=100) as model:
         assert model.n_ctx == 64
         assert len(model.logits([5] * 64)) == 64

@@ -130,7 +130,7 @@ def test_where_values_are_part_of_keys_the_type_of_keys_counts(tmp_path: Path) -
         assert [memory.measured.kv for memory in model.memory()] == predicted
         assert model.plan.kv_type == "q8_0"
         (warning,) = model.plan.warnings
-    assert "all of its KV cache is q8_0, the type of keys" in warning
+    assert "its whole KV cache is q8_0, the type chosen for keys" in warning
     params = LoadParams(str(path), ("cpu",) * 2, kv_type="q8_0/q4_0", n_ctx=64)
     assert Planner(path).plan(params).warnings == (warning,)
 

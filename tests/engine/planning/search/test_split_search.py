@@ -183,7 +183,7 @@ def test_what_does_not_fit_is_never_tried() -> None:
     winner, seconds = world.found(world.search())
     assert all(fits(*tried) for tried in world.measured)
     assert winner.shares[0] >= 0.53
-    assert "no device holds the model alone" in reason_for_best(world.search().trials, GOAL)
+    assert "No single device can hold the model" in reason_for_best(world.search().trials, GOAL)
     assert seconds <= 0.47 / 0.3
 
 
@@ -227,14 +227,14 @@ def test_the_rank_that_waits_longest_in_a_slow_split_is_named(
     alone = Trial(params[0], (1.0,), Sample((90.0,), (10.0,)))
     split = Trial(params[1], (0.5, 0.5), Sample((45.0,), (5.0,), (0.15, 0.1), (0.05, 0.1)))
     text = reason_for_best([alone, split], GOAL)
-    assert text.endswith(f"There {name} waits for others 50 % of the time.")
+    assert text.endswith(f"In that split, {name} waits for others 50 % of the time.")
 
 
 def test_of_equally_fast_ones_the_fewest_devices_are_used() -> None:
     world = two(lambda split: 1.0 if split[0] in (0, 1) else 0.99, start=0.5)
     search = world.search()
     assert len(world.found(search)[0].devices) == 1
-    assert "no real difference" in reason_for_best(search.trials, GOAL)
+    assert "difference is negligible" in reason_for_best(search.trials, GOAL)
 
 
 def of_four(**more: object) -> tuple[World, tuple[float, ...]]:

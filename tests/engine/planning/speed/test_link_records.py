@@ -94,7 +94,7 @@ def test_what_is_wrong_is_said_with_its_date_and_what_is_done() -> None:
     )
     assert link_problems("cuda:0", "cuda:1", lost, "off") == ()
     for verdict, text in (
-        ("wrong", "arrive damaged"), ("hung", "never end"), ("crashed", "crash the test"),
+        ("wrong", "arrive damaged"), ("hung", "never finish"), ("crashed", "crash the test"),
         ("refused", "were not tested"),
     ):  # fmt: skip
         bad = without(FAST, ("copies", "peer"), verdict=verdict)  # type: ignore[arg-type]
@@ -120,7 +120,7 @@ def test_a_slot_that_is_slow_at_work_is_named(lanes: tuple[int, int], is_slow: b
     said = link_problems("cuda:0", "cuda:1", record, "auto")
     assert bool(said) == is_slow
     if said:
-        assert f"The slot of cuda:0 runs as PCIe {lanes[0]}.0 x{lanes[1]} under load" in said[0]
+        assert f"The slot of cuda:0 runs at PCIe {lanes[0]}.0 x{lanes[1]} under load" in said[0]
 
 
 def test_records_survive_json() -> None:

@@ -223,8 +223,8 @@ def test_what_ended_its_process_is_not_tried_again_unless_asked(path: Path) -> N
     machine = FakeMachine(apart=apart)  # type: ignore[arg-type]
     routes = find_routes(TWO, file=MachineFile(path), machine=machine)
     assert both(routes) == (Way("host", "peer"), Way("host", "peer"))
-    assert "never end (for 20 s), tested on 20" in routes.notes[0]
-    assert "'tandem devices --measure' tests again" in routes.notes[0]
+    assert "never finish (for 20 s), tested on 20" in routes.notes[0]
+    assert "'tandem devices --measure' repeats the test" in routes.notes[0]
     again = FakeMachine()
     assert both(find_routes(TWO, file=MachineFile(path), machine=again)) == both(routes)
     assert again.asked == []

@@ -113,7 +113,7 @@ def test_ctrl_c_is_not_for_the_process(renderer: TemplateRenderer) -> None:
     ("command", "reason"),
     [
         (("/nowhere/at-all",), "No such file"),
-        ((sys.executable, "-c", "import sys; sys.exit(7)"), "ended with status 7"),
+        ((sys.executable, "-c", "import sys; sys.exit(7)"), "exited with status 7"),
     ],
 )
 def test_without_the_process_nothing_is_rendered(

@@ -151,7 +151,7 @@ def test_a_folder_that_others_can_write_is_not_used(
     results()
     (path,) = folder.iterdir()
     folder.chmod(mode)
-    assert exposure(folder) == f"{folder} can be written by other users"
+    assert exposure(folder) == f"{folder} is writable by other users"
     assert results() == results("others") == [23, 40]
     assert compiler.n_modules == 3, "nothing is read from there"
     assert list(folder.iterdir()) == [path], "nor written"
@@ -165,7 +165,7 @@ def test_a_folder_that_others_can_write_is_not_used(
 def test_a_folder_that_everybody_can_replace_is_not_used(folder: Path, compiler: Compiler) -> None:
     results()
     folder.parent.chmod(0o777)
-    assert "can be written by everybody" in exposure(folder)
+    assert "is writable by everyone" in exposure(folder)
     results()
     assert compiler.n_modules == 2
     folder.parent.chmod(0o1777)  # like /tmp, where only owners can replace their files
