@@ -154,7 +154,7 @@ def _request(
     line = (text + "\n").encode("utf-8", "surrogatepass")
     if len(line) > MAX_REQUEST:
         raise TemplateError(
-            "The conversation takes {n} bytes; chat templates get at most {most}.",
+            "The conversation takes {n} bytes; chat templates accept at most {most}.",
             "Shorten the conversation.",
             n=len(line), most=MAX_REQUEST,
         )  # fmt: skip

@@ -157,9 +157,9 @@ def find_pre_tokenizer(meta: Metadata, model: str) -> tuple[str, PreTokenizer, t
     if model == "llama" or name in PRE_TOKENIZERS:
         return name, PRE_TOKENIZERS.get(name, DEFAULT), ()
     warning = Sentence(
-        "The pre-tokenizer {name} is unknown: the default one is used, and answers may be worse."
+        "The pre-tokenizer {name} is unknown, so the default is used and answers may be worse."
         if name
-        else "No pre-tokenizer is named: the default one is used, and answers may be worse.",
+        else "The file names no pre-tokenizer, so the default is used and answers may be worse.",
         name=repr(name[:MAX_NAME]),
     )
     return name, DEFAULT, (warning,)
@@ -385,7 +385,7 @@ def _bpe_encoder(meta: Metadata, vocab: Vocabulary, pre: PreTokenizer) -> BpeEnc
         return BpeEncoder(vocab.ids, list(meta.strs(KEY + "merges")), pre)
     except ValueError as error:
         raise InvalidGGUF(
-            file_of(meta), "its merges do not fit its tokens ({error})", error=str(error)
+            file_of(meta), "its merges do not match its tokens ({error})", error=str(error)
         ) from error
 
 

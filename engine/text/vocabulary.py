@@ -114,7 +114,7 @@ def _read_tokens(meta: Metadata) -> tuple[list[str], dict[str, int]]:
     longest = max(map(len, tokens))
     if longest > MAX_TOKEN:
         raise InvalidGGUF(
-            file_of(meta), "its vocabulary holds a token of {n} characters", n=longest
+            file_of(meta), "its vocabulary contains a token of {n} characters", n=longest
         )
     if "" in tokens:
         tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
@@ -122,7 +122,7 @@ def _read_tokens(meta: Metadata) -> tuple[list[str], dict[str, int]]:
     if len(ids) < len(tokens):
         twice = next(token for i, token in enumerate(tokens) if ids[token] != i)
         raise InvalidGGUF(
-            file_of(meta), "its vocabulary holds the token {token} twice", token=repr(twice[:80])
+            file_of(meta), "its vocabulary contains the token {token} twice", token=repr(twice[:80])
         )
     return tokens, ids
 
@@ -213,7 +213,7 @@ def _drop_end(vocab: Vocabulary, ends: set[int], name: str, kind: int) -> None:
 MODELS = ("llama", "gpt2", "gemma4")  # supported kinds of tokenizers
 NO_MODEL = ("", "none", "no_vocab")  # kinds in files without a tokenizer
 
-NO_VOCABULARY = Sentence("This file has no vocabulary: it can be benchmarked, but cannot chat.")
+NO_VOCABULARY = Sentence("This file has no vocabulary, so it can be benchmarked but cannot chat.")
 MAX_NAME = 40  # maximum characters of a name to show
 
 
@@ -240,7 +240,7 @@ def tokenizer_model(meta: Metadata) -> str:
         raise ModelFileError(
             file,
             "{file} uses the tokenizer {name}, which is not supported yet.",
-            "Supported are: {names}.",
+            "Supported tokenizers: {names}.",
             file=file.name, name=repr(model[:MAX_NAME]), names=", ".join(MODELS),
         )  # fmt: skip
     return model

@@ -208,13 +208,15 @@ NO_TEXT = Sentence("no text can match it")
 
 def short_problem(message: str) -> Sentence:
     """Return a message from llguidance in one line, as the end of a sentence."""
-    lines = [line.strip() for line in message.strip().splitlines()] or ["it is refused"]
+    lines = [line.strip() for line in message.strip().splitlines()] or ["it is rejected"]
     problem = next((line[7:] for line in lines if line.startswith("error: ")), lines[0])
     if problem.startswith("NoExtension"):
         return NO_TEXT
     if "retrieving it failed" in problem:
         name = problem.split(" is not present")[0]
-        return Sentence("{name} is not in the schema, and nothing is downloaded", name=name)
+        return Sentence(
+            "{name} is not in the schema, and external schemas are not downloaded", name=name
+        )
     return Sentence(problem.split(". Enable 'coerce_one_of'")[0].rstrip("."))
 
 

@@ -339,7 +339,7 @@ class SwaRopeLM(CausalLM):
         for is_swa, head_dim in zip(hp.swa, hp.head_dim_k, strict=True):
             if n_rot[is_swa] % 2 or n_rot[is_swa] > head_dim:
                 raise hp.keys.invalid(
-                    "it rotates {n} of the {total} elements of a head",
+                    "its RoPE rotates {n} of {total} elements per head",
                     n=n_rot[is_swa], total=head_dim,
                 )  # fmt: skip
         return hp

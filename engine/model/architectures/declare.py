@@ -93,7 +93,7 @@ def read_sizes(file: GGUFFile, params: LoadParams) -> tuple[type[CausalLM], HPar
     if params.draft_vocab > most:
         raise EngineError(
             "The draft vocabulary has only {n} tokens, not {wanted}.",
-            "Lower --draft-vocab (Draft vocabulary), or leave it out to draft from all tokens.",
+            "Lower --draft-vocab (Draft vocabulary), or omit it to draft from all tokens.",
             n=most, wanted=params.draft_vocab,
         )  # fmt: skip
     if with_mtp is not None and 0 < params.draft_vocab < hp.n_vocab:
@@ -108,8 +108,8 @@ def read_sizes(file: GGUFFile, params: LoadParams) -> tuple[type[CausalLM], HPar
 def _refuse_short_head(params: LoadParams) -> None:
     if params.draft_vocab:
         raise EngineError(
-            "A draft vocabulary of {n} tokens needs an MTP block, and none is loaded.",
-            "Leave out --draft-vocab (Draft vocabulary), or load the block with --draft mtp.",
+            "A draft vocabulary of {n} tokens needs an MTP block, but none is loaded.",
+            "Omit --draft-vocab (Draft vocabulary), or load the block with --draft mtp.",
             n=params.draft_vocab,
         )
 
@@ -160,8 +160,8 @@ def _require_mtp(file: GGUFFile, cls: type[CausalLM]) -> None:
     if not n_mtp_blocks(file):
         raise EngineError(
             "{file} has no MTP block for drafting.",
-            "Choose another draft model, a file of this model with MTP, or put its mtp-….gguf in"
-            " the same folder.",
+            "Choose another draft model or a file of this model with MTP, or put its mtp-….gguf"
+            " in the same folder.",
             file=file.path.name,
         )
     if cls.traits.mtp_hidden is None:
@@ -229,11 +229,11 @@ def _check_all_used(file: GGUFFile, source: TensorSource, hp: HParams) -> None:
             continue
         problem = "it has the tensor {name}, which {architecture} models do not have"
         if name in source.used:
-            problem = "the tensor {name} has more parts than in {architecture} models"
+            problem = "{architecture} models use only some parts of the tensor {name}"
         raise InvalidGGUF(
             file.path,
             problem,
-            "It may be a newer variant: look for an update of Tandem or another file.",
+            "It may be a newer variant: check for a Tandem update, or try another file.",
             name=quote(name), architecture=hp.architecture,
         )  # fmt: skip
 

@@ -243,9 +243,9 @@ class Gemma4(GemmaLM):
         """
         hp = super().refine(hp)
         if "attention.sliding_window_pattern" not in hp.keys:
-            raise hp.keys.invalid("it does not say which layers have a sliding window")
+            raise hp.keys.invalid("it does not specify which layers have a sliding window")
         if hp.head_dim_k != hp.head_dim_v:
-            raise hp.keys.invalid("its keys and values have heads of different sizes")
+            raise hp.keys.invalid("its key and value heads differ in size")
         check_kv_sources(hp)
         return hp
 

@@ -50,7 +50,7 @@ class GPT2(CausalLM):
     def refine(cls, hp: HParams) -> HParams:
         """Limit the context to the number of learned positions."""
         if not hp.n_ctx_train:
-            raise hp.keys.invalid("the number of its learned positions is missing")
+            raise hp.keys.invalid("its number of learned positions is missing")
         return replace(hp, n_ctx=min(hp.n_ctx, hp.n_ctx_train))
 
     def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:

@@ -217,7 +217,7 @@ class Deci(CausalLM):
         for n_head in filter(None, hp.n_head):
             if hp.n_embd % n_head:
                 raise hp.keys.invalid(
-                    "{n} heads cannot share {other} elements", n=n_head, other=hp.n_embd
+                    "{other} elements cannot be divided among {n} heads", n=n_head, other=hp.n_embd
                 )
         return replace(hp, recurrent=(False,) * hp.n_layer)
 

@@ -232,7 +232,7 @@ class Context:
     @property
     def hidden_states(self) -> HiddenStates:
         """Hidden states that MTP blocks read later."""
-        assert self._hidden_states is not None, "only ranks of an MTP block call it"
+        assert self._hidden_states is not None, "only an MTP block's ranks may call it"
         return self._hidden_states
 
     def follow_position(self) -> None:

@@ -262,7 +262,7 @@ class KVState:
             info = KV_INFO[held]
             if size % info.block_size:
                 raise EngineError(
-                    "This model's {parts} have {size} elements, but a KV cache in {type} stores"
+                    "This model's {parts} have {size} elements, but a {type} KV cache stores"
                     " them in blocks of {block}.",
                     "Choose the KV cache type f16.",
                     parts=noun, size=size, type=info.name, block=info.block_size,

@@ -171,7 +171,7 @@ class HParams:
     def require_windows(self) -> None:
         """Raise InvalidGGUF if there are no sliding windows."""
         if not self.n_swa:
-            raise self.keys.invalid("the length of its sliding windows is missing")
+            raise self.keys.invalid("its sliding-window length is missing")
 
 
 def n_trunk_blocks(keys: Keys) -> int:
@@ -280,14 +280,14 @@ def _n_vocab(file: GGUFFile) -> int:
     if embedding is None:
         raise InvalidGGUF(
             file.path,
-            "it holds no weights (token_embd.weight is missing)",
-            "It may be a vocabulary or a projector; pick the model itself.",
+            "it contains no model weights (token_embd.weight is missing)",
+            "It may be a vocabulary or projector file; pick the model file instead.",
         )
     n_rows, n_tokens = embedding.shape[0], file.meta.array_length("tokenizer.ggml.tokens") or 0
     if n_tokens > n_rows:
         raise InvalidGGUF(
             file.path,
-            "its vocabulary has {n} tokens but token_embd.weight {rows} rows",
+            "its vocabulary has {n} tokens, but token_embd.weight has {rows} rows",
             n=n_tokens, rows=n_rows,
         )  # fmt: skip
     return n_rows
@@ -301,33 +301,37 @@ def _check_derived(file: GGUFFile, hp: HParams, traits: Traits) -> None:
     invalid, n_block = hp.keys.invalid, hp.keys.integer("block_count")
     if any((block := split_name(name)) and block[0] >= n_block for name in file.tensors):
         key = hp.keys.full_key("block_count")
-        raise invalid("'{key}' is {n}, but it has more blocks", key=key, n=n_block)
+        raise invalid("'{key}' is {n}, but the file has more blocks", key=key, n=n_block)
     if any(_LONE_EXPERT.fullmatch(name) for name in file.tensors):
         raise InvalidGGUF(
             file.path,
-            "it stores each expert in its own tensor, as files did until early 2024",
+            "it stores each expert in a separate tensor, as files did until early 2024",
             "Pick a newer file of the same model.",
         )
     for q, kv, is_recurrent in zip(hp.n_head, hp.n_head_kv, hp.recurrent, strict=True):
         if not is_recurrent and (kv < 1 or q < 1 or q % kv):
-            raise invalid("{n} query heads cannot share {other} key-value heads", n=q, other=kv)
+            raise invalid(
+                "{n} query heads cannot share {other} key-value heads evenly", n=q, other=kv
+            )
     if min(hp.head_dim_k) < 1:
         n_head = max(hp.n_head)
-        raise invalid("{n} heads cannot share {other} elements", n=n_head, other=hp.n_embd)
+        raise invalid(
+            "{other} elements cannot be divided among {n} heads", n=n_head, other=hp.n_embd
+        )
     if traits.rope_style:
         _check_rope(hp)
     if hp.n_expert > 1 and not any(hp.n_ff_exp):
-        raise invalid("no block has any of its {n} experts", n=hp.n_expert)
+        raise invalid("it should have {n} experts, but no block has any", n=hp.n_expert)
     for n_used, columns in zip(hp.n_expert_used, hp.n_ff_exp, strict=True):
         if columns and not 1 <= n_used <= hp.n_expert:
-            raise invalid("it uses {n} of {total} experts", n=n_used, total=hp.n_expert)
+            raise invalid("it uses {n} of {total} experts per token", n=n_used, total=hp.n_expert)
 
 
 def _check_rope(hp: HParams) -> None:
     rope, head_dim = hp.rope, max(hp.head_dim_k)
     if rope.n_rot % 2 or not 0 < rope.n_rot <= head_dim:
         raise hp.keys.invalid(
-            "it rotates {n} of the {total} elements of a head", n=rope.n_rot, total=head_dim
+            "its RoPE rotates {n} of {total} elements per head", n=rope.n_rot, total=head_dim
         )
     if rope.yarn and rope.n_ctx_orig < 1:
         raise hp.keys.invalid("YaRN's original context length is missing")

@@ -81,7 +81,7 @@ class TensorSource:
         if part.name in self.tensors and part.name != whole:
             raise InvalidGGUF(
                 self.path,
-                "it has {name} twice, alone and as part of {other}",
+                "it contains {name} twice: on its own and as part of {other}",
                 name=part.name, other=whole,
             )  # fmt: skip
         self.tensors[part.name] = part

@@ -137,8 +137,8 @@ def requested_shares(
     groups = params.group_sizes
     if params.split_mode == "groups" and sum(groups) != n_chosen:
         raise SplitError(
-            "The groups {groups} have {n} ranks, but there are {other} devices.",
-            "Give sizes that add up, for example --devices cpu,cpu,cpu --groups 2,1.",
+            "The groups {groups} contain {n} ranks, but there are {other} devices.",
+            "Specify sizes that add up, for example --devices cpu,cpu,cpu --groups 2,1.",
             groups=",".join(map(str, groups)), n=sum(groups), other=n_chosen,
         )  # fmt: skip
     table = share_table(params.split_mode, shares, n_layer - n_first, tied=tied, groups=groups)
@@ -174,5 +174,5 @@ def _require_experts(tensors: tuple[str, ...], recurrent: tuple[bool, ...]) -> N
     if not movable_tensors(tensors, recurrent).matching(EXPERTS).blocks:
         raise SplitError(
             "This model has no experts to put on the CPU.",
-            "Put whole blocks there, with --n-cpu-blocks.",
+            "Use --n-cpu-blocks to put whole blocks there.",
         )

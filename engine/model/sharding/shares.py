@@ -196,13 +196,13 @@ def normalise(split: Sequence[float] | None, n_ranks: int) -> Shares:
         return (1.0 / n_ranks,) * n_ranks
     if len(split) != n_ranks:
         raise SplitError(
-            "The split has {n} numbers but there are {other} devices.",
-            "Give one number for each device, for example --devices cpu,cpu --split 3,1.",
+            "The split has {n} numbers, but there are {other} devices.",
+            "Specify one number per device, for example --devices cpu,cpu --split 3,1.",
             n=len(split), other=n_ranks,
         )  # fmt: skip
     if any(not 0 <= s < float("inf") for s in split) or max(split) <= 0:
         raise SplitError(
-            "The split needs numbers of at least 0, one of them above 0.",
+            "Split numbers must be at least 0, with at least one above 0.",
             "For example --split 3,1.",
         )
     largest = max(split)  # first, so that the sum of huge numbers stays finite

@@ -103,7 +103,7 @@ def _to_json(
 
 def _describe(error: Exception) -> SandboxError:
     if isinstance(error, RecursionError):
-        return SandboxError("it is nested too deeply, or recurses without end")
+        return SandboxError("it is nested too deeply or recurses endlessly")
     if isinstance(error, SandboxError):
         return error
     where = f"line {error.lineno}: " if isinstance(error, jinja2.TemplateSyntaxError) else ""

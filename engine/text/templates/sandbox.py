@@ -203,7 +203,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
         """Raise immediately; Jinja would print `x.__class__` as nothing."""
-        text = "it accesses '{name}' of a {type}"
+        text = "it accesses '{name}' on a {type}"
         raise SandboxError(text, name=attribute, type=type(obj).__name__)
 
     def counted(self, items: Iterable[Any], size: int) -> Iterator[Any]:
@@ -239,7 +239,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if operator == "+" or (operator == "%" and isinstance(left, str | bytes)):
             spend(text_size(left) + text_size(right))
             if operator == "%" and formats_wide(left):
-                raise SandboxError("it formats with a width that is too large")
+                raise SandboxError("it uses a format width that is too large")
         elif isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length()
             bits = bits * abs(right) if operator == "**" else bits + right.bit_length()

@@ -94,7 +94,7 @@ class VisionHParams:
         if are_bad or sizes.image < sizes.patch:
             raise keys.invalid("the sizes of its vision encoder contradict each other")
         if min(sizes.std) <= 0:
-            raise keys.invalid("the standard deviations of its colours are not positive")
+            raise keys.invalid("the standard deviations of its colour channels are not positive")
         return sizes
 
     @property

@@ -164,7 +164,7 @@ def gemma4_rule(keys: Keys, sizes: VisionHParams, cell: int, text: TextModel) ->
     """
     most = keys.integer("vision.image_max_pixels", MAX_TOKENS * cell * cell)
     if most < cell * cell:
-        raise keys.invalid("its images are smaller than one token")
+        raise keys.invalid("its maximum image size is smaller than one token")
     is_two_way = not text.has_layer_inputs
     return ImageProcessor(
         Resizing("bicubic", factor=cell, most=most, fills=True), cell, sizes.mean, sizes.std,

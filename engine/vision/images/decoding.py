@@ -75,7 +75,7 @@ def decode_image(data: bytes) -> Image.Image:
             width, height = image.size
             if width * height > MAX_PIXELS:
                 problem = Sentence(
-                    "{width} x {height} pixels are more than {most} megapixels",
+                    "it has {width} x {height} pixels, more than {most} megapixels",
                     width=width, height=height, most=MAX_PIXELS // 1_000_000,
                 )  # fmt: skip
                 raise UnusableImage(problem, "large", width * height)
@@ -113,7 +113,7 @@ def prepared(data: str, resizing: Resizing) -> Answer:
         views = resizing.views(width, height)
     except TooNarrow:
         return _refused(
-            Sentence("{width} x {height} pixels are too narrow", width=width, height=height)
+            Sentence("it is too narrow, with {width} x {height} pixels", width=width, height=height)
         )
     return {
         "width": width, "height": height, "grid": views.grid,

@@ -49,8 +49,8 @@ class DeltaSizes:
         head_dim, n_value = keys.integer("ssm.state_size"), keys.integer("ssm.inner_size")
         if n_group < 1 or n_head % n_group or n_value != n_head * head_dim:
             raise keys.invalid(
-                "{n} key heads and {heads} value heads of {size} elements do not make the {total}"
-                " values of its linear attention",
+                "{n} key heads and {heads} value heads of {size} elements do not add up to the"
+                " {total} values in its linear attention",
                 n=n_group, heads=n_head, size=head_dim, total=n_value,
             )  # fmt: skip
         return cls(n_head, n_group, head_dim)

@@ -54,7 +54,7 @@ class LatentSizes:
             raise keys.invalid("the size of its latents is missing (attention.kv_lora_rank)")
         if rotated >= head:
             raise keys.invalid(
-                "it rotates {n} of the {total} elements of a head", n=rotated, total=head
+                "its RoPE rotates {n} of {total} elements per head", n=rotated, total=head
             )
         return cls(latent, head - rotated, rotated, value)
 

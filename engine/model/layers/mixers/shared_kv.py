@@ -45,8 +45,7 @@ def check_kv_sources(hp: HParams) -> None:
         source = kv_source(hp, layer)
         if source < 0 or sizes[source] != sizes[layer]:
             raise hp.keys.invalid(
-                "block {n} has no keys, and no block before it has any that fit its queries",
-                n=layer,
+                "block {n} has no keys, and no earlier block has keys that fit its queries", n=layer
             )
 
 
