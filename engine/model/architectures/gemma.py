@@ -172,7 +172,8 @@ class Gemma4MoE(MoE):
 class Gemma4Block(SandwichBlock):
     """Gemma 2's block with a per-layer input, added last, and a scale on the sum.
 
-    If there are experts, their output and the dense FFN's have a norm each and share an all-reduce.
+    If there are experts, their output and the dense FFN's have separate norms but share an
+    all-reduce.
     """
 
     mixer_type: ClassVar[type[Mixer]] = NormedAttention

@@ -160,7 +160,7 @@ class FalconBlock(ParallelBlock, GPT2Block):
 
 
 class FalconTwoNormBlock(TwoNormParallelBlock, GPT2Block):
-    """A parallel block with two norms; files call the FFN's `attn_norm`."""
+    """A parallel block with two norms; files call the FFN's norm `attn_norm`."""
 
     tensor_names: ClassVar = {"attn_norm": "attn_norm_2", "ffn_norm": "attn_norm"}
 

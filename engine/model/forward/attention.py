@@ -178,7 +178,8 @@ def computing(batch: Batch) -> Iterator[None]:
 
 
 def is_checking() -> bool:
-    """Return whether this thread verifies draft tokens, with the bits of single-token passes."""
+    """Return whether this thread verifies draft tokens, which requires the bits of single-token
+    passes."""
     return getattr(_thread, "is_checking", False)
 
 

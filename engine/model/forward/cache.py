@@ -41,7 +41,8 @@ class LayerCache:
     A *slot* holds one token; `Piece.runs` maps positions to slots.
 
     Attributes:
-        types: types of keys and of values; block-quantised ones require heads of whole GGML blocks.
+        types: types of keys and of values; block-quantised ones require heads that consist of whole
+            GGML blocks.
         is_shared: whether values are part of the keys, so that both are stored once (MLA).
         k: keys, (the rank's n_head_kv, n_slots, head_dim_k); for block-quantised types their bytes,
             uint8 (the rank's n_head_kv, n_slots, bytes per key).
@@ -172,7 +173,8 @@ def _dequantised(x: Tensor, held: str) -> Tensor:
 
 
 def head_rows(heads: Ranges, kv_heads: Ranges, rank: int) -> list[int] | None:
-    """Return the local key-value head of each local query head; None if all serve equal numbers."""
+    """Return the local key-value head of each local query head; None if all serve the same
+    number."""
     rows = head_groups(heads, kv_heads, rank)
     n_kv = kv_heads.size(rank)
     per_kv = len(rows) // n_kv
@@ -268,7 +270,7 @@ class Cache:
             self._kv[state] = other._kv.pop(other_state)
 
     def tensors(self, state: State, slot: int = 0) -> dict[str, Tensor]:
-        """Return a layer's tensors on this rank, by the names of `state.cuts()`.
+        """Return a layer's tensors on this rank, by the names in `state.cuts()`.
 
         `slot` selects a sequence's recurrent states; keys and values are in slot 0 only.
         """

@@ -48,7 +48,8 @@ class Weight(Protocol):
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
         """Multiply each row of x (n_row, n_in) by its expert's matrix (grouped GEMM).
 
-        On CPUs, x may have one row per token, (T, n_in), instead if there are fewer tokens.
+        On CPUs, x may instead have one row per token, (T, n_in), if there are fewer tokens than
+        rows.
         """
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
@@ -98,7 +99,7 @@ class LinearLayer:
 
 
 class ExpertLayer:
-    """Arithmetic of linear maps, one per routed expert, all split alike; see `ExpertLinear`.
+    """Arithmetic of linear maps, one per routed expert, all split the same way; see `ExpertLinear`.
 
     Attributes:
         weight: this rank's part of all experts, (n_expert, n_out, n_in), or None.
@@ -230,7 +231,7 @@ class Routing:
         scale: factor on the weights.
         n_group: number of expert groups. The best groups are selected first, by the sum of the
             scores of their two best experts (DeepSeek V3).
-        n_group_used: number of groups to select experts from.
+        n_group_used: number of groups from which experts are selected.
     """
 
     n_expert: int

@@ -24,13 +24,14 @@ class Traits:
 
     Attributes:
         rope_style: pairing of the rotated elements; None if there is no RoPE.
-        norm_eps: kind of norm, whose key gives the epsilon of all norms.
+        norm_eps: kind of norm whose key contains the epsilon for all norms.
         swa_period: period of full-attention layers among sliding-window layers, if the file has no
             pattern; 0 for no windows.
         swa_first_full: whether the full-attention layer is the first of each period, not the last.
-        n_swa: length of a sliding window in tokens, if the file does not say.
+        n_swa: length of a sliding window in tokens, if the file does not specify it.
         recurrent_period: period of attention layers (the last of each period) among recurrent ones,
-            if the file does not say; 0 if layers without key-value heads are the recurrent ones.
+            if the file does not specify it; 0 if layers without key-value heads are the recurrent
+            ones.
         is_hybrid: whether some layers have no attention.
         mtp_hidden: hidden state that MTP blocks read: the last block's ("raw") or the one after the
             final norm ("normed"); None if MTP blocks are not supported.
@@ -207,10 +208,10 @@ def _n_ff(keys: Keys, n_layer: int, n_expert: int, traits: Traits) -> Ints:
 
 
 def _n_ff_exp(keys: Keys, n_ff: Ints, layers: list[_LayerTensors]) -> Ints:
-    """Read the columns of an expert, 0 in layers without experts.
+    """Read the columns per expert; 0 in layers without experts.
 
     Files without the key store the number under the dense FFN's key, sometimes multiplied by the
-    number of used experts, so the tensors' shapes take precedence.
+    number of experts per token, so the tensors' shapes take precedence.
     """
     sizes = keys.integers("expert_feed_forward_length", len(layers), n_ff)
     n_ff_exp = tuple(
@@ -236,7 +237,7 @@ def _recurrent(keys: Keys, n_head_kv: Ints, traits: Traits) -> Flags:
 def _swa(keys: Keys, n_layer: int, traits: Traits) -> Flags:
     """Return which layers have a sliding window.
 
-    A file has a list, or the period of full-attention layers (0: there are none).
+    A file has a list, or the period of full-attention layers (0 if there are none).
     """
     name = "attention.sliding_window_pattern"
     is_period = name in keys and keys.meta.array_length(keys.full_key(name)) is None
@@ -253,7 +254,7 @@ def _head_dims(keys: Keys, name: str, default: int, swa: Flags) -> Ints:
 
 
 class _LayerTensors:
-    """Kind of a layer's FFN according to its tensors, because keys are not reliable."""
+    """Kind of a layer's FFN, derived from its tensors because keys are not reliable."""
 
     def __init__(self, file: GGUFFile, layer: int) -> None:
         shapes = {

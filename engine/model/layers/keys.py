@@ -171,7 +171,7 @@ class Keys:
         return self.meta.bool(self.full_key(name), default)
 
     def text(self, name: str, default: str) -> str:
-        """Read a text."""
+        """Read a string."""
         return self.meta.str(self.full_key(name), default)
 
     def integers(
@@ -211,7 +211,7 @@ class Keys:
         return sections if any(sections) else ()
 
     def norm_eps(self, kind: Literal["rms", "layer"]) -> float:
-        """Read the epsilon of norms; some files store it only under the key of the other kind."""
+        """Read the norms' epsilon; some files store it only under the key for the other kind."""
         rms, layer = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
         first, second = (rms, layer) if kind == "rms" else (layer, rms)
         return self.number(second if second in self and first not in self else first)

@@ -1,8 +1,8 @@
 """Base of model declarations: modules that know tensors' shapes and placements, not values.
 
-A model is declared once for all ranks; `bind` then locates its tensors in a file. From the result,
-the planner counts bytes and the loader sets the attributes of one rank. This package does not
-import torch; arithmetic goes through the loaded weights and `Context`.
+A model is declared once for all ranks; `bind` then locates its tensors in a file. The planner then
+counts bytes, and the loader sets one rank's attributes. This package does not import torch;
+arithmetic goes through the loaded weights and `Context`.
 """
 
 from __future__ import annotations

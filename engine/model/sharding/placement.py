@@ -33,7 +33,8 @@ class Shard:
     dimension; a rank holds its interval of each, in the same order.
 
     The intervals may count coarser units than the dimension's elements (heads instead of rows). The
-    dimension is then a multiple of all units together, with one factor for all segments.
+    dimension is then a multiple of the total number of units, with the same factor for all
+    segments.
     """
 
     dim: int
@@ -49,9 +50,9 @@ class Shard:
         return tuple(sorted({rank for segment in self.segments for rank in segment.owners()}))
 
     def pieces(self, shape: tuple[int, ...], rank: int) -> tuple[Slices, ...]:
-        """Return the parts of a tensor of `shape` that `rank` holds, in order; may be empty.
+        """Return the parts of a tensor of `shape` that `rank` holds, in order; possibly none.
 
-        Concatenated along `dim` they are the rank's tensor. Adjacent intervals are one part.
+        Concatenated along `dim`, they are the rank's tensor. Adjacent intervals form one part.
         """
         factor, rest = divmod(shape[self.dim], sum(s.total for s in self.segments))
         assert rest == 0, f"dimension {self.dim} of {shape} is not a multiple of its units"

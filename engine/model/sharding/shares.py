@@ -358,7 +358,7 @@ def _moved(table: ShareTable, parts: MatchedParts, hot: Shares) -> ShareTable:
     inside = [(layer, moved) for layer, moved in parts.blocks if layer < len(blocks)]
     if not inside and not parts.ends:
         return table
-    made: dict[tuple[int, frozenset[str]], BlockShares] = {}  # equal rows stay one object
+    made: dict[tuple[int, frozenset[str]], BlockShares] = {}  # equal rows remain the same object
     for layer, moved in inside:
         key = id(blocks[layer]), moved
         if key not in made:

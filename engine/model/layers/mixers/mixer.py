@@ -29,7 +29,7 @@ class Mixer(Module, ABC):
         rope: RoPE of this layer; None if it has none.
 
     Attributes:
-        n_reduce: number of all-reduces inside it, before its output's.
+        n_reduce: number of all-reduces inside it, excluding its output's.
     """
 
     is_nameless = True
@@ -107,7 +107,7 @@ class CausalConv(Module):
         Args:
             state: declaration of the layer's state.
             name: name of the previous inputs in `state`, which are updated.
-            act: activation of the result; None for none.
+            act: activation of the result, or None.
             gates: factors on x and on the activated result, both shaped like x.
         """
         assert self.weight is not None, NO_SLICE

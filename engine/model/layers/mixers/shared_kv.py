@@ -38,7 +38,7 @@ def check_kv_sources(hp: HParams) -> None:
     """Check that each layer without keys and values can read another layer's.
 
     Raises:
-        InvalidGGUF: a layer has no source, or one with other heads.
+        InvalidGGUF: a layer has no source, or one with different heads.
     """
     sizes = list(zip(hp.n_head, hp.n_head_kv, hp.head_dim_k, hp.head_dim_v, strict=True))
     for layer in range(hp.n_layer):
@@ -96,7 +96,7 @@ class NormedAttention(NormedQueries):
 
 
 class SharedKVAttention(NormedQueries):
-    """Attention with only queries, over the keys and values of another layer.
+    """Attention that computes only queries and uses another layer's keys and values.
 
     Attributes:
         source: declaration of the other layer's keys and values, set by `share_caches`.
