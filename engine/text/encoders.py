@@ -244,12 +244,13 @@ PART = 4096  # approximate number of ids per part of a text
 
 
 class SpmEncoder:
-    """Encoder of text without special tokens into ids.
+    """Encoder that turns text without special tokens into ids.
 
     Args:
         ids: id of each token.
         scores: score of each token, by id.
-        unk_id: id for a character that is neither a token nor a run of byte tokens; None drops it.
+        unk_id: id for a character that is neither a token nor a run of byte tokens; None to drop
+            such characters.
     """
 
     def __init__(self, ids: dict[str, int], scores: Sequence[float], unk_id: int | None) -> None:
@@ -344,7 +345,7 @@ JOINED = re.compile(r"[A-Za-z][ \n\u2581\u0120\u010a]")
 """Merge result that would make such a split unsafe; the last three characters are spellings of
 spaces and newlines."""
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # useless for one text at a time
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # no use for one text at a time
 
 
 def split_merge(merge: str) -> tuple[str, str]:
@@ -369,7 +370,7 @@ def _missing(pairs: list[tuple[str, str]], ids: dict[str, int], other: str = "")
 
 
 class BpeEncoder:
-    """Encoder of text without special tokens into ids.
+    """Encoder that turns text without special tokens into ids.
 
     Args:
         ids: id of each token.

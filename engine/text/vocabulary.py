@@ -195,7 +195,7 @@ def _make_control(vocab: Vocabulary, token_id: int) -> int:
 
 
 def _spare_inner_ends(vocab: Vocabulary, ends: set[int]) -> None:
-    """Remove ends that some models use as separators inside their answers."""
+    """Remove end-of-generation tokens that some models use as separators inside answers."""
     names = {vocab.tokens[token_id] for token_id in ends}
     if names & {"<|call|>", "<|calls|>"} and names & {"<|return|>", "<|flush|>"}:
         _drop_end(vocab, ends, "<|end|>", USER_DEFINED)
@@ -214,7 +214,7 @@ MODELS = ("llama", "gpt2", "gemma4")  # supported kinds of tokenizers
 NO_MODEL = ("", "none", "no_vocab")  # kinds in files without a tokenizer
 
 NO_VOCABULARY = Sentence("This file has no vocabulary, so it can be benchmarked but cannot chat.")
-MAX_NAME = 40  # maximum characters of a name to show
+MAX_NAME = 40  # maximum displayed characters of a name
 
 
 def has_vocabulary(meta: Metadata) -> bool:
@@ -257,7 +257,7 @@ def check_vocabulary(draft: GGUFFile, main: GGUFFile) -> None:
     """Check that a draft model has its main model's vocabulary.
 
     The rule is llama.cpp's (`common/speculative.cpp`): the same kind of tokenizer, BOS and EOS,
-    similar sizes, and the same text for each common id except the first ones.
+    similar sizes, and the same text for each common id except the first few.
 
     Raises:
         EngineError: their vocabularies differ.

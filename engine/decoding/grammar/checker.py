@@ -48,7 +48,7 @@ programs, and a confused model might write nothing else.
 """
 
 PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
-"""Line and column at the beginning of a message about a Lark grammar."""
+"""Line and column at the start of a message about a Lark grammar."""
 
 REGEX_PLACE = re.compile(r"^ {4}( *)\^", re.MULTILINE)
 """The line that points at a column in a message about a regular expression."""
@@ -194,7 +194,7 @@ class GrammarChecker:
             if not self._turns.acquire(is_cancelled):
                 raise Cancelled(CHECKING)
             try:
-                if not self._recall(key):  # another thread may have checked it in between
+                if not self._recall(key):  # another thread may have checked it meanwhile
                     self._ask(key, request, is_cancelled)
             finally:
                 self._turns.release()
@@ -308,7 +308,7 @@ atexit.register(shared_checker.close)
 
 
 def check_grammar(grammar: Grammar, is_cancelled: IsCancelled = never) -> None:
-    """Check a grammar for structured output, which takes a few seconds at most plus waiting.
+    """Check a grammar for structured output, which takes a few seconds at most, plus any waiting.
 
     Args:
         is_cancelled: polled on any thread; True cancels the check.
@@ -348,7 +348,7 @@ def _check(grammar: Grammar, answer: dict[str, object]) -> None:
 
 
 def _plain(value: object) -> object:
-    """Return a message's value in a form for JSON, with templates as lists."""
+    """Return a message's value in JSON-compatible form, with templates as lists."""
     if not isinstance(value, Sentence):
         return value
     return [value.template, {name: _plain(inner) for name, inner in value.values.items()}]

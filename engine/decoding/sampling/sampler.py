@@ -196,7 +196,7 @@ class SamplingRequest(NamedTuple):
 
     Attributes:
         sampler: settings, history and random numbers; it has accepted the computed token.
-        never: banned token ids; always the same for one sampler.
+        never: banned token ids; always the same for a given sampler.
         allowed: returns the allowed tokens of this step, (at most n_vocab,); called after the
             devices have started. If it raises, the host samples. None allows all.
     """

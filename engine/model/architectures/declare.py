@@ -98,7 +98,7 @@ def read_sizes(file: GGUFFile, params: LoadParams) -> tuple[type[CausalLM], HPar
         )  # fmt: skip
     if with_mtp is not None and 0 < params.draft_vocab < hp.n_vocab:
         hp = replace(hp, n_guessed=params.draft_vocab)
-    elif with_mtp is None and params.draft != "auto":  # with "auto", a search may try others
+    elif with_mtp is None and params.draft != "auto":  # with "auto", a search may try other devices
         _refuse_short_head(params)
     if hp.tied and copies_head(params):
         hp = replace(hp, tied=False, copies_head=True)
@@ -220,8 +220,7 @@ final norm, and token lists of shortened heads, which are read elsewhere.
 
 
 def _check_all_used(file: GGUFFile, source: TensorSource, hp: HParams) -> None:
-    """Check that all tensors are used; if part of a model were missing, answers would be
-    nonsense."""
+    """Check that all tensors are used; if parts were missing, answers would be nonsense."""
     for name in file.tensors:
         block = split_name(name)
         if IGNORED.fullmatch(name) or (block is not None and block[0] >= hp.n_layer):

@@ -1,6 +1,5 @@
 """Families that replace a part of Llama's block: Apertus (xIELU), BitNet (a norm before each
-row-parallel matrix), and DeciLM and Nemotron 49B to 253B, from which an architecture search removed
-parts."""
+row-parallel matrix), and DeciLM and Nemotron 49B to 253B, from which a search removed parts."""
 
 from __future__ import annotations
 
@@ -209,8 +208,7 @@ class Deci(CausalLM):
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Mark no layer as recurrent, since layers without key-value heads simply have no
-        attention.
+        """Mark no layer as recurrent: layers without key-value heads simply have no attention.
 
         Raises:
             InvalidGGUF: there are experts, or a matrix cannot be split like its heads.

@@ -119,8 +119,7 @@ class Batch(NamedTuple):
     The first piece may have any number of tokens; the others have one each.
 
     Attributes:
-        first_logit: index of the first row whose logits are wanted; those of all later rows are,
-            too.
+        first_logit: index of the first row whose logits are wanted, as are all later rows'.
         wants_hidden: whether hidden states after the final norm are wanted instead.
         pictures: rows of the first piece that belong to images.
         places: time, row and column of each token in the first piece (M-RoPE), if it has image
@@ -310,7 +309,7 @@ def guessing_sizes(n_parallel: int) -> list[int]:
 MAX_RECORDED = 2
 """Number of recorded passes over several single tokens that CPUs keep, one per recent batch size.
 
-A recording keeps all of its pass's tensors.
+A recording keeps all tensors from its pass.
 """
 
 

@@ -173,8 +173,7 @@ def _dequantised(x: Tensor, held: str) -> Tensor:
 
 
 def head_rows(heads: Ranges, kv_heads: Ranges, rank: int) -> list[int] | None:
-    """Return the local key-value head of each local query head; None if all serve the same
-    number."""
+    """Return the local key-value head for each local query head; None if all serve equally many."""
     rows = head_groups(heads, kv_heads, rank)
     n_kv = kv_heads.size(rank)
     per_kv = len(rows) // n_kv

@@ -131,8 +131,7 @@ class CacheSize:
         return tuple(r for r, next_n in zip(rooms, shorter, strict=True) if r.n_tokens > next_n)
 
     def _longest(self, n: int, windows: tuple[AttentionWindow, ...]) -> int:
-        """Return the maximum length per request for `n` requests; 0 if there is no room for a page
-        each."""
+        """Return the maximum length per request for `n` requests; 0 if there are too few pages."""
         if self._have_room(n, self.n_ctx, windows):
             return self.n_ctx
         n_pages = range(-(-self.n_ctx // PAGE))
@@ -274,7 +273,7 @@ def attention_work(heads: int, row: int, n_tokens: int, n_ctx: int, step: Step) 
     """Return attention's working memory for `n_tokens` tokens, in F32 elements.
 
     An upper bound, excluding queries and results: keys and values read from the cache, counted
-        twice because they may be quantised, and the scores with their mask and biases.
+    twice as they may be quantised, and the scores with their mask and biases.
 
     Args:
         heads: number of query heads.

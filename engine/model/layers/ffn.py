@@ -246,8 +246,7 @@ class MoE(Module):
         return self.weighted_sum(x, weights, groups, ctx)
 
     def weighted_sum(self, x: Tensor, weights: Tensor, groups: Groups, ctx: Context) -> Tensor:
-        """Return the sum of each token's expert outputs for x (T, n_embd), weighted by (T,
-        n_used)."""
+        """Return the weighted (T, n_used) sum of each token's expert outputs for x (T, n_embd)."""
         y = self.expert_outputs(x, groups, ctx)
         return ctx.ops.sum_of_experts(y, weights, groups)
 

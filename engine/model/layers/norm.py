@@ -1,5 +1,4 @@
-"""Norms over the last dimension, for vectors that are whole on a rank or split over several; and
-RoPE."""
+"""Norms over the last dimension, for vectors on a single rank or split over several; and RoPE."""
 
 from __future__ import annotations
 

@@ -174,8 +174,7 @@ def tiles(heads: Ranges, n_group: int) -> tuple[Ranges, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SplitPart:
-    """One part of a model, its number of pieces per block, and a description of the smallest
-    piece."""
+    """A part of a model, its number of pieces per block, and a name for the smallest piece."""
 
     name: str
     n_layer: int

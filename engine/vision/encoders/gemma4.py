@@ -207,7 +207,7 @@ class Gemma4Encoder(VisionEncoder):
 
 
 class PatchNorms(Module):
-    """Norms of patches: of their pixels, of their embeddings, and after adding positions."""
+    """Norms for patches: of their pixels, of their embeddings, and after adding positions."""
 
     tensor_names: ClassVar = {"pixels": "1", "embedded": "2", "placed": "3"}
 

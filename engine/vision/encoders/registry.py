@@ -35,7 +35,7 @@ ENCODERS: dict[str, type[VisionEncoder]] = {
     "qwen2.5vl_merger": Qwen25VLEncoder,
     "qwen3vl_merger": Qwen3VLEncoder,
 }
-"""Encoder class by projector type."""
+"""Encoder classes by projector type."""
 
 
 def vision_encoder_class(meta: Metadata) -> type[VisionEncoder]:
@@ -112,7 +112,7 @@ def declare_vision_encoder(file: GGUFFile, text: TextModel) -> VisionDeclaration
 
 
 def find_vision_encoder(model: Path, text: TextModel) -> Path | None:
-    """Return an encoder file next to a model that fits the model, or None.
+    """Return an encoder file in a model's folder that fits the model, or None.
 
     Files whose names share the longest prefix with the model's name come first.
     """

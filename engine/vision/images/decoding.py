@@ -22,9 +22,9 @@ MAX_MEMORY = 1280 << 20
 buffers of a progressive JPEG."""
 
 MAX_SECONDS = 20.0  # maximum time to decode and resize an image
-MORE_SECONDS = 1.0  # additional seconds per further image in a conversation
+MORE_SECONDS = 1.0  # seconds to add for each further image in a conversation
 MAX_AT_ONCE = 2  # maximum number of images that are decoded in parallel
-GRACE_S = 1.0  # seconds after the time limit until the child is killed
+GRACE_S = 1.0  # seconds from the time limit until the child is killed
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Supported file formats, by Pillow's names; only the first frame of animations is used."""

@@ -86,7 +86,7 @@ class DecodedImage(NamedTuple):
 class ImageDecoder:
     """Decoder of the n images of one conversation: a child process with one time limit.
 
-    `is_cancelled` is polled on any thread; True stops the child.
+    `is_cancelled` may be polled on any thread; True stops the child.
     """
 
     def __init__(self, n: int = 1, is_cancelled: IsCancelled = never) -> None:

@@ -145,12 +145,10 @@ class GatedDeltaNet(DeltaNet):
 
     @abstractmethod
     def beta_and_step(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        """Return beta before the sigmoid, and the step before bias and softplus, both (T,
-        n_head)."""
+        """Return beta before the sigmoid, and step before bias and softplus; both (T, n_head)."""
 
     def declare_projections(self, n_mixed: int, placement: Shard) -> None:
-        """Declare the projections for the gate and for queries, keys and values (`n_mixed`
-        rows)."""
+        """Declare projections for the gate and for queries, keys and values (`n_mixed` rows)."""
         self.attn_qkv = Linear(self.hp.n_embd, n_mixed, placement)
         n_gate = self.sizes.n_head * self.sizes.head_dim
         self.attn_gate = Linear(self.hp.n_embd, n_gate, Shard(0, self.values))
