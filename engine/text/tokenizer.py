@@ -1,6 +1,7 @@
 """Encodes text into token ids and decodes them, with the vocabulary of a GGUF file.
 
-The ids match those of llama.cpp's `llama_tokenize`, the text that of its `llama_detokenize`.
+The ids match those from llama.cpp's `llama_tokenize`; the text matches that from
+`llama_detokenize`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class SpecialToken:
         text: spelling of the token.
         is_hidden: whether it is parsed only if special tokens are requested.
         eats_spaces: whether following whitespace belongs to it.
-        letters: distinct characters of its spelling.
+        letters: distinct characters in its spelling.
     """
 
     text: str

@@ -196,7 +196,7 @@ class DraftControl:
 
 
 class _Trial:
-    """Time gained by one kind of draft, in tokens, as far as it still counts."""
+    """Bounded total of the time gained by one kind of draft, in tokens."""
 
     def __init__(self) -> None:
         self._gain, self._n = 0.0, 0

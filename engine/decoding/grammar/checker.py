@@ -252,7 +252,7 @@ class GrammarChecker:
                 "Allow Tandem to start programs, or do not use structured output.",
                 problem=Sentence(problem.strerror or str(problem)),
             ) from problem
-        except BaseException:  # e.g. KeyboardInterrupt, after which an answer may arrive
+        except BaseException:  # e.g. KeyboardInterrupt, after which an answer may still arrive
             self._drop(child)
             raise
         else:

@@ -277,12 +277,12 @@ class CausalLM(Module):
         return ctx.gather(self.head(hidden, ctx), x)
 
     def guess(self, ids: Tensor, ctx: Context, block: int) -> Tensor | None:
-        """Return draft logits after ids (T,); see `MTP.guess`. Needs an MTP block."""
+        """Return draft logits after ids (T,); see `MTP.guess`. Requires an MTP block."""
         assert self.mtp is not None, "drafting needs an MTP block"
         return self.mtp.guess(self, ids, ctx, block)
 
     def read(self, ids: Tensor, ctx: Context, block: int) -> None:
-        """Cache computed tokens ids (T,) in an MTP block; see `MTP.read`. Needs an MTP block."""
+        """Cache computed tokens ids (T,) in an MTP block; see `MTP.read`. Requires an MTP block."""
         assert self.mtp is not None, "drafting needs an MTP block"
         self.mtp.read(self, ids, ctx, block)
 

@@ -239,7 +239,7 @@ def _check_all_used(file: GGUFFile, source: TensorSource, hp: HParams) -> None:
 
 
 def _check_alike(file: GGUFFile, model: CausalLM, slots: Sequence[Slot]) -> None:
-    """Check that an optional tensor is missing from all blocks of a kind or from none.
+    """Check that an optional tensor is present in all blocks of a kind or in none.
 
     Tensors that only MTP blocks have (`nextn.…`) are exempt.
     """

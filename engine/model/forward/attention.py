@@ -127,7 +127,8 @@ def _pieces(
 def hidden(
     scores: Scores, queries: slice, keys: slice, device: torch.device, two_way: Intervals = ()
 ) -> Tensor | None:
-    """Return the mask (queries, 1, keys) of keys that a query must not see; None if all see all.
+    """Return the mask (queries, 1, keys) of keys that a query must not see; None if every query
+    sees every key.
 
     `queries` and `keys` are intervals of positions; for `two_way` see `Batch.two_way`.
     """

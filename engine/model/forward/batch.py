@@ -289,7 +289,7 @@ def captured_sizes(n_parallel: int, n_checked: int) -> list[int]:
 
     Args:
         n_parallel: maximum number of sequences with a single token each.
-        n_checked: maximum number of rows in a pass that verifies draft tokens; 0 for none.
+        n_checked: maximum number of rows in a pass that verifies draft tokens; 0 if no pass does.
     """
     checked = CAPTURED_ROWS[1 : 1 + CAPTURED_ROWS.index(captured_rows(max(1, n_checked)))]
     return [*CAPTURED_ROWS[: 1 + CAPTURED_ROWS.index(captured_rows(n_parallel))], *checked]

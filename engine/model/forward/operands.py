@@ -174,7 +174,7 @@ class Activation:
     Attributes:
         kind: "silu"; "gelu" (tanh approximation); "relu"; "relu2" (ReLU squared); "oai" (gpt-oss):
             gate × sigmoid(1.702 × gate) × (up + 1); "sigmoid".
-        limit: upper bound on the gate and on the magnitude of `up`; 0 for none.
+        limit: upper bound on the gate and on the magnitude of `up`; 0 for no limit.
     """
 
     kind: Literal["silu", "gelu", "relu", "relu2", "oai", "sigmoid"] = "silu"
@@ -192,9 +192,9 @@ class Scores:
     """Scale, mask and soft cap of attention scores.
 
     Attributes:
-        window: number of tokens that a query sees, itself included; 0 for no limit.
+        window: number of tokens that a query sees, including itself; 0 for no limit.
         chunk: number of tokens per chunk, if a query sees only its own chunk; 0 for no limit.
-        softcap: cap of the scores: s becomes softcap × tanh(s / softcap); 0 for none.
+        softcap: cap of the scores: s becomes softcap × tanh(s / softcap); 0 for no cap.
         first: first visible position; MTP blocks store no earlier ones.
     """
 

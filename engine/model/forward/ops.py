@@ -337,7 +337,7 @@ class Ops:
         return groups.rows(x, factors)
 
     def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor:
-        """Sum each token's rows of y (n_row, n), times weights (T, n_used) if any, to (T, n)."""
+        """Sum each token's rows of y (n_row, n), weighted by (T, n_used) if given, to (T, n)."""
         return groups.sum(y if weights is None else y * groups.weights(weights))
 
     def rope_angles(

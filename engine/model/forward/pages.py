@@ -38,7 +38,7 @@ class AttentionWindow:
     Attributes:
         n: number of tokens; None for no limit.
         is_chunked: whether attention is limited to chunks of `n` tokens (Llama 4), rather than to
-            the last `n` tokens, the current one included.
+            the last `n` tokens, including the current one.
     """
 
     n: int | None = None

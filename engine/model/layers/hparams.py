@@ -60,9 +60,9 @@ class HParams:
         head_dim_k, head_dim_v: elements per query or key head, and per value head.
         n_ff: columns of the dense FFN; 0 in layers with experts only.
         n_expert_used: experts per token.
-        n_ff_exp, n_ff_shexp: columns of one routed expert and of the shared expert; 0 for none.
+        n_ff_exp, n_ff_shexp: columns of one routed expert and of the shared expert; 0 if absent.
         norm_eps: epsilon of all norms.
-        n_swa: length of a sliding window, the current token included; 0 for none.
+        n_swa: length of a sliding window, including the current token; 0 for no windows.
         swa: whether a layer has a sliding window.
         recurrent: whether a layer has a recurrent state instead of attention.
         tied: whether the output head shares the embedding matrix.

@@ -33,7 +33,7 @@ class TensorSource:
     """Tensors of a file by name, with lookups that check them.
 
     Attributes:
-        tensors: tensors of the file, and views of parts of them.
+        tensors: tensors in the file, and views of parts of them.
         used: names that were looked up.
         views: names of each tensor's views.
     """

@@ -134,8 +134,7 @@ class AnswerFormat:
             answer.
         around_name: patterns before and after the name of a bare call, up to its arguments, with
             any spacing.
-        before: text before the arguments of a call, with NAME for its function and INDEX for a
-            number.
+        before: text before a call's arguments, with NAME for its function and INDEX for its index.
         behind: text after the arguments, excluding a token that ends the answer.
         between: text between two calls; None if an answer has at most one.
         around: text before the first call and after the last.

@@ -337,7 +337,8 @@ def detect(template: ChatTemplate) -> TemplateUse:
 def _named_form(source: str) -> AnswerFormat:
     """Return the format whose mark is in the template (e.g. in its instructions), or else Hermes's.
 
-    Granite 3.3's template renders no calls, and some render them in ways that the sandbox refuses.
+    Granite 3.3's template renders no calls, and some others render them in ways that the sandbox
+    refuses.
     """
     written = (form for form in ANSWER_FORMATS if form.has_json_arguments)
     named = (form for form in written if form.trigger and form.trigger in source)
@@ -410,8 +411,8 @@ def _takes_system(template: ChatTemplate) -> bool:
 def _form_of(*answers: str) -> AnswerFormat | None:
     """Return the format in which a call is found in an answer, or None.
 
-    `answers` include one that starts at its first character, which may lack the beginning of a
-    mark, and one with the preceding text.
+    One answer is only what the call adds to the prompt, which may lack the beginning of a mark; the
+    other includes the preceding text.
     """
     pairs = ((form, answer) for answer in answers for form in ANSWER_FORMATS)
     return next((form for form, answer in pairs if _has_the_call(form, answer)), None)

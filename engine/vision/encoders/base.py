@@ -140,7 +140,7 @@ class VisionEncoder(Module, ABC):
 
     @abstractmethod
     def encode(self, pixels: Tensor, ops: VisionOps) -> Tensor:
-        """Return the features (tokens, n_text) of normalised pixels (3, height, width)."""
+        """Return the features (tokens, n_text) for normalised pixels (3, height, width)."""
 
     @classmethod
     def adapt(cls, source: TensorSource, keys: Keys) -> None:
@@ -300,7 +300,7 @@ class GatedBlock(VisionBlock):
 
 
 class MLP(Module):
-    """Two linear maps with GELU between them; subclasses set the names of the maps in files."""
+    """Two linear maps with GELU between them; subclasses set the maps' names in files."""
 
     def __init__(self, n_in: int, n_between: int, n_out: int) -> None:
         self.fc1 = Linear(n_in, n_between, WHOLE)

@@ -48,7 +48,7 @@ DAMAGED = Sentence("it is damaged")
 
 
 class UnusableImage(Exception):
-    """Error for a file that is not an image, or is damaged or too large.
+    """Error for a file that is not an image, is damaged, or is too large.
 
     Attributes:
         problem: reason, as the end of a sentence.

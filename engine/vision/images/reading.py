@@ -84,7 +84,7 @@ class DecodedImage(NamedTuple):
 
 
 class ImageDecoder:
-    """Decoder of the n images of one conversation: a child process with one time limit.
+    """Decoder for the n images in one conversation: a child process with a single time limit.
 
     `is_cancelled` may be polled on any thread; True stops the child.
     """

@@ -71,7 +71,7 @@ class CausalConv(Module):
     """Depthwise causal convolution over the latest `n_taps` tokens, split by channels.
 
     Args:
-        n_taps: number of tokens per filter, the current one included.
+        n_taps: number of tokens per filter, including the current one.
         segments: each rank's channels, in one or several segments.
 
     Attributes:
@@ -118,7 +118,7 @@ class CausalConv(Module):
 class ShortConv(Mixer):
     """Gated convolution `out(c * conv(b * x))`, split by channels (arXiv 2511.23404).
 
-    b, c and x come from one projection. Channels are independent, so the only all-reduce is the
+    A single projection produces b, c and x. Channels are independent, so the only all-reduce is the
     output's.
     """
 
