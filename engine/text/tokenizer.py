@@ -77,7 +77,7 @@ class SpecialToken:
 class SpecialTokens:
     """The special tokens of a vocabulary; one with `eats_spaces` may include following whitespace.
 
-    Longer ones are searched for first, each in the pieces that the previous ones left.
+    Longer ones are searched for first, each in the pieces left by the previous ones.
     """
 
     def __init__(self, tokens: list[SpecialToken]) -> None:

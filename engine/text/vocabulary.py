@@ -250,7 +250,7 @@ MAX_OTHER_SIZE = 128
 """Maximum difference between the numbers of tokens, due to padding or added special tokens."""
 
 FIRST_COMPARED = 5
-"""First id whose text is compared; earlier tokens may have other names, e.g. `<unk>`."""
+"""First id whose text is compared; earlier tokens may have different names, e.g. `<unk>`."""
 
 
 def check_vocabulary(draft: GGUFFile, main: GGUFFile) -> None:

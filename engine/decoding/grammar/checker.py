@@ -94,7 +94,7 @@ def _check_length(grammar: Grammar, n_bytes: int = 0) -> None:
 
 
 def _check_depth(text: str) -> None:
-    """Refuse brackets that are nested too deeply for a parser's stack."""
+    """Reject brackets that are nested too deeply for a parser's stack."""
     depth = 0
     for char in text:
         depth += (char in OPENING) - (char in CLOSING and depth > 0)

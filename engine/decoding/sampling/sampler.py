@@ -60,7 +60,7 @@ class Sampler:
     """Sampler for the tokens of one sequence.
 
     At a temperature of 0 it takes the most likely token after penalties, with ties broken by the
-    lowest id; otherwise it samples at random. The same seed, logits and history give the same
+    lowest id; otherwise it samples at random. The same seed, logits and history yield the same
     tokens.
 
     Attributes:

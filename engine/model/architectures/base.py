@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 class MTP(Module):
     """The MTP blocks of a model (multi-token prediction), which draft tokens from hidden states.
 
-    A block reads pairs, each a token and the previous token's hidden state. A pair is cached at the
-    token's position, so cached values never depend on later tokens; position 0 has no pair. A
-    prompt pass computes the pairs of all its tokens. Single-token passes only store their hidden
-    states; the next draft computes the missing pairs and continues from them.
+    A block reads pairs, each consisting of a token and the previous token's hidden state. A pair is
+    cached at the token's position, so cached values never depend on later tokens; position 0 has no
+    pair. A prompt pass computes the pairs of all its tokens. Single-token passes only store their
+    hidden states; the next draft computes the missing pairs and continues from them.
 
     A single block can draft any number of tokens, using its own output as the hidden state for each
     draft token. Of several blocks, each drafts one token, and each except the first reads the

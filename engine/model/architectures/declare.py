@@ -144,7 +144,7 @@ def _read_with_mtp(file: GGUFFile, cls: type[CausalLM]) -> HParams:
 
 
 def n_mtp_blocks(file: GGUFFile) -> int:
-    """Return the number of MTP blocks after the trunk, up to the first that the file lacks.
+    """Return the number of MTP blocks after the trunk, up to the first one missing from the file.
 
     Raises:
         InvalidGGUF: a value in the file is out of bounds.

@@ -119,7 +119,7 @@ class Batch(NamedTuple):
     The first piece may have any number of tokens; the others have one each.
 
     Attributes:
-        first_logit: index of the first row whose logits are wanted, as are all later rows'.
+        first_logit: index of the first row with wanted logits; all later rows' are wanted, too.
         wants_hidden: whether hidden states after the final norm are wanted instead.
         pictures: rows of the first piece that belong to images.
         places: time, row and column of each token in the first piece (M-RoPE), if it has image

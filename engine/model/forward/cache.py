@@ -85,12 +85,13 @@ class LayerCache:
 
     @property
     def n_row(self) -> int:
-        """Number of rows that `read` returns: key-value heads, or query heads with a `head_map`."""
+        """Number of rows that `read` returns: key-value heads, or query heads if there is a
+        `head_map`."""
         return (self.k if self.head_map is None else self.head_map).shape[0]
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of keys and values."""
+        """Size of keys and values in bytes."""
         return self.k.nbytes + (0 if self.is_shared else self.v.nbytes)
 
     def held(self) -> tuple[Tensor, ...]:
@@ -318,11 +319,11 @@ class Cache:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of another device's keys and values in host memory; part of `n_bytes`."""
+        """Size of another device's keys and values in host memory, in bytes; part of `n_bytes`."""
         return sum(layer.n_bytes for layer in self.layers if layer.is_on_host)
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the whole cache."""
+        """Size of the whole cache in bytes."""
         recurrent = sum(tensor.nbytes for tensor in self.recurrent_tensors(range(self.n_slots)))
         return sum(layer.n_bytes for layer in self.layers) + recurrent

@@ -257,7 +257,7 @@ class Context:
 
     @property
     def waited_s(self) -> float:
-        """Seconds spent waiting for other ranks so far, replays excluded."""
+        """Seconds spent waiting for other ranks so far, excluding replays."""
         return self._comm.waited_s
 
     def owns(self, ranges: Ranges) -> bool:
@@ -358,10 +358,11 @@ class Context:
         return ready
 
     def agree(self, x: Tensor, ranks: Group) -> Tensor:
-        """Return the first rank's x if the devices of `ranks` are of different kinds, else x.
+        """Return the first rank's x if the devices of `ranks` differ in kind, else x.
 
-        All ranks computed x from the same bits, but kinds of devices round differently, and a
-        choice that depends on the last bit must be the same everywhere. Collective over `ranks`.
+        All ranks computed x from the same bits, but different kinds of devices round differently,
+        and a choice that depends on the last bit must be the same everywhere. Collective over
+        `ranks`.
         """
         if self._are_of_one_kind(ranks):
             return x

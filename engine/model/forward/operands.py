@@ -384,7 +384,8 @@ class RopeParams:
         return max(0, low), min(self.n_rot - 1, high)
 
     def mscale(self, multiplier: float = 1.0) -> float:
-        """Return YaRN's m(x) = 1 + 0.1 x ln(stretch), which sharpens attention; 1 without YaRN."""
+        """Return YaRN's m(x) = 1 + 0.1 x ln(stretch), which sharpens attention; 1 if YaRN is
+        off."""
         return 1.0 - 0.1 * multiplier * log(self.scale) if self.yarn and self.scale < 1 else 1.0
 
     def balanced(self, mscale: float, mscale_all: float) -> RopeParams:

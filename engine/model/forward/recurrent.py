@@ -2,8 +2,8 @@
 
 A state is one layer's memory on one rank. Every function takes the T tokens in a pass, updates the
 state in place, and gives the same results for a whole pass as for its pieces, up to rounding. A
-single token follows the recurrence. More tokens are computed in chunks: contributions between
-tokens in a chunk are matrix products, and only the state is carried from chunk to chunk.
+single token is computed by the recurrence, several tokens in chunks: contributions between tokens
+in a chunk are matrix products, and only the state is carried from chunk to chunk.
 
 Decays are logarithms ≤ 0. They are summed over exactly the tokens between two positions, never
 taken as differences of running totals, because after a decay of -inf such a difference has no

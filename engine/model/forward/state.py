@@ -223,11 +223,11 @@ class KVState:
         return self.heads.spans[rank], self.kv_heads.spans[rank]
 
     def n_bytes(self, rank: int, size: CacheSize) -> int:
-        """Return the bytes on `rank`."""
+        """Return the size on `rank`, in bytes."""
         return size.n_held(self.window) * self.token_bytes(rank, size.kv_type)
 
     def token_bytes(self, rank: int, kv_type: str) -> int:
-        """Return the bytes of one token's key and value on `rank`."""
+        """Return the size of one token's key and value on `rank`, in bytes."""
         types = self.held_types(kv_type)
         width = row_bytes(KV_INFO[types.k], self.head_dim_k)
         if not self.v_in_k:
@@ -320,11 +320,11 @@ class RecurrentState:
         }
 
     def n_bytes(self, rank: int, size: CacheSize) -> int:
-        """Return the bytes of all slots on `rank`."""
+        """Return the size of all slots on `rank`, in bytes."""
         return size.n_slots * self.sequence_bytes(rank)
 
     def sequence_bytes(self, rank: int) -> int:
-        """Return the bytes of one sequence's tensors on `rank`."""
+        """Return the size of one sequence's tensors on `rank`, in bytes."""
         return F32_BYTES * sum(prod(shape) for shape in self.shapes(rank).values())
 
     def n_work(self, rank: int) -> int:
@@ -370,7 +370,7 @@ class AttentionSize(NamedTuple):
 
 
 def pieces_bytes(cache: AttentionSize, n_tokens: int, n_ctx: int, are_singles: bool = False) -> int:
-    """Return the bytes of attention's partial results, one per piece of the keys.
+    """Return the size of attention's partial results, one per piece of the keys, in bytes.
 
     See `engine.backends.gpu.attention`.
     """
@@ -386,7 +386,7 @@ def pieces_bytes(cache: AttentionSize, n_tokens: int, n_ctx: int, are_singles: b
 
 
 def pages_bytes(cache: AttentionSize, n_ctx: int) -> int:
-    """Return the maximum bytes that attention needs on the CPU, excluding queries and results.
+    """Return the maximum memory that attention needs on the CPU, excluding queries and results.
 
     This covers each thread's scratch memory for a tile and a block of keys and values, and the
     per-page results for a few tokens; see `engine.backends.cpu.kernels.cache.query_heads`.
@@ -402,5 +402,5 @@ def pages_bytes(cache: AttentionSize, n_ctx: int) -> int:
 
 
 def result_bytes(width: int) -> int:
-    """Return the bytes of an attention result for one page: whole vectors, plus one."""
+    """Return the size of an attention result for one page, in bytes: whole vectors, plus one."""
     return (-(-F32_BYTES * width // ATTENTION_VECTOR_BYTES) + 1) * ATTENTION_VECTOR_BYTES

@@ -46,7 +46,7 @@ class Block(Module, ABC):
 
     @classmethod
     def dims(cls, hp: HParams, layer: int) -> BlockDims:
-        """Return the sizes in block `layer` that can be split; an empty block is on no rank."""
+        """Return the sizes in block `layer` that can be split; no rank holds an empty block."""
         return BlockDims()
 
     def reduces(self) -> tuple[int, ...]:

@@ -98,7 +98,7 @@ class Apportioner:
 
     Splitting each of `n` blocks independently would round the same way every time and drift from
     the requested shares; carrying the error keeps the sum over all blocks within about one unit of
-    them.
+    those shares.
     """
 
     def __init__(self, n_ranks: int) -> None:
@@ -258,8 +258,8 @@ def apply_overrides(
     """Put every part with a tensor that matches a pattern on one device.
 
     Args:
-        overrides: pairs of a regular expression on tensor names and a device, or "#" and a rank;
-            later ones win.
+        overrides: pairs of a regular expression for tensor names and a device, or "#" and a rank;
+            later pairs win.
         devices: device of each rank; the first rank on the named device takes the part.
         tensors: names of the tensors in the file.
         recurrent: whether each block has a recurrent layer instead of attention; its `attn_…`

@@ -156,10 +156,10 @@ def head_groups(heads: Ranges, groups: Ranges, rank: int) -> list[int]:
 
 
 def tiles(heads: Ranges, n_group: int) -> tuple[Ranges, ...]:
-    """Return a split of heads for a file that tiles them: one head per group, then the next.
+    """Return a split of heads for a file that tiles them: one head from each group, then the next.
 
-    `heads` counts group by group (head h belongs to group h // size). In the file, tile j holds
-    head g × size + j of every group g. The result gives each rank's groups for each tile.
+    `heads` numbers heads group by group (head h belongs to group h // size). In the file, tile j
+    holds head g × size + j of every group g. The result gives each rank's groups for each tile.
     """
     size = heads.total // n_group
 

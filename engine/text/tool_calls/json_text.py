@@ -1,8 +1,8 @@
 """Reads incomplete JSON, and models' variants of it, as valid JSON.
 
 At any time, the emitted text is the beginning of valid JSON. If the input breaks off or is not
-JSON, readers raise `MalformedCall` and leave the emitted text unclosed, so that it cannot be taken
-for complete.
+JSON, readers raise `MalformedCall` and leave the emitted text unclosed, so that it cannot be
+mistaken for complete JSON.
 """
 
 from __future__ import annotations

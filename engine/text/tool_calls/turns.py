@@ -127,7 +127,7 @@ class TemplateUse:
             ]
             if not message.content:
                 turn["content"] = self.empty
-            elif self.thought_key == "thinking":  # gpt-oss takes one text before a call
+            elif self.thought_key == "thinking":  # gpt-oss accepts only one text before a call
                 turn["thinking"] = "\n\n".join(filter(None, (message.reasoning, message.content)))
                 turn["content"] = ""
         if message.reasoning and self.thought_key == "blocks":

@@ -44,7 +44,7 @@ class TextModel(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VisionHParams:
-    """Sizes of an encoder from its file.
+    """Sizes of an encoder, read from its file.
 
     Attributes:
         image: side length of the training images, in pixels.

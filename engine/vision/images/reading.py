@@ -102,7 +102,7 @@ class ImageDecoder:
             self._child.close()
 
     def views(self, image: str, resizing: Resizing) -> DecodedImage:
-        """Return an image's size and views; wait for other conversations' images first.
+        """Return an image's size and views; wait for this conversation's turn first.
 
         Args:
             image: see `image_base64`.

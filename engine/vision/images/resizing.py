@@ -213,7 +213,8 @@ class ImageProcessor:
     """Preprocessing of images for a family of models, and their representation in prompts.
 
     Attributes:
-        cell: side, in pixels, of the square in a resized image that corresponds to one token.
+        cell: side length, in pixels, of the square in a resized image that corresponds to one
+            token.
         mean, std: normalisation of each channel, for values from 0 to 1.
         before, behind: texts around an image's tokens.
         has_places: whether image tokens have rows and columns instead of positions, so that an
