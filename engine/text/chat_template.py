@@ -55,7 +55,7 @@ class TemplateRenderer:
         compiling = threading.Thread(
             target=self._compile, args=(source,), name="tandem-template", daemon=True
         )
-        with suppress(RuntimeError):  # if no thread can be started, the first prompt compiles
+        with suppress(RuntimeError):  # if no thread can be started, the first prompt compiles it
             compiling.start()
 
     def render(
@@ -65,7 +65,7 @@ class TemplateRenderer:
 
         Args:
             source: Jinja source.
-            variables: variables of the template, serialisable as JSON.
+            variables: variables for the template, serialisable as JSON.
             seconds: maximum time for compiling and rendering.
             now: current time for the template; None for the actual time.
 
@@ -112,7 +112,7 @@ class TemplateRenderer:
                 "Allow Tandem to start programs, or use prompts without a chat template.",
                 problem=Sentence(error.strerror or str(error)),
             ) from error
-        except BaseException:  # e.g. KeyboardInterrupt, after which an answer may arrive
+        except BaseException:  # e.g. KeyboardInterrupt, after which an answer may still arrive
             self._drop()
             raise
 
@@ -154,7 +154,7 @@ def _request(
     line = (text + "\n").encode("utf-8", "surrogatepass")
     if len(line) > MAX_REQUEST:
         raise TemplateError(
-            "The conversation takes {n} bytes; chat templates get at most {most}.",
+            "The conversation takes {n} bytes; chat templates accept at most {most}.",
             "Shorten the conversation.",
             n=len(line), most=MAX_REQUEST,
         )  # fmt: skip

@@ -8,7 +8,7 @@ can be reached from parts that no merge rule would name, so pairs are looked up 
 
 GGUF files only name the pre-tokenizer of a BPE vocabulary (`tokenizer.ggml.pre`). A table here has
 the regular expressions (Oniguruma syntax) and other properties for each name. Patterns run one
-after the other, each inside the pieces that the previous one left; text between matches is a piece
+after the other, each within the pieces that the previous one left; text between matches is a piece
 as well. Names and groups are llama.cpp's (`src/llama-vocab.cpp`), except "whitespace", which
 requires its own tokenizer. Where llama.cpp's regex engine approximates a model's pattern (upper and
 lower case outside ASCII), the model's own pattern is used.
@@ -244,12 +244,13 @@ PART = 4096  # approximate number of ids per part of a text
 
 
 class SpmEncoder:
-    """Encoder of text without special tokens into ids.
+    """Encoder that turns text without special tokens into ids.
 
     Args:
         ids: id of each token.
         scores: score of each token, by id.
-        unk_id: id for a character that is neither a token nor a run of byte tokens; None drops it.
+        unk_id: id for a character that is neither a token nor a run of byte tokens; None to drop
+            such characters.
     """
 
     def __init__(self, ids: dict[str, int], scores: Sequence[float], unk_id: int | None) -> None:
@@ -278,7 +279,8 @@ class SpmEncoder:
         yield output
 
     def _words(self, text: str) -> Iterator[str]:
-        """Split between characters that are adjacent in no token: no merge can join them."""
+        """Split between characters that are adjacent in no token, because no merge can join
+        them."""
         start = 0
         for end, pair in enumerate(map(add, text, text[1:]), start=1):
             if pair not in self._inner_pairs:
@@ -344,7 +346,7 @@ JOINED = re.compile(r"[A-Za-z][ \n\u2581\u0120\u010a]")
 """Merge result that would make such a split unsafe; the last three characters are spellings of
 spaces and newlines."""
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # useless for one text at a time
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # no use for one text at a time
 
 
 def split_merge(merge: str) -> tuple[str, str]:
@@ -369,7 +371,7 @@ def _missing(pairs: list[tuple[str, str]], ids: dict[str, int], other: str = "")
 
 
 class BpeEncoder:
-    """Encoder of text without special tokens into ids.
+    """Encoder that turns text without special tokens into ids.
 
     Args:
         ids: id of each token.
@@ -418,7 +420,7 @@ class BpeEncoder:
             return self._encode_words(text)
         output: list[int] = []
         for part in LINE_BREAKS.split(text):
-            # runs of newlines are looked up as a whole, because merging would give other tokens
+            # runs of newlines are looked up whole, because merging would produce different tokens
             known = self._ids.get(part) if part.startswith("\n") else None
             output += self._encode_words(part) if known is None else [known]
         return output

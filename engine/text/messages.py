@@ -62,7 +62,7 @@ class ChatMessage:
 
 
 def text_size(value: object) -> int:
-    """Return the total number of characters in the texts of a command or of part of one.
+    """Return the total number of characters in the texts of a command, or of part of a command.
 
     Each list item adds one, because many small texts take time as well.
     """
@@ -108,7 +108,7 @@ class ThinkingMarks:
     Attributes:
         opening: text that starts thinking.
         closing: texts that follow it, in this order, before the answer.
-        is_always: whether the texts of `closing` are written even without thinking, so that every
+        is_always: whether the `closing` texts are written even without thinking, so that every
             answer has an explicit beginning.
     """
 

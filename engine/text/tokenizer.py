@@ -1,6 +1,7 @@
 """Encodes text into token ids and decodes them, with the vocabulary of a GGUF file.
 
-The ids match those of llama.cpp's `llama_tokenize`, the text that of its `llama_detokenize`.
+The ids match those from llama.cpp's `llama_tokenize`; the text matches that from
+`llama_detokenize`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class SpecialToken:
         text: spelling of the token.
         is_hidden: whether it is parsed only if special tokens are requested.
         eats_spaces: whether following whitespace belongs to it.
-        letters: distinct characters of its spelling.
+        letters: distinct characters in its spelling.
     """
 
     text: str
@@ -76,7 +77,7 @@ class SpecialToken:
 class SpecialTokens:
     """The special tokens of a vocabulary; one with `eats_spaces` may include following whitespace.
 
-    Longer ones are searched for first, each in the pieces that the previous ones left.
+    Longer ones are searched for first, each in the pieces left by the previous ones.
     """
 
     def __init__(self, tokens: list[SpecialToken]) -> None:
@@ -157,9 +158,9 @@ def find_pre_tokenizer(meta: Metadata, model: str) -> tuple[str, PreTokenizer, t
     if model == "llama" or name in PRE_TOKENIZERS:
         return name, PRE_TOKENIZERS.get(name, DEFAULT), ()
     warning = Sentence(
-        "The pre-tokenizer {name} is unknown: the default one is used, and answers may be worse."
+        "The pre-tokenizer {name} is unknown, so the default is used and answers may be worse."
         if name
-        else "No pre-tokenizer is named: the default one is used, and answers may be worse.",
+        else "The file names no pre-tokenizer, so the default is used and answers may be worse.",
         name=repr(name[:MAX_NAME]),
     )
     return name, DEFAULT, (warning,)
@@ -385,7 +386,7 @@ def _bpe_encoder(meta: Metadata, vocab: Vocabulary, pre: PreTokenizer) -> BpeEnc
         return BpeEncoder(vocab.ids, list(meta.strs(KEY + "merges")), pre)
     except ValueError as error:
         raise InvalidGGUF(
-            file_of(meta), "its merges do not fit its tokens ({error})", error=str(error)
+            file_of(meta), "its merges do not match its tokens ({error})", error=str(error)
         ) from error
 
 

@@ -114,7 +114,7 @@ def _read_tokens(meta: Metadata) -> tuple[list[str], dict[str, int]]:
     longest = max(map(len, tokens))
     if longest > MAX_TOKEN:
         raise InvalidGGUF(
-            file_of(meta), "its vocabulary holds a token of {n} characters", n=longest
+            file_of(meta), "its vocabulary contains a token of {n} characters", n=longest
         )
     if "" in tokens:
         tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
@@ -122,7 +122,7 @@ def _read_tokens(meta: Metadata) -> tuple[list[str], dict[str, int]]:
     if len(ids) < len(tokens):
         twice = next(token for i, token in enumerate(tokens) if ids[token] != i)
         raise InvalidGGUF(
-            file_of(meta), "its vocabulary holds the token {token} twice", token=repr(twice[:80])
+            file_of(meta), "its vocabulary contains the token {token} twice", token=repr(twice[:80])
         )
     return tokens, ids
 
@@ -195,7 +195,7 @@ def _make_control(vocab: Vocabulary, token_id: int) -> int:
 
 
 def _spare_inner_ends(vocab: Vocabulary, ends: set[int]) -> None:
-    """Remove ends that some models use as separators inside their answers."""
+    """Remove end-of-generation tokens that some models use as separators inside answers."""
     names = {vocab.tokens[token_id] for token_id in ends}
     if names & {"<|call|>", "<|calls|>"} and names & {"<|return|>", "<|flush|>"}:
         _drop_end(vocab, ends, "<|end|>", USER_DEFINED)
@@ -213,8 +213,8 @@ def _drop_end(vocab: Vocabulary, ends: set[int], name: str, kind: int) -> None:
 MODELS = ("llama", "gpt2", "gemma4")  # supported kinds of tokenizers
 NO_MODEL = ("", "none", "no_vocab")  # kinds in files without a tokenizer
 
-NO_VOCABULARY = Sentence("This file has no vocabulary: it can be benchmarked, but cannot chat.")
-MAX_NAME = 40  # maximum characters of a name to show
+NO_VOCABULARY = Sentence("This file has no vocabulary, so it can be benchmarked but cannot chat.")
+MAX_NAME = 40  # maximum displayed characters of a name
 
 
 def has_vocabulary(meta: Metadata) -> bool:
@@ -240,7 +240,7 @@ def tokenizer_model(meta: Metadata) -> str:
         raise ModelFileError(
             file,
             "{file} uses the tokenizer {name}, which is not supported yet.",
-            "Supported are: {names}.",
+            "Supported tokenizers: {names}.",
             file=file.name, name=repr(model[:MAX_NAME]), names=", ".join(MODELS),
         )  # fmt: skip
     return model
@@ -250,14 +250,14 @@ MAX_OTHER_SIZE = 128
 """Maximum difference between the numbers of tokens, due to padding or added special tokens."""
 
 FIRST_COMPARED = 5
-"""First id whose text is compared; earlier tokens may have other names, e.g. `<unk>`."""
+"""First id whose text is compared; earlier tokens may have different names, e.g. `<unk>`."""
 
 
 def check_vocabulary(draft: GGUFFile, main: GGUFFile) -> None:
     """Check that a draft model has its main model's vocabulary.
 
     The rule is llama.cpp's (`common/speculative.cpp`): the same kind of tokenizer, BOS and EOS,
-    similar sizes, and the same text for each common id except the first ones.
+    similar sizes, and the same text for each common id except the first few.
 
     Raises:
         EngineError: their vocabularies differ.

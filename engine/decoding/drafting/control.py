@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from engine.decoding.drafting.ngram import Kind
 
 LENGTHS = (1, 3, 7, 15)
-"""Numbers of draft tokens to verify; with the token before them, these are sizes of recorded
-passes."""
+"""Numbers of draft tokens to verify; together with the preceding token, they match the sizes of
+recorded passes."""
 
 WEIGHT = 0.1  # weight of a new measurement in a running mean
-N_UNSTEADY = 3  # number of first passes per size that are not timed: they allocate and record
+N_UNSTEADY = 3  # number of initial passes per size that are not timed, as they allocate and record
 ROW_COST = 0.04  # assumed time per further row, relative to the first, until measured
 MAKING_COST = 0.1  # assumed time per draft token, relative to a normal token, until measured
 MIN_GAIN = 1.03  # minimum expected speed-up for drafting
@@ -30,7 +30,7 @@ MAX_SAVED = 256
 MIN_CHECKS = 3  # number of verified passes after which a kind of draft that loses time is stopped
 
 MAX_CREDIT = 2.0
-"""Maximum gain, in tokens, that a kind of draft can accumulate against later losses."""
+"""Maximum gain, in tokens, that a kind of draft can accumulate to offset later losses."""
 
 REPAID_AFTER = 256  # number of drafting passes over which the drafter's reading time is amortised
 
@@ -42,7 +42,7 @@ class Proposal:
     Attributes:
         kinds: kind of draft for each answer.
         most: maximum number of draft tokens that every answer can have.
-        maker: name of the drafter that has yet to make some of them; "" if all exist.
+        maker: name of the drafter that has yet to make some of the tokens; "" if all exist.
         n_made: number of answers for which the drafter has to make them.
         n_unread: number of tokens that the drafter has to read first.
         bound: maximum number of draft tokens that the drafter can make; 0 for no limit.
@@ -105,7 +105,8 @@ class DraftControl:
         self._saved = max(0.0, self._saved - seconds)
 
     def note_making(self, source: str, n_answers: int, length: int, seconds: float) -> None:
-        """Record the time a drafter took to make `length` draft tokens for each of some answers."""
+        """Record the time a drafter took to make `length` draft tokens for each of several
+        answers."""
         self._makings.setdefault(source, _Times()).note(n_answers, seconds / length)
         self._n_skipped[source] = 0
         self._saved = max(0.0, self._saved - seconds)
@@ -132,8 +133,8 @@ class DraftControl:
         """Return which draft tokens to verify and how many per answer; None to verify none.
 
         Unprofitable drafts are skipped and only probed now and then, more rarely if they are slow;
-        so are kinds that have lost time in their first passes, whatever their acceptance rate.
-        Longer drafts are tried only once shorter ones have been measured.
+        the same goes for kinds that have lost time in their first passes, whatever their acceptance
+        rate. Longer drafts are tried only once shorter ones have been measured.
 
         Args:
             proposals: drafts to choose from, at most one per drafter.
@@ -148,7 +149,7 @@ class DraftControl:
             if proposal.lengths and (chosen is None or proposal is not chosen[0]):
                 n = self._n_skipped[proposal.maker] = self._n_skipped.get(proposal.maker, 0) + 1
                 if n >= PROBE_EVERY and self._loss(proposal) <= self._saved:
-                    if not proposal.maker:  # else only after they are made, which may take long
+                    if not proposal.maker:  # else only once made, which may be slow
                         self._n_skipped[proposal.maker] = 0
                         self._saved -= max(0.0, self._loss(proposal))
                     return proposal, proposal.lengths[0]
@@ -195,7 +196,7 @@ class DraftControl:
 
 
 class _Trial:
-    """Time gained by one kind of draft, in tokens, as far as it still counts."""
+    """Bounded total of the time gained by one kind of draft, in tokens."""
 
     def __init__(self) -> None:
         self._gain, self._n = 0.0, 0
@@ -208,7 +209,7 @@ class _Trial:
     def note(self, gain: float) -> None:
         if self.is_lost and gain > 0:
             self._gain, self._n = 0.0, 0
-        gain = max(gain, -1.0)  # long drafts may be costly although short ones pay
+        gain = max(gain, -1.0)  # long drafts may be costly even if short ones pay off
         self._gain, self._n = min(self._gain + gain, MAX_CREDIT), self._n + 1
 
 

@@ -1,4 +1,5 @@
-"""N-gram drafting from the text itself: what followed the latest tokens at an earlier place."""
+"""N-gram drafting from the text itself: proposes what followed an earlier occurrence of the latest
+tokens."""
 
 from __future__ import annotations
 
@@ -50,12 +51,12 @@ class DraftSource(Protocol[Answer]):
         """Return up to `most` draft tokens for each text; answers with none are absent.
 
         Args:
-            texts: all tokens of some answers so far, prompts included; usually the texts of the
-                last call, extended or with their last tokens replaced.
+            texts: all tokens so far for some answers, including prompts; usually the last call's
+                texts, extended or with their last tokens replaced.
         """
 
     def n_unread(self, texts: Mapping[Answer, Sequence[int]]) -> int:
-        """Return about how many tokens it has to read before it can draft for these texts."""
+        """Return the approximate number of tokens to read before drafting for these texts."""
 
     def forget(self, answer: Answer) -> None:
         """Free the memory of a finished answer, which may be unknown."""

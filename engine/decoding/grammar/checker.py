@@ -48,7 +48,7 @@ programs, and a confused model might write nothing else.
 """
 
 PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
-"""Line and column at the beginning of a message about a Lark grammar."""
+"""Line and column at the start of a message about a Lark grammar."""
 
 REGEX_PLACE = re.compile(r"^ {4}( *)\^", re.MULTILINE)
 """The line that points at a column in a message about a regular expression."""
@@ -94,7 +94,7 @@ def _check_length(grammar: Grammar, n_bytes: int = 0) -> None:
 
 
 def _check_depth(text: str) -> None:
-    """Refuse brackets that are nested too deeply for a parser's stack."""
+    """Reject brackets that are nested too deeply for a parser's stack."""
     depth = 0
     for char in text:
         depth += (char in OPENING) - (char in CLOSING and depth > 0)
@@ -194,7 +194,7 @@ class GrammarChecker:
             if not self._turns.acquire(is_cancelled):
                 raise Cancelled(CHECKING)
             try:
-                if not self._recall(key):  # another thread may have checked it in between
+                if not self._recall(key):  # another thread may have checked it meanwhile
                     self._ask(key, request, is_cancelled)
             finally:
                 self._turns.release()
@@ -252,7 +252,7 @@ class GrammarChecker:
                 "Allow Tandem to start programs, or do not use structured output.",
                 problem=Sentence(problem.strerror or str(problem)),
             ) from problem
-        except BaseException:  # e.g. KeyboardInterrupt, after which an answer may arrive
+        except BaseException:  # e.g. KeyboardInterrupt, after which an answer may still arrive
             self._drop(child)
             raise
         else:
@@ -308,7 +308,7 @@ atexit.register(shared_checker.close)
 
 
 def check_grammar(grammar: Grammar, is_cancelled: IsCancelled = never) -> None:
-    """Check a grammar for structured output, which takes a few seconds at most plus waiting.
+    """Check a grammar for structured output, which takes a few seconds at most, plus any waiting.
 
     Args:
         is_cancelled: polled on any thread; True cancels the check.
@@ -348,7 +348,7 @@ def _check(grammar: Grammar, answer: dict[str, object]) -> None:
 
 
 def _plain(value: object) -> object:
-    """Return a message's value in a form for JSON, with templates as lists."""
+    """Return a message's value in JSON-compatible form, with templates as lists."""
     if not isinstance(value, Sentence):
         return value
     return [value.template, {name: _plain(inner) for name, inner in value.values.items()}]

@@ -1,4 +1,4 @@
-"""Matchers of grammars against the tokens of one model."""
+"""Matches grammars against one model's tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Mask: TypeAlias = NDArray[np.bool_]  # whether each token of a vocabulary is all
 
 
 class Matcher:
-    """Matcher of one grammar, with the n tokens accepted so far."""
+    """Matcher for one grammar, with the n tokens accepted so far."""
 
     def __init__(self, inner: LLMatcher, n_vocab: int, trigger: str = "", lead: str = "") -> None:
         self._inner, self._n_vocab = inner, n_vocab
@@ -134,7 +134,7 @@ class MaskVocabulary:
         return list(self._from(begin, lambda spelled: spelled.startswith(text)))
 
     def beyond(self, text: bytes) -> list[int]:
-        """Return the tokens that contain these bytes neither at the beginning nor at the end."""
+        """Return the tokens that contain these bytes, but neither begin nor end with them."""
         with self._lock:
             if text not in self._inside:
                 self._inside[text] = [

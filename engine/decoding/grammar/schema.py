@@ -1,4 +1,4 @@
-"""JSON schemas: parses them, and locates the part that llguidance refuses.
+"""Parses JSON schemas, and locates the part that llguidance rejects.
 
 Places are JSON pointers (RFC 6901) prefixed with "#", as in "$ref".
 """
@@ -31,11 +31,11 @@ MAX_STATES = 50_000
 """Maximum number of lexer states, of 1 to 2 kB each; llguidance's default is 250 000."""
 
 USUAL_MASK_SECONDS = 0.03
-"""Processor time that a mask may take. Most take well below a millisecond, and 10 ms if nearly all
+"""Processor time that a mask may take. Most take well under a millisecond, and 10 ms if nearly all
 of a large vocabulary is allowed."""
 
 MAX_MASK_SECONDS = 0.3
-"""Total processor time that one answer's masks may take beyond that.
+"""Total processor time that one answer's masks may take beyond `USUAL_MASK_SECONDS`.
 
 All other answers wait meanwhile. If a grammar is very ambiguous, each mask takes longer than the
 one before.
@@ -73,7 +73,7 @@ KEYWORD_OF = (
 )
 """Patterns for llguidance's messages and the keyword each is about; "" for group 1."""
 
-NEARLY_NONE = 1e-9  # amount by which a range of numbers is narrowed at its end
+NEARLY_NONE = 1e-9  # amount by which a range of numbers is narrowed at one end
 MAX_EXACT = 2**20  # whole numbers below this differ from their narrowed values, even as floats
 
 COERCED = Sentence("Use anyOf instead of oneOf.")
@@ -107,7 +107,7 @@ def read_schema(text: str) -> Schema:
 
 
 def _without_open_ends(schema: Schema) -> None:
-    """Narrow a range of numbers that is shorter than 1 and excludes a whole number at its end.
+    """Narrow a range of numbers that is shorter than 1 and excludes a whole number at one end.
 
     llguidance 1.9 allows the excluded number, for example 0 in "more than 0 and at most 0.5".
     """
@@ -176,7 +176,7 @@ def _escaped(name: str) -> str:
 
 
 def error_of(schema: Schema, message: str, problem_of: Callable[[Schema], str]) -> GrammarError:
-    """Return the error for a schema that llguidance refuses with `message`, placed at its cause.
+    """Return the error for a schema that llguidance rejects with `message`, placed at its cause.
 
     The cause is the innermost schema for which `problem_of` returns the same message.
     """
@@ -207,14 +207,16 @@ NO_TEXT = Sentence("no text can match it")
 
 
 def short_problem(message: str) -> Sentence:
-    """Return a message from llguidance in one line, as the end of a sentence."""
-    lines = [line.strip() for line in message.strip().splitlines()] or ["it is refused"]
+    """Return a message from llguidance as one line that ends a sentence."""
+    lines = [line.strip() for line in message.strip().splitlines()] or ["it is rejected"]
     problem = next((line[7:] for line in lines if line.startswith("error: ")), lines[0])
     if problem.startswith("NoExtension"):
         return NO_TEXT
     if "retrieving it failed" in problem:
         name = problem.split(" is not present")[0]
-        return Sentence("{name} is not in the schema, and nothing is downloaded", name=name)
+        return Sentence(
+            "{name} is not in the schema, and external schemas are not downloaded", name=name
+        )
     return Sentence(problem.split(". Enable 'coerce_one_of'")[0].rstrip("."))
 
 
@@ -268,7 +270,7 @@ def _character(match: re.Match[str]) -> str:
 
 
 def place_of_rule(text: str, message: str) -> str:
-    """Return where a missing rule is named; "" if the problem is a different one."""
+    """Return the place where a missing rule is named; "" if the problem is a different one."""
     missing = MISSING.search(message)
     if missing is None:
         return ""

@@ -20,7 +20,7 @@ class DryHistory:
 
     A repetition of n tokens (n ≥ `allowed`) makes the token that would continue it less likely by
     `strength * growth ** (n - allowed)`. It is counted only back to the last breaker, and tokens
-    that contain a breaker are not penalised, because a name or a list may come again.
+    that contain a breaker are not penalised, because names and lists may legitimately recur.
 
     p-e-w, "DRY: A modern repetition penalty that reliably prevents looping"
     (github.com/oobabooga/text-generation-webui/pull/5677).

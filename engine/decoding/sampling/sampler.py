@@ -60,7 +60,7 @@ class Sampler:
     """Sampler for the tokens of one sequence.
 
     At a temperature of 0 it takes the most likely token after penalties, with ties broken by the
-    lowest id; otherwise it samples at random. The same seed, logits and history give the same
+    lowest id; otherwise it samples at random. The same seed, logits and history yield the same
     tokens.
 
     Attributes:
@@ -192,13 +192,13 @@ Logits = NDArray[np.float32]  # logits on the host
 
 
 class SamplingRequest(NamedTuple):
-    """Parameters for sampling, on a device, the token after a computed one.
+    """Parameters for sampling the token after a computed one, on a device.
 
     Attributes:
         sampler: settings, history and random numbers; it has accepted the computed token.
-        never: banned token ids; always the same for one sampler.
+        never: banned token ids; always the same for a given sampler.
         allowed: returns the allowed tokens of this step, (at most n_vocab,); called after the
-            devices have started. If it raises, the host samples. None allows all.
+            devices have started. If it raises, the host samples. None to allow all.
     """
 
     sampler: Sampler

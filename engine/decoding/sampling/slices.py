@@ -54,7 +54,7 @@ N_HEAD = 5
 
 
 class SliceQuery(NamedTuple):
-    """Request for the top candidates of a slice, in plain values that can be sent.
+    """Request for a slice's top candidates, as plain values that can be sent.
 
     Attributes:
         n: number of candidates; see `n_candidates`.

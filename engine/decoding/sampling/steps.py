@@ -87,10 +87,10 @@ class Candidates:
 
 
 def _at_most_kth_largest(values: FloatArray, k: int) -> np.float32:
-    """Return a bound that at least `k` values reach, and hardly more in a large vocabulary.
+    """Return a bound that at least `k` values reach and, in a large vocabulary, hardly more.
 
     The values are split into many blocks. The k-th largest of the blocks' maxima is such a bound,
-    because each maximum is one of the values. It takes one pass over the values and almost no
+    because each maximum is one of the values. This takes one pass over the values and almost no
     sorting.
     """
     block = max(1, values.size // (16 * k))

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 class MTP(Module):
     """The MTP blocks of a model (multi-token prediction), which draft tokens from hidden states.
 
-    A block reads pairs of a token and the hidden state of the token before it. A pair is cached at
-    the token's position, so cached values never depend on later tokens; position 0 has no pair. A
-    prompt pass computes the pairs of all its tokens. Passes over single tokens only store their
+    A block reads pairs, each consisting of a token and the previous token's hidden state. A pair is
+    cached at the token's position, so cached values never depend on later tokens; position 0 has no
+    pair. A prompt pass computes the pairs of all its tokens. Single-token passes only store their
     hidden states; the next draft computes the missing pairs and continues from them.
 
-    A single block drafts any number of tokens, with its own output as the hidden state of each
-    draft token. With several blocks, each drafts one token, and each but the first reads the
+    A single block can draft any number of tokens, using its own output as the hidden state for each
+    draft token. Of several blocks, each drafts one token, and each except the first reads the
     previous block's outputs instead of the trunk's hidden states (DeepSeek-V3, arXiv 2412.19437,
     section 2.2), so its pairs begin one position later.
 
@@ -51,7 +51,7 @@ class MTP(Module):
     def __init__(
         self, hp: HParams, split: ModelSplit, blocks: Sequence[Block], *, reads_normed: bool
     ) -> None:
-        self._parts: tuple[tuple[MixerBlock, MTPInput], ...] = ()  # a tuple, so not children
+        self._parts: tuple[tuple[MixerBlock, MTPInput], ...] = ()  # in a tuple, so not children
         for block in blocks:
             if not isinstance(block, MixerBlock) or block.nextn is None:
                 raise hp.keys.invalid("its MTP block has no attention")
@@ -68,7 +68,7 @@ class MTP(Module):
         The current group of `ctx` is restored afterwards.
 
         Args:
-            ids: tokens of the pass, (T,).
+            ids: tokens in the pass, (T,).
             embedded: their embeddings on the ranks that hold the trunk's embedding, else None.
             x: residual stream after the trunk's last block, (T, n_embd), on its ranks.
         """
@@ -88,8 +88,8 @@ class MTP(Module):
         ctx.join(here)
 
     def read(self, trunk: CausalLM, ids: Tensor, ctx: Context, number: int) -> None:
-        """Cache the keys and values of single tokens ids (T,) in block `number`, from stored hidden
-        states."""
+        """Cache the keys and values of single tokens ids (T,) in block `number`, using stored
+        hidden states."""
         hidden = self._run(trunk, self._input(trunk, ids, number, ctx), number, ctx)
         if hidden is not None:
             ctx.hidden_states.keep(hidden, number + 1)
@@ -184,9 +184,9 @@ class CausalLM(Module):
     Attributes:
         traits: properties of the architecture that its files do not state.
         block_type: class of its blocks.
-        last_full_layer: last block that needs all rows of a prompt, because it has a cache or
-            state; after its mixer, rows without wanted logits are dropped. An index past the last
-            block if MTP blocks read all rows.
+        last_full_layer: index of the last block that needs all rows of a prompt, because it has a
+            cache or state; after its mixer, rows without wanted logits are dropped. If MTP blocks
+            read all rows, the index is past the last block.
     """
 
     traits: ClassVar[Traits] = Traits()
@@ -238,7 +238,7 @@ class CausalLM(Module):
         return cls.block_type
 
     def make_ropes(self) -> None:
-        """Declare RoPEs besides `rope_freqs`."""
+        """Declare RoPEs in addition to `rope_freqs`."""
 
     def rope_of(self, layer: int) -> Rope | None:
         """Return the RoPE of block `layer`, or None if it has none."""
@@ -254,7 +254,7 @@ class CausalLM(Module):
         """
         n_wanted = ctx.batch.n_wanted
         x = ctx.with_images(self.embed(ids, ctx))
-        embedded = x if self.mtp is not None else None  # else freed after the first block
+        embedded = x if self.mtp is not None else None  # otherwise freed after the first block
         for block in self.trunk:
             if not block.split.group:  # an empty block
                 continue
@@ -277,12 +277,12 @@ class CausalLM(Module):
         return ctx.gather(self.head(hidden, ctx), x)
 
     def guess(self, ids: Tensor, ctx: Context, block: int) -> Tensor | None:
-        """Return draft logits after ids (T,); see `MTP.guess`. Needs an MTP block."""
+        """Return draft logits after ids (T,); see `MTP.guess`. Requires an MTP block."""
         assert self.mtp is not None, "drafting needs an MTP block"
         return self.mtp.guess(self, ids, ctx, block)
 
     def read(self, ids: Tensor, ctx: Context, block: int) -> None:
-        """Cache computed tokens ids (T,) in an MTP block; see `MTP.read`. Needs an MTP block."""
+        """Cache computed tokens ids (T,) in an MTP block; see `MTP.read`. Requires an MTP block."""
         assert self.mtp is not None, "drafting needs an MTP block"
         self.mtp.read(self, ids, ctx, block)
 
@@ -315,7 +315,7 @@ class HybridLM(CausalLM):
 
 
 class SwaRopeLM(CausalLM):
-    """A model with a separate, unscaled RoPE in sliding-window layers; a key may give its base."""
+    """A model with a separate, unscaled RoPE in sliding-window layers; a key may set its base."""
 
     has_swa_base: ClassVar[bool] = True
 
@@ -330,7 +330,7 @@ class SwaRopeLM(CausalLM):
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Check that both RoPEs fit the heads of their layers.
+        """Check that both RoPEs fit their layers' heads.
 
         Raises:
             InvalidGGUF: a RoPE rotates more elements than a head has.
@@ -339,7 +339,7 @@ class SwaRopeLM(CausalLM):
         for is_swa, head_dim in zip(hp.swa, hp.head_dim_k, strict=True):
             if n_rot[is_swa] % 2 or n_rot[is_swa] > head_dim:
                 raise hp.keys.invalid(
-                    "it rotates {n} of the {total} elements of a head",
+                    "its RoPE rotates {n} of {total} elements per head",
                     n=n_rot[is_swa], total=head_dim,
                 )  # fmt: skip
         return hp

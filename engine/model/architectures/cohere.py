@@ -57,7 +57,7 @@ class Cohere2(SwaOnlyRopeLM, CohereLM):
 
 
 class AveragedMoE(MoE):
-    """Experts that average the routed sum and the shared expert."""
+    """Experts that average the routed sum and the shared expert's output."""
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
         y = super().__call__(x, ctx)

@@ -93,12 +93,12 @@ def read_sizes(file: GGUFFile, params: LoadParams) -> tuple[type[CausalLM], HPar
     if params.draft_vocab > most:
         raise EngineError(
             "The draft vocabulary has only {n} tokens, not {wanted}.",
-            "Lower --draft-vocab (Draft vocabulary), or leave it out to draft from all tokens.",
+            "Lower --draft-vocab (Draft vocabulary), or omit it to draft from all tokens.",
             n=most, wanted=params.draft_vocab,
         )  # fmt: skip
     if with_mtp is not None and 0 < params.draft_vocab < hp.n_vocab:
         hp = replace(hp, n_guessed=params.draft_vocab)
-    elif with_mtp is None and params.draft != "auto":  # else a search may try other devices
+    elif with_mtp is None and params.draft != "auto":  # with "auto", a search may try other devices
         _refuse_short_head(params)
     if hp.tied and copies_head(params):
         hp = replace(hp, tied=False, copies_head=True)
@@ -108,8 +108,8 @@ def read_sizes(file: GGUFFile, params: LoadParams) -> tuple[type[CausalLM], HPar
 def _refuse_short_head(params: LoadParams) -> None:
     if params.draft_vocab:
         raise EngineError(
-            "A draft vocabulary of {n} tokens needs an MTP block, and none is loaded.",
-            "Leave out --draft-vocab (Draft vocabulary), or load the block with --draft mtp.",
+            "A draft vocabulary of {n} tokens needs an MTP block, but none is loaded.",
+            "Omit --draft-vocab (Draft vocabulary), or load the block with --draft mtp.",
             n=params.draft_vocab,
         )
 
@@ -144,7 +144,7 @@ def _read_with_mtp(file: GGUFFile, cls: type[CausalLM]) -> HParams:
 
 
 def n_mtp_blocks(file: GGUFFile) -> int:
-    """Return the number of MTP blocks after the trunk, up to the first that the file lacks.
+    """Return the number of MTP blocks after the trunk, up to the first one missing from the file.
 
     Raises:
         InvalidGGUF: a value in the file is out of bounds.
@@ -160,8 +160,8 @@ def _require_mtp(file: GGUFFile, cls: type[CausalLM]) -> None:
     if not n_mtp_blocks(file):
         raise EngineError(
             "{file} has no MTP block for drafting.",
-            "Choose another draft model, a file of this model with MTP, or put its mtp-….gguf in"
-            " the same folder.",
+            "Choose another draft model or a file of this model with MTP, or put its mtp-….gguf"
+            " in the same folder.",
             file=file.path.name,
         )
     if cls.traits.mtp_hidden is None:
@@ -220,7 +220,7 @@ final norm, and token lists of shortened heads, which are read elsewhere.
 
 
 def _check_all_used(file: GGUFFile, source: TensorSource, hp: HParams) -> None:
-    """Check that all tensors are used; with part of a model missing, answers would be nonsense."""
+    """Check that all tensors are used; if parts were missing, answers would be nonsense."""
     blocks = {name: split_name(name) for name in file.tensors}
     mtp_blocks = {block[0] for block in blocks.values() if block and block[1].startswith("nextn.")}
     for name, block in blocks.items():
@@ -231,17 +231,17 @@ def _check_all_used(file: GGUFFile, source: TensorSource, hp: HParams) -> None:
             continue
         problem = "it has the tensor {name}, which {architecture} models do not have"
         if name in source.used:
-            problem = "the tensor {name} has more parts than in {architecture} models"
+            problem = "{architecture} models use only some parts of the tensor {name}"
         raise InvalidGGUF(
             file.path,
             problem,
-            "It may be a newer variant: look for an update of Tandem or another file.",
+            "It may be a newer variant: check for a Tandem update, or try another file.",
             name=quote(name), architecture=hp.architecture,
         )  # fmt: skip
 
 
 def _check_alike(file: GGUFFile, model: CausalLM, slots: Sequence[Slot]) -> None:
-    """Check that an optional tensor is missing from all blocks of a kind or from none.
+    """Check that an optional tensor is present in all blocks of a kind or in none.
 
     Tensors that only MTP blocks have (`nextn.…`) are exempt.
     """

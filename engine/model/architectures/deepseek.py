@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def mscale_of_all(hp: HParams) -> float:
-    """Return YaRN's `mscale_all_dim`, of which files store a tenth; 0 if absent."""
+    """Return YaRN's `mscale_all_dim`, which files store divided by 10; 0 if absent."""
     return 10 * hp.keys.number("rope.scaling.yarn_log_multiplier", 0.0)
 
 

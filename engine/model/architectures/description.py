@@ -22,7 +22,7 @@ class ModelInfo:
         n_bytes: size of all parts of the file.
         quant: common name of the quantisation, for example "Q4_K_M".
         tensor_types: pairs of a type name and the number of such tensors, most frequent first.
-        sampling: pairs of a field of `SamplingParams` and the value that the file recommends.
+        sampling: pairs of a `SamplingParams` field and the value that the file recommends.
         can_think: whether the chat template has a switch for thinking.
         has_effort: whether the chat template supports a thinking effort.
         has_thoughts: whether the chat template has thinking tags; also true for models that always

@@ -172,7 +172,8 @@ class Gemma4MoE(MoE):
 class Gemma4Block(SandwichBlock):
     """Gemma 2's block with a per-layer input, added last, and a scale on the sum.
 
-    If there are experts, their output and the dense FFN's have a norm each and share an all-reduce.
+    If there are experts, their output and the dense FFN's have separate norms but share an
+    all-reduce.
     """
 
     mixer_type: ClassVar[type[Mixer]] = NormedAttention
@@ -243,9 +244,9 @@ class Gemma4(GemmaLM):
         """
         hp = super().refine(hp)
         if "attention.sliding_window_pattern" not in hp.keys:
-            raise hp.keys.invalid("it does not say which layers have a sliding window")
+            raise hp.keys.invalid("it does not specify which layers have a sliding window")
         if hp.head_dim_k != hp.head_dim_v:
-            raise hp.keys.invalid("its keys and values have heads of different sizes")
+            raise hp.keys.invalid("its key and value heads differ in size")
         check_kv_sources(hp)
         return hp
 

@@ -50,7 +50,7 @@ class GPT2(CausalLM):
     def refine(cls, hp: HParams) -> HParams:
         """Limit the context to the number of learned positions."""
         if not hp.n_ctx_train:
-            raise hp.keys.invalid("the number of its learned positions is missing")
+            raise hp.keys.invalid("its number of learned positions is missing")
         return replace(hp, n_ctx=min(hp.n_ctx, hp.n_ctx_train))
 
     def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
@@ -160,7 +160,7 @@ class FalconBlock(ParallelBlock, GPT2Block):
 
 
 class FalconTwoNormBlock(TwoNormParallelBlock, GPT2Block):
-    """A parallel block with two norms; files call the FFN's `attn_norm`."""
+    """A parallel block with two norms; files call the FFN's norm `attn_norm`."""
 
     tensor_names: ClassVar = {"attn_norm": "attn_norm_2", "ffn_norm": "attn_norm"}
 

@@ -56,7 +56,7 @@ class GraniteBlock(TransformerBlock):
 
 
 class GraniteLM(ScaledLM):
-    """A model that multiplies the embedding and divides the logits by factors in the file."""
+    """A model that multiplies the embedding and divides the logits by factors from the file."""
 
     @classmethod
     def embedding_factor(cls, hp: HParams) -> float:

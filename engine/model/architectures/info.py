@@ -28,12 +28,12 @@ SAMPLING_KEYS = {
     "repeat_last_n": "penalty_last_n", "repeat_penalty": "penalty_repeat",
     "xtc_probability": "xtc_probability", "xtc_threshold": "xtc_threshold",
 }  # fmt: skip
-"""Keys after "general.sampling." by field in `SamplingParams`; in GGUF since 2025."""
+"""Suffixes of "general.sampling." keys by field in `SamplingParams`; in GGUF since 2025."""
 
 UNKNOWN = "unknown"
-MAX_NAME = 200  # maximum characters to show of a model's name
-MAX_LIST = 4096  # maximum elements to read of a list of counts
-MAX_TEMPLATE = 1 << 17  # maximum characters to read of a chat template
+MAX_NAME = 200  # maximum displayed characters of a model's name
+MAX_LIST = 4096  # maximum elements to read from a list of counts
+MAX_TEMPLATE = 1 << 17  # maximum characters to read from a chat template
 
 
 def inspect_model(path: str | Path) -> Inspection:

@@ -1,5 +1,5 @@
 """Families that replace a part of Llama's block: Apertus (xIELU), BitNet (a norm before each
-row-parallel matrix), and DeciLM with Nemotron 49B to 253B, from which a search removed parts."""
+row-parallel matrix), and DeciLM and Nemotron 49B to 253B, from which a search removed parts."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ BLOCKS: dict[tuple[MixerKind, bool], type[Block]] = {
     ("none", True): FFNBlock,
     ("none", False): EmptyBlock,
 }
-"""Block classes by kind of mixer and whether there is an FFN."""
+"""Block classes by mixer kind and whether there is an FFN."""
 
 
 @register("deci")
@@ -208,7 +208,7 @@ class Deci(CausalLM):
 
     @classmethod
     def refine(cls, hp: HParams) -> HParams:
-        """Mark no layer as recurrent, since layers without key-value heads just have no attention.
+        """Mark no layer as recurrent: layers without key-value heads simply have no attention.
 
         Raises:
             InvalidGGUF: there are experts, or a matrix cannot be split like its heads.
@@ -217,7 +217,7 @@ class Deci(CausalLM):
         for n_head in filter(None, hp.n_head):
             if hp.n_embd % n_head:
                 raise hp.keys.invalid(
-                    "{n} heads cannot share {other} elements", n=n_head, other=hp.n_embd
+                    "{other} elements cannot be divided among {n} heads", n=n_head, other=hp.n_embd
                 )
         return replace(hp, recurrent=(False,) * hp.n_layer)
 

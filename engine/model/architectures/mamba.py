@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class MambaBlock(MixerBlock):
-    """A block of Mamba 1, with a state per channel."""
+    """A Mamba 1 block, with a state per channel."""
 
     mixer_type = Mamba
 
@@ -38,7 +38,7 @@ class MambaLM(CausalLM):
 
 
 class Mamba2Block(MixerBlock):
-    """A block of Mamba 2, with a state per head."""
+    """A Mamba 2 block, with a state per head."""
 
     mixer_type = Mamba2
 
@@ -80,7 +80,7 @@ class FalconH1Mamba(Mamba2):
 class ParallelMixer(Mixer):
     """The mixer `attention(x) + mamba(x)`, with a single all-reduce.
 
-    Files already include the paper's multipliers in the weights.
+    The weights in files already include the paper's multipliers.
     """
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:

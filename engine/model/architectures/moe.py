@@ -63,7 +63,7 @@ class Dbrx(CausalLM):
 
 
 class MiniMaxM2Block(TransformerBlock):
-    """A block with sigmoid-gated experts and a bias on their selection only."""
+    """A block with sigmoid-gated experts and a bias that affects only their selection."""
 
     mixer_type = RowNormAttention
     gating = "sigmoid"
@@ -115,7 +115,7 @@ class Step35Block(SigmoidRoutedBlock):
     mixer_type = GatedAttention
 
     def limited(self, part: str) -> Activation:
-        """Return the activation of "exp" (routed) or "shexp" (shared) experts."""
+        """Return the activation for "exp" (routed) or "shexp" (shared) experts."""
         limits = self.hp.keys.numbers(f"swiglu_clamp_{part}", self.hp.n_layer, 0.0)
         return Activation("silu", limits[self.layer])
 

@@ -15,7 +15,7 @@ from engine.model.sharding.placement import Placement
 
 
 class BareLayerNorm(LayerNorm):
-    """LayerNorm without weight and bias."""
+    """LayerNorm without weight or bias."""
 
     def __init__(self, n: int, eps: float, placement: Placement) -> None:
         super().__init__(n, eps, placement, affine=False)
@@ -67,7 +67,7 @@ class Olmoe(CausalLM):
 
 
 N_LAYER_WITH_WINDOWS = 64
-"""Layer count by which, as in llama.cpp, the 32B model is recognised; only it has windows."""
+"""Layer count that, as in llama.cpp, identifies the 32B model, the only one with windows."""
 
 
 class Exaone4Block(PostNormBlock):

@@ -102,7 +102,7 @@ class QueryGatedAttention(QKNormAttention):
         super().__init__(hp, split, layer, rope)
         if self.head_dim_k != self.head_dim_v:
             raise hp.keys.invalid(
-                "its gates have {n} elements and its values {other}",
+                "its gates have {n} elements, but its values have {other}",
                 n=self.head_dim_k, other=self.head_dim_v,
             )  # fmt: skip
         n_q = hp.n_head[layer] * self.head_dim_k

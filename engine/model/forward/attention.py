@@ -127,7 +127,8 @@ def _pieces(
 def hidden(
     scores: Scores, queries: slice, keys: slice, device: torch.device, two_way: Intervals = ()
 ) -> Tensor | None:
-    """Return the mask (queries, 1, keys) of keys that a query must not see; None if all see all.
+    """Return the mask (queries, 1, keys) of keys that a query must not see; None if every query
+    sees every key.
 
     `queries` and `keys` are intervals of positions; for `two_way` see `Batch.two_way`.
     """
@@ -178,7 +179,8 @@ def computing(batch: Batch) -> Iterator[None]:
 
 
 def is_checking() -> bool:
-    """Return whether this thread verifies draft tokens, with the bits of single-token passes."""
+    """Return whether this thread verifies draft tokens, which requires the bits of single-token
+    passes."""
     return getattr(_thread, "is_checking", False)
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 MAX_AT_ONCE = MAX_PARALLEL  # maximum number of sequences with a single token each in a pass
 
 KEPT_STATES = 4 * MAX_AT_ONCE
-"""Positions per sequence whose hidden states are stored for an MTP block: all unread ones, plus a
-following pass over single tokens."""
+"""Number of positions per sequence whose hidden states are stored for an MTP block: all unread
+ones, plus those of a following single-token pass."""
 
 Tables = tuple[Sequence[int], ...]
 """Page tables of a sequence, one per group of layers, with one entry per `PAGE` tokens."""
@@ -89,7 +89,7 @@ class PictureRows(NamedTuple):
             columns are added after each of the first blocks, (rows, n_embd) per block.
         whole: the image's interval of positions if all its tokens attend to each other, which
             requires that the pass contains all of them; None for causal attention.
-        only_in_windows: whether they do so only in sliding-window layers.
+        only_in_windows: whether the tokens do so only in sliding-window layers.
     """
 
     row: int
@@ -110,7 +110,7 @@ class CheckedRows(NamedTuple):
 
 
 PassSize = int | CheckedRows
-"""Number of rows in a captured pass over single tokens, and whether it verifies draft tokens."""
+"""Number of rows in a captured single-token pass, and whether it verifies draft tokens."""
 
 
 class Batch(NamedTuple):
@@ -119,7 +119,7 @@ class Batch(NamedTuple):
     The first piece may have any number of tokens; the others have one each.
 
     Attributes:
-        first_logit: first row whose logits are wanted; so are those of all later rows.
+        first_logit: index of the first row with wanted logits; all later rows' are wanted, too.
         wants_hidden: whether hidden states after the final norm are wanted instead.
         pictures: rows of the first piece that belong to images.
         places: time, row and column of each token in the first piece (M-RoPE), if it has image
@@ -150,8 +150,8 @@ class Batch(NamedTuple):
     def ending(self) -> Batch:
         """Return the wanted rows, at least the last one, as a batch.
 
-        All rows are kept if a wanted one belongs to an image, since its tokens may attend to each
-        other.
+        All rows are kept if a wanted one belongs to an image, since the image's tokens may attend
+        to each other.
         """
         n_rows, n = self.n_rows, max(1, self.n_wanted)
         left = n_rows - n
@@ -172,8 +172,8 @@ class Batch(NamedTuple):
 
     @property
     def checks_drafts(self) -> bool:
-        """Whether a sequence has several pieces: draft tokens to verify, or for an MTP block to
-        read."""
+        """Whether a sequence has several pieces: draft tokens to verify, or tokens for an MTP block
+        to read."""
         if len(self.pieces) == 1:
             return False
         places = {(piece.batch_index, piece.n_past) for piece in self.pieces}
@@ -197,7 +197,7 @@ class Batch(NamedTuple):
 
     @property
     def is_of_few_singles(self) -> bool:
-        """Whether the pass has only single tokens, few enough for a replay."""
+        """Whether the pass consists only of single tokens, few enough for a replay."""
         return len(self.pieces) <= MAX_AT_ONCE and self.is_of_singles
 
 
@@ -211,7 +211,7 @@ BF16_BATCH = 32
 """Minimum number of tokens for which a backend may dequantise matrices to BF16 for a GEMM."""
 
 PROMPT_BATCH = 512
-"""Default number of prompt tokens per pass. On CPUs, cancelling waits for one pass."""
+"""Default number of prompt tokens per pass. On CPUs, cancelling waits for the current pass."""
 
 LARGE_PROMPT_BATCHES = 2048, 1024
 """Default numbers of prompt tokens per pass on GPUs with enough memory, best first: larger batches
@@ -230,7 +230,7 @@ a launch, and more may not fit in memory next to a model."""
 
 MAX_SM = 192
 """Maximum number of multiprocessors for which chunks are sized. Plans, which do not know the GPU,
-assume it because more multiprocessors never make a chunk smaller."""
+assume this number because more multiprocessors never make a chunk smaller."""
 
 
 @lru_cache(maxsize=1 << 12)
@@ -263,20 +263,20 @@ def _wanted_rows(n_tokens: int, n_columns: int, n_sm: int) -> int:
 
 
 MAX_IN_F32 = 8 << 10
-"""Maximum size that GPUs all-reduce in F32, in elements (32 KiB); larger tensors use BF16, except
+"""Maximum size, in elements, that GPUs all-reduce in F32 (32 KiB); larger tensors use BF16, except
 in passes that verify draft tokens, which need the bits of single-token passes."""
 
 MAX_ONE_SHOT = 64 << 10
-"""Maximum size of a one-shot all-reduce, in elements: 8 rows of 8192. Its packets take as many
-bytes as F32 (256 KiB), about 20 us on a link of 12 GB/s; for larger tensors the latency of copies
-is negligible."""
+"""Maximum size, in elements, of a one-shot all-reduce: 8 rows of 8192. Its packets take as many
+bytes as F32 (256 KiB), about 20 us on a 12 GB/s link; for larger tensors the latency of copies is
+negligible."""
 
 MAX_COPIED_WHOLE = 32 << 10
-"""Maximum size of an all-reduce by copies in F32, in elements; at this size, latency matters more
-than bandwidth."""
+"""Maximum size, in elements, of an all-reduce with copies in F32; at this size, latency matters
+more than bandwidth."""
 
 CAPTURED_ROWS = (1, 2, 4, 8, 16)
-"""Batch sizes of single tokens that GPUs capture as graphs; each graph takes memory."""
+"""Sizes of single-token batches that GPUs capture as graphs; each graph takes memory."""
 
 
 def captured_rows(n: int) -> int:
@@ -289,7 +289,7 @@ def captured_sizes(n_parallel: int, n_checked: int) -> list[int]:
 
     Args:
         n_parallel: maximum number of sequences with a single token each.
-        n_checked: maximum number of rows in a pass that verifies draft tokens; 0 for none.
+        n_checked: maximum number of rows in a pass that verifies draft tokens; 0 if no pass does.
     """
     checked = CAPTURED_ROWS[1 : 1 + CAPTURED_ROWS.index(captured_rows(max(1, n_checked)))]
     return [*CAPTURED_ROWS[: 1 + CAPTURED_ROWS.index(captured_rows(n_parallel))], *checked]
@@ -309,7 +309,7 @@ def guessing_sizes(n_parallel: int) -> list[int]:
 MAX_RECORDED = 2
 """Number of recorded passes over several single tokens that CPUs keep, one per recent batch size.
 
-A recording keeps all tensors of its pass.
+A recording keeps all tensors from its pass.
 """
 
 

@@ -41,7 +41,8 @@ class LayerCache:
     A *slot* holds one token; `Piece.runs` maps positions to slots.
 
     Attributes:
-        types: types of keys and of values; block-quantised ones require heads of whole GGML blocks.
+        types: types of keys and of values; block-quantised ones require heads that consist of whole
+            GGML blocks.
         is_shared: whether values are part of the keys, so that both are stored once (MLA).
         k: keys, (the rank's n_head_kv, n_slots, head_dim_k); for block-quantised types their bytes,
             uint8 (the rank's n_head_kv, n_slots, bytes per key).
@@ -84,12 +85,13 @@ class LayerCache:
 
     @property
     def n_row(self) -> int:
-        """Number of rows that `read` returns: key-value heads, or query heads with a `head_map`."""
+        """Number of rows that `read` returns: key-value heads, or query heads if there is a
+        `head_map`."""
         return (self.k if self.head_map is None else self.head_map).shape[0]
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of keys and values."""
+        """Size of keys and values in bytes."""
         return self.k.nbytes + (0 if self.is_shared else self.v.nbytes)
 
     def held(self) -> tuple[Tensor, ...]:
@@ -172,7 +174,7 @@ def _dequantised(x: Tensor, held: str) -> Tensor:
 
 
 def head_rows(heads: Ranges, kv_heads: Ranges, rank: int) -> list[int] | None:
-    """Return the local key-value head of each local query head; None if all serve equal numbers."""
+    """Return the local key-value head for each local query head; None if all serve equally many."""
     rows = head_groups(heads, kv_heads, rank)
     n_kv = kv_heads.size(rank)
     per_kv = len(rows) // n_kv
@@ -268,7 +270,7 @@ class Cache:
             self._kv[state] = other._kv.pop(other_state)
 
     def tensors(self, state: State, slot: int = 0) -> dict[str, Tensor]:
-        """Return a layer's tensors on this rank, by the names of `state.cuts()`.
+        """Return a layer's tensors on this rank, by the names in `state.cuts()`.
 
         `slot` selects a sequence's recurrent states; keys and values are in slot 0 only.
         """
@@ -317,11 +319,11 @@ class Cache:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of another device's keys and values in host memory; part of `n_bytes`."""
+        """Size of another device's keys and values in host memory, in bytes; part of `n_bytes`."""
         return sum(layer.n_bytes for layer in self.layers if layer.is_on_host)
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of the whole cache."""
+        """Size of the whole cache in bytes."""
         recurrent = sum(tensor.nbytes for tensor in self.recurrent_tensors(range(self.n_slots)))
         return sum(layer.n_bytes for layer in self.layers) + recurrent

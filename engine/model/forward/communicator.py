@@ -48,7 +48,7 @@ class Communicator(Protocol):
 
     @property
     def waited_s(self) -> float:
-        """Seconds spent waiting for other ranks so far, replays excluded."""
+        """Seconds spent waiting for other ranks so far, excluding replays."""
 
     def all_reduce(
         self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None

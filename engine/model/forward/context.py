@@ -62,8 +62,8 @@ class HiddenStates:
     def follow(self, position: Tensor) -> None:
         """Store the next single token's hidden state at a position (1,) in device memory.
 
-        Run-ahead tokens' positions are known only there. All work is done on the device, so that it
-        is captured with the token.
+        The positions of run-ahead tokens are known only there. All work is done on the device, so
+        that it is captured with the token.
         """
         own = self._own[:1]
         own.sub_(own % KEPT_STATES).add_(position % KEPT_STATES)
@@ -126,8 +126,8 @@ class Context:
 
     Attributes:
         batch: rows of this pass.
-        positions: position of each row in this pass, int64 (T,); passes over single tokens use the
-            same memory each time.
+        positions: position of each row in this pass, int64 (T,); single-token passes use the same
+            memory each time.
         directions: control vectors to add to the residual stream after blocks, by block index.
         side: additional tensors that an architecture passes to its blocks.
         run_live: runs a recorded pass's last step; replays call it instead of replaying the step.
@@ -194,7 +194,7 @@ class Context:
     def drop_rows(self) -> None:
         """Drop unwanted rows from the pass, if the current block no longer needs them.
 
-        `kept` drops these rows of earlier values. Every rank calls this at the same point between
+        `kept` drops these rows from earlier values. Every rank calls this at the same point between
         two collectives, no later than after the block.
         """
         batch, self._ending = self._ending, None
@@ -232,7 +232,7 @@ class Context:
     @property
     def hidden_states(self) -> HiddenStates:
         """Hidden states that MTP blocks read later."""
-        assert self._hidden_states is not None, "only ranks of an MTP block call it"
+        assert self._hidden_states is not None, "only an MTP block's ranks may call it"
         return self._hidden_states
 
     def follow_position(self) -> None:
@@ -257,7 +257,7 @@ class Context:
 
     @property
     def waited_s(self) -> float:
-        """Seconds spent waiting for other ranks so far, replays excluded."""
+        """Seconds spent waiting for other ranks so far, excluding replays."""
         return self._comm.waited_s
 
     def owns(self, ranges: Ranges) -> bool:
@@ -349,7 +349,8 @@ class Context:
         return x
 
     def normed(self, x: Tensor, norm: NormLayer) -> Tensor | None:
-        """Return `norm` of x if `all_reduce_add` computed it with x; a second call returns None."""
+        """Return `norm` of x if `all_reduce_add` computed it along with x; a second call returns
+        None."""
         if self._normed is None or self._normed[0] is not x or self._normed[1] is not norm:
             return None
         _, _, ready = self._normed
@@ -357,10 +358,11 @@ class Context:
         return ready
 
     def agree(self, x: Tensor, ranks: Group) -> Tensor:
-        """Return the first rank's x if the devices of `ranks` are of different kinds, else x.
+        """Return the first rank's x if the devices of `ranks` differ in kind, else x.
 
-        All ranks computed x from the same bits, but kinds of devices round differently, and a
-        choice that depends on the last bit must be the same everywhere. Collective over `ranks`.
+        All ranks computed x from the same bits, but different kinds of devices round differently,
+        and a choice that depends on the last bit must be the same everywhere. Collective over
+        `ranks`.
         """
         if self._are_of_one_kind(ranks):
             return x

@@ -20,7 +20,7 @@ class Groups:
 
     Attributes:
         table: index, first row and row count of each expert in use, int64 (n_group, 3), on the CPU;
-            entries at its end may have no rows.
+            entries at the end may have no rows.
         expert_of: expert of each row, int64 (n_row,).
         pair_of: pair of each row, int64 (n_row,); pairs are numbered token by token.
         row_of: row of each pair, int64 (n_token, n_used).

@@ -48,7 +48,8 @@ class Weight(Protocol):
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
         """Multiply each row of x (n_row, n_in) by its expert's matrix (grouped GEMM).
 
-        On CPUs, x may have one row per token, (T, n_in), instead if there are fewer tokens.
+        On CPUs, x may instead have one row per token, (T, n_in), if there are fewer tokens than
+        rows.
         """
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
@@ -98,7 +99,7 @@ class LinearLayer:
 
 
 class ExpertLayer:
-    """Arithmetic of linear maps, one per routed expert, all split alike; see `ExpertLinear`.
+    """Arithmetic of linear maps, one per routed expert, all split the same way; see `ExpertLinear`.
 
     Attributes:
         weight: this rank's part of all experts, (n_expert, n_out, n_in), or None.
@@ -173,7 +174,7 @@ class Activation:
     Attributes:
         kind: "silu"; "gelu" (tanh approximation); "relu"; "relu2" (ReLU squared); "oai" (gpt-oss):
             gate × sigmoid(1.702 × gate) × (up + 1); "sigmoid".
-        limit: upper bound on the gate and on the magnitude of `up`; 0 for none.
+        limit: upper bound on the gate and on the magnitude of `up`; 0 for no limit.
     """
 
     kind: Literal["silu", "gelu", "relu", "relu2", "oai", "sigmoid"] = "silu"
@@ -191,9 +192,9 @@ class Scores:
     """Scale, mask and soft cap of attention scores.
 
     Attributes:
-        window: number of tokens that a query sees, itself included; 0 for no limit.
+        window: number of tokens that a query sees, including itself; 0 for no limit.
         chunk: number of tokens per chunk, if a query sees only its own chunk; 0 for no limit.
-        softcap: cap of the scores: s becomes softcap × tanh(s / softcap); 0 for none.
+        softcap: cap of the scores: s becomes softcap × tanh(s / softcap); 0 for no cap.
         first: first visible position; MTP blocks store no earlier ones.
     """
 
@@ -230,7 +231,7 @@ class Routing:
         scale: factor on the weights.
         n_group: number of expert groups. The best groups are selected first, by the sum of the
             scores of their two best experts (DeepSeek V3).
-        n_group_used: number of groups to select experts from.
+        n_group_used: number of groups from which experts are selected.
     """
 
     n_expert: int
@@ -383,7 +384,8 @@ class RopeParams:
         return max(0, low), min(self.n_rot - 1, high)
 
     def mscale(self, multiplier: float = 1.0) -> float:
-        """Return YaRN's m(x) = 1 + 0.1 x ln(stretch), which sharpens attention; 1 without YaRN."""
+        """Return YaRN's m(x) = 1 + 0.1 x ln(stretch), which sharpens attention; 1 if YaRN is
+        off."""
         return 1.0 - 0.1 * multiplier * log(self.scale) if self.yarn and self.scale < 1 else 1.0
 
     def balanced(self, mscale: float, mscale_all: float) -> RopeParams:

@@ -51,7 +51,7 @@ class Ops:
         single tokens."""
 
     def extend(self, tables: Tables) -> None:
-        """Give more pages to the only sequence of a running pass.
+        """Give more pages to the only sequence in a running pass.
 
         Run-ahead steps that have already started are unaffected; later ones use these tables.
         """
@@ -184,7 +184,7 @@ class Ops:
 
         Args:
             state: inputs before x, (channels, K - 1) per sequence, updated in place.
-            act: activation of the result; None for none.
+            act: activation of the result, or None.
             gates: factors on x and on the activated result, both shaped like x.
         """
         if isinstance(state, PlacedStates):
@@ -337,7 +337,7 @@ class Ops:
         return groups.rows(x, factors)
 
     def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor:
-        """Sum each token's rows of y (n_row, n), times weights (T, n_used) if any, to (T, n)."""
+        """Sum each token's rows of y (n_row, n), weighted by (T, n_used) if given, to (T, n)."""
         return groups.sum(y if weights is None else y * groups.weights(weights))
 
     def rope_angles(
@@ -405,12 +405,12 @@ class Ops:
         self, q: Tensor, k: Tensor, v: Tensor | None, cache: LayerCache, batch: Batch,
         scores: Scores, sinks: Tensor | None = None, slopes: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Write k and v to the cache at the rows' positions, then attend as `attention`."""
+        """Write k and v to the cache at the rows' positions, then attend as `attention` does."""
         self.write_cache(cache, k, v, batch)
         return self.attention(q, cache, batch, scores, sinks, slopes)
 
 
-REFERENCE = Ops()  # operations in plain torch, with which the others are compared
+REFERENCE = Ops()  # operations in plain torch, against which the others are checked
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,

@@ -18,7 +18,7 @@ def page_key(before: bytes, ids: Sequence[int]) -> bytes:
 
 
 def page_keys(ids: Sequence[int], known: Sequence[bytes] = ()) -> list[bytes]:
-    """Return the keys of all complete pages of a sequence; `known` contains the first of them."""
+    """Return the keys of all complete pages of a sequence; `known` contains the first few."""
     keys = list(known)
     for start in range(len(keys) * PAGE, len(ids) - PAGE + 1, PAGE):
         keys.append(page_key(keys[-1] if keys else ROOT, ids[start : start + PAGE]))
@@ -38,7 +38,7 @@ class AttentionWindow:
     Attributes:
         n: number of tokens; None for no limit.
         is_chunked: whether attention is limited to chunks of `n` tokens (Llama 4), rather than to
-            the last `n` tokens, the current one included.
+            the last `n` tokens, including the current one.
     """
 
     n: int | None = None

@@ -1,9 +1,9 @@
 """Recurrent layers, which have a state of fixed size instead of keys and values, in torch and F32.
 
-A state is one layer's memory on one rank. Every function takes the T tokens of a pass, updates the
+A state is one layer's memory on one rank. Every function takes the T tokens in a pass, updates the
 state in place, and gives the same results for a whole pass as for its pieces, up to rounding. A
-single token follows the recurrence. More tokens are computed in chunks: contributions between
-tokens of a chunk are matrix products, and only the state is carried from chunk to chunk.
+single token is computed by the recurrence, several tokens in chunks: contributions between tokens
+in a chunk are matrix products, and only the state is carried from chunk to chunk.
 
 Decays are logarithms ≤ 0. They are summed over exactly the tokens between two positions, never
 taken as differences of running totals, because after a decay of -inf such a difference has no
@@ -107,7 +107,7 @@ def gated_delta_rule(
 ) -> Tensor:  # fmt: skip
     """Run a gated delta net (arXiv 2412.06464), also with a gate per channel (arXiv 2510.26692).
 
-    For each token `S = exp(g) S; S += k ⊗ β (v - Sᵀ k); o = Sᵀ q`. Within a chunk the values u
+    For each token `S = exp(g) S; S += k ⊗ β (v - Sᵀ k); o = Sᵀ q`. Within a chunk, the values u
     written to S solve `u_i = β_i (v_i - (decayed S₀)ᵀ k_i - Σ_{j<i} a_ij u_j)`, a triangular system
     with the decayed products a_ij of the keys (the WY representation).
 

@@ -84,7 +84,7 @@ class CacheSize:
     def n_pages(self, window: AttentionWindow) -> int:
         """Return the number of pages for a group of layers.
 
-        Full-attention layers have pages for `n_parallel` sequences of full length, or more shorter
+        Full-attention layers have pages for `n_parallel` full-length sequences, or for more shorter
         ones. Layers with a window keep `n_windows` windows plus the batch being computed, but never
         need more pages than full-attention layers.
         """
@@ -131,7 +131,7 @@ class CacheSize:
         return tuple(r for r, next_n in zip(rooms, shorter, strict=True) if r.n_tokens > next_n)
 
     def _longest(self, n: int, windows: tuple[AttentionWindow, ...]) -> int:
-        """Return the maximum length per request for `n` requests; 0 if a page each does not fit."""
+        """Return the maximum length per request for `n` requests; 0 if there are too few pages."""
         if self._have_room(n, self.n_ctx, windows):
             return self.n_ctx
         n_pages = range(-(-self.n_ctx // PAGE))
@@ -167,14 +167,14 @@ KV_INFO: Mapping[str, TypeInfo] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """F32 elements per step of attention over a cache: of keys and values, and of scores."""
+    """F32 elements per step of attention over a cache: for keys and values, and for scores."""
 
     keys: int
     scores: int
 
 
 CPU_STEP = Step(keys=1 << 21, scores=1 << 19)
-"""Step on a CPU in torch, so that one head's keys and scores fit in a core's caches."""
+"""Step for torch on a CPU: one head's keys and scores fit in a core's caches."""
 
 ATTENTION_BLOCK = 64  # positions per block of keys and values in the CPU's attention kernels
 
@@ -190,7 +190,7 @@ ATTENTION_RESULTS_BYTES = 32 << 20
 """Maximum size of their per-page results, which are merged at the end."""
 
 DEVICE_STEP = Step(keys=1 << 24, scores=1 << 24)
-"""Step on other devices, long enough to hide launch latency."""
+"""Step for other devices, long enough to hide launch latency."""
 
 
 class KVState:
@@ -223,11 +223,11 @@ class KVState:
         return self.heads.spans[rank], self.kv_heads.spans[rank]
 
     def n_bytes(self, rank: int, size: CacheSize) -> int:
-        """Return the bytes on `rank`."""
+        """Return the size on `rank`, in bytes."""
         return size.n_held(self.window) * self.token_bytes(rank, size.kv_type)
 
     def token_bytes(self, rank: int, kv_type: str) -> int:
-        """Return the bytes of one token's key and value on `rank`."""
+        """Return the size of one token's key and value on `rank`, in bytes."""
         types = self.held_types(kv_type)
         width = row_bytes(KV_INFO[types.k], self.head_dim_k)
         if not self.v_in_k:
@@ -262,7 +262,7 @@ class KVState:
             info = KV_INFO[held]
             if size % info.block_size:
                 raise EngineError(
-                    "This model's {parts} have {size} elements, but a KV cache in {type} stores"
+                    "This model's {parts} have {size} elements, but a {type} KV cache stores"
                     " them in blocks of {block}.",
                     "Choose the KV cache type f16.",
                     parts=noun, size=size, type=info.name, block=info.block_size,
@@ -272,8 +272,8 @@ class KVState:
 def attention_work(heads: int, row: int, n_tokens: int, n_ctx: int, step: Step) -> int:
     """Return attention's working memory for `n_tokens` tokens, in F32 elements.
 
-    An upper bound, excluding queries and results: keys and values read from the cache, twice
-    because they may be quantised, and the scores with their mask and biases.
+    An upper bound, excluding queries and results: keys and values read from the cache, counted
+    twice as they may be quantised, and the scores with their mask and biases.
 
     Args:
         heads: number of query heads.
@@ -320,11 +320,11 @@ class RecurrentState:
         }
 
     def n_bytes(self, rank: int, size: CacheSize) -> int:
-        """Return the bytes of all slots on `rank`."""
+        """Return the size of all slots on `rank`, in bytes."""
         return size.n_slots * self.sequence_bytes(rank)
 
     def sequence_bytes(self, rank: int) -> int:
-        """Return the bytes of one sequence's tensors on `rank`."""
+        """Return the size of one sequence's tensors on `rank`, in bytes."""
         return F32_BYTES * sum(prod(shape) for shape in self.shapes(rank).values())
 
     def n_work(self, rank: int) -> int:
@@ -370,7 +370,7 @@ class AttentionSize(NamedTuple):
 
 
 def pieces_bytes(cache: AttentionSize, n_tokens: int, n_ctx: int, are_singles: bool = False) -> int:
-    """Return the bytes of attention's partial results, one per piece of the keys.
+    """Return the size of attention's partial results, one per piece of the keys, in bytes.
 
     See `engine.backends.gpu.attention`.
     """
@@ -386,9 +386,9 @@ def pieces_bytes(cache: AttentionSize, n_tokens: int, n_ctx: int, are_singles: b
 
 
 def pages_bytes(cache: AttentionSize, n_ctx: int) -> int:
-    """Return the maximum bytes that attention needs on the CPU, excluding queries and results.
+    """Return the maximum memory that attention needs on the CPU, excluding queries and results.
 
-    They hold each thread's scratch memory for a tile and a block of keys and values, and the
+    This covers each thread's scratch memory for a tile and a block of keys and values, and the
     per-page results for a few tokens; see `engine.backends.cpu.kernels.cache.query_heads`.
     """
     width = cache.row if cache.is_shared else cache.row // 2
@@ -402,5 +402,5 @@ def pages_bytes(cache: AttentionSize, n_ctx: int) -> int:
 
 
 def result_bytes(width: int) -> int:
-    """Return the bytes of an attention result for one page: whole vectors, plus one."""
+    """Return the size of an attention result for one page, in bytes: whole vectors, plus one."""
     return (-(-F32_BYTES * width // ATTENTION_VECTOR_BYTES) + 1) * ATTENTION_VECTOR_BYTES

@@ -46,7 +46,7 @@ class Block(Module, ABC):
 
     @classmethod
     def dims(cls, hp: HParams, layer: int) -> BlockDims:
-        """Return the sizes in block `layer` that can be split; an empty block is on no rank."""
+        """Return the sizes in block `layer` that can be split; no rank holds an empty block."""
         return BlockDims()
 
     def reduces(self) -> tuple[int, ...]:
@@ -63,7 +63,7 @@ class Block(Module, ABC):
 
     @property
     def first_norm(self) -> Norm | None:
-        """Norm that reads the residual stream first, if any."""
+        """First norm that reads the residual stream, if any."""
         return None
 
     @property
@@ -110,9 +110,9 @@ class FFNBlock(Block):
     """Block with only an FFN, `x + ffn(norm(x))`, or with experts instead.
 
     Attributes:
-        gating: function from router logits to scores, unless the file states one.
+        gating: function from router logits to scores, unless the file specifies one.
         normalises_experts: whether the weights of the selected experts are divided by their sum,
-            unless the file says.
+            unless the file specifies this.
     """
 
     act: ClassVar[Activation] = SILU
@@ -302,7 +302,7 @@ class PerLayerEmbedding(Module):
 
 
 class PerLayerGate(Module):
-    """Last addition of a layer, `norm(proj(gelu(gate(x)) * input))`; replicated on its ranks."""
+    """A layer's last addition, `norm(proj(gelu(gate(x)) * input))`; replicated on its ranks."""
 
     is_nameless = True
 

@@ -26,7 +26,7 @@ Group = tuple[int, ...]
 class FFN(Module):
     """FFN `down(act(gate(x)) * up(x))` (Shazeer 2020), or `down(act(up(x)))` without a gate.
 
-    `columns` are each rank's inner columns; `n_reduce` counts all-reduces before the output's.
+    `columns` are each rank's inner columns; `n_reduce` counts all-reduces, excluding the output's.
     """
 
     is_nameless = True
@@ -188,11 +188,11 @@ class MoE(Module):
 
     Args:
         is_gated: whether experts are `down(act(gate(x)) * up(x))` instead of `down(act(up(x)))`.
-        shared_act: activation of the shared expert; None for the routed experts'.
-        width: input and output width of the routed experts; None for the residual stream's.
+        shared_act: activation of the shared expert; None to use the routed experts'.
+        width: input and output width of the routed experts; None to use the residual stream's.
 
     Attributes:
-        n_reduce: number of all-reduces inside it, before its output's.
+        n_reduce: number of all-reduces inside it, excluding its output's.
     """
 
     is_nameless = True
@@ -226,7 +226,7 @@ class MoE(Module):
 
     @property
     def bias(self) -> Tensor | None:
-        """No bias after the all-reduce, because experts' biases are weighted."""
+        """None, because experts' biases are weighted before the all-reduce."""
         return None
 
     def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
@@ -246,7 +246,7 @@ class MoE(Module):
         return self.weighted_sum(x, weights, groups, ctx)
 
     def weighted_sum(self, x: Tensor, weights: Tensor, groups: Groups, ctx: Context) -> Tensor:
-        """Return the sum of each token's experts for x (T, n_embd), weighted by (T, n_used)."""
+        """Return the weighted (T, n_used) sum of each token's expert outputs for x (T, n_embd)."""
         y = self.expert_outputs(x, groups, ctx)
         return ctx.ops.sum_of_experts(y, weights, groups)
 

@@ -24,13 +24,14 @@ class Traits:
 
     Attributes:
         rope_style: pairing of the rotated elements; None if there is no RoPE.
-        norm_eps: kind of norm, whose key gives the epsilon of all norms.
+        norm_eps: kind of norm whose key contains the epsilon for all norms.
         swa_period: period of full-attention layers among sliding-window layers, if the file has no
             pattern; 0 for no windows.
         swa_first_full: whether the full-attention layer is the first of each period, not the last.
-        n_swa: length of a sliding window in tokens, if the file does not say.
+        n_swa: length of a sliding window in tokens, if the file does not specify it.
         recurrent_period: period of attention layers (the last of each period) among recurrent ones,
-            if the file does not say; 0 if layers without key-value heads are the recurrent ones.
+            if the file does not specify it; 0 if layers without key-value heads are the recurrent
+            ones.
         is_hybrid: whether some layers have no attention.
         mtp_hidden: hidden state that MTP blocks read: the last block's ("raw") or the one after the
             final norm ("normed"); None if MTP blocks are not supported.
@@ -59,9 +60,9 @@ class HParams:
         head_dim_k, head_dim_v: elements per query or key head, and per value head.
         n_ff: columns of the dense FFN; 0 in layers with experts only.
         n_expert_used: experts per token.
-        n_ff_exp, n_ff_shexp: columns of one routed expert and of the shared expert; 0 for none.
+        n_ff_exp, n_ff_shexp: columns of one routed expert and of the shared expert; 0 if absent.
         norm_eps: epsilon of all norms.
-        n_swa: length of a sliding window, the current token included; 0 for none.
+        n_swa: length of a sliding window, including the current token; 0 for no windows.
         swa: whether a layer has a sliding window.
         recurrent: whether a layer has a recurrent state instead of attention.
         tied: whether the output head shares the embedding matrix.
@@ -171,7 +172,7 @@ class HParams:
     def require_windows(self) -> None:
         """Raise InvalidGGUF if there are no sliding windows."""
         if not self.n_swa:
-            raise self.keys.invalid("the length of its sliding windows is missing")
+            raise self.keys.invalid("its sliding-window length is missing")
 
 
 def n_trunk_blocks(keys: Keys) -> int:
@@ -207,10 +208,10 @@ def _n_ff(keys: Keys, n_layer: int, n_expert: int, traits: Traits) -> Ints:
 
 
 def _n_ff_exp(keys: Keys, n_ff: Ints, layers: list[_LayerTensors]) -> Ints:
-    """Read the columns of an expert, 0 in layers without experts.
+    """Read the columns per expert; 0 in layers without experts.
 
     Files without the key store the number under the dense FFN's key, sometimes multiplied by the
-    number of used experts, so the tensors' shapes take precedence.
+    number of experts per token, so the tensors' shapes take precedence.
     """
     sizes = keys.integers("expert_feed_forward_length", len(layers), n_ff)
     n_ff_exp = tuple(
@@ -236,7 +237,7 @@ def _recurrent(keys: Keys, n_head_kv: Ints, traits: Traits) -> Flags:
 def _swa(keys: Keys, n_layer: int, traits: Traits) -> Flags:
     """Return which layers have a sliding window.
 
-    A file has a list, or the period of full-attention layers (0: there are none).
+    A file has a list, or the period of full-attention layers (0 if there are none).
     """
     name = "attention.sliding_window_pattern"
     is_period = name in keys and keys.meta.array_length(keys.full_key(name)) is None
@@ -253,7 +254,7 @@ def _head_dims(keys: Keys, name: str, default: int, swa: Flags) -> Ints:
 
 
 class _LayerTensors:
-    """Kind of a layer's FFN according to its tensors, because keys are not reliable."""
+    """Kind of a layer's FFN, derived from its tensors because keys are not reliable."""
 
     def __init__(self, file: GGUFFile, layer: int) -> None:
         shapes = {
@@ -280,14 +281,14 @@ def _n_vocab(file: GGUFFile) -> int:
     if embedding is None:
         raise InvalidGGUF(
             file.path,
-            "it holds no weights (token_embd.weight is missing)",
-            "It may be a vocabulary or a projector; pick the model itself.",
+            "it contains no model weights (token_embd.weight is missing)",
+            "It may be a vocabulary or projector file; pick the model file instead.",
         )
     n_rows, n_tokens = embedding.shape[0], file.meta.array_length("tokenizer.ggml.tokens") or 0
     if n_tokens > n_rows:
         raise InvalidGGUF(
             file.path,
-            "its vocabulary has {n} tokens but token_embd.weight {rows} rows",
+            "its vocabulary has {n} tokens, but token_embd.weight has {rows} rows",
             n=n_tokens, rows=n_rows,
         )  # fmt: skip
     return n_rows
@@ -301,33 +302,37 @@ def _check_derived(file: GGUFFile, hp: HParams, traits: Traits) -> None:
     invalid, n_block = hp.keys.invalid, hp.keys.integer("block_count")
     if any((block := split_name(name)) and block[0] >= n_block for name in file.tensors):
         key = hp.keys.full_key("block_count")
-        raise invalid("'{key}' is {n}, but it has more blocks", key=key, n=n_block)
+        raise invalid("'{key}' is {n}, but the file has more blocks", key=key, n=n_block)
     if any(_LONE_EXPERT.fullmatch(name) for name in file.tensors):
         raise InvalidGGUF(
             file.path,
-            "it stores each expert in its own tensor, as files did until early 2024",
+            "it stores each expert in a separate tensor, as files did until early 2024",
             "Pick a newer file of the same model.",
         )
     for q, kv, is_recurrent in zip(hp.n_head, hp.n_head_kv, hp.recurrent, strict=True):
         if not is_recurrent and (kv < 1 or q < 1 or q % kv):
-            raise invalid("{n} query heads cannot share {other} key-value heads", n=q, other=kv)
+            raise invalid(
+                "{n} query heads cannot share {other} key-value heads evenly", n=q, other=kv
+            )
     if min(hp.head_dim_k) < 1:
         n_head = max(hp.n_head)
-        raise invalid("{n} heads cannot share {other} elements", n=n_head, other=hp.n_embd)
+        raise invalid(
+            "{other} elements cannot be divided among {n} heads", n=n_head, other=hp.n_embd
+        )
     if traits.rope_style:
         _check_rope(hp)
     if hp.n_expert > 1 and not any(hp.n_ff_exp):
-        raise invalid("no block has any of its {n} experts", n=hp.n_expert)
+        raise invalid("it should have {n} experts, but no block has any", n=hp.n_expert)
     for n_used, columns in zip(hp.n_expert_used, hp.n_ff_exp, strict=True):
         if columns and not 1 <= n_used <= hp.n_expert:
-            raise invalid("it uses {n} of {total} experts", n=n_used, total=hp.n_expert)
+            raise invalid("it uses {n} of {total} experts per token", n=n_used, total=hp.n_expert)
 
 
 def _check_rope(hp: HParams) -> None:
     rope, head_dim = hp.rope, max(hp.head_dim_k)
     if rope.n_rot % 2 or not 0 < rope.n_rot <= head_dim:
         raise hp.keys.invalid(
-            "it rotates {n} of the {total} elements of a head", n=rope.n_rot, total=head_dim
+            "its RoPE rotates {n} of {total} elements per head", n=rope.n_rot, total=head_dim
         )
     if rope.yarn and rope.n_ctx_orig < 1:
         raise hp.keys.invalid("YaRN's original context length is missing")

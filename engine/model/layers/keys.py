@@ -152,7 +152,7 @@ class Keys:
             for value in values if isinstance(values, list) else [values]:
                 if isinstance(value, int | float) and not low <= value <= high:
                     raise self.invalid(
-                        "'{key}' is {value}, not from {low} to {high}",
+                        "'{key}' is {value}, not between {low} and {high}",
                         key=key, value=value, low=low, high=high,
                     )  # fmt: skip
 
@@ -171,7 +171,7 @@ class Keys:
         return self.meta.bool(self.full_key(name), default)
 
     def text(self, name: str, default: str) -> str:
-        """Read a text."""
+        """Read a string."""
         return self.meta.str(self.full_key(name), default)
 
     def integers(
@@ -207,11 +207,11 @@ class Keys:
             return ()
         sections = tuple(int(n) for n in self._complete(key, self.meta.ints(key), 3))
         if min(sections) < 0:
-            raise self.invalid("'{key}' in its metadata has a negative number", key=key)
+            raise self.invalid("'{key}' in its metadata contains a negative number", key=key)
         return sections if any(sections) else ()
 
     def norm_eps(self, kind: Literal["rms", "layer"]) -> float:
-        """Read the epsilon of norms; some files store it only under the key of the other kind."""
+        """Read the norms' epsilon; some files store it only under the key for the other kind."""
         rms, layer = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
         first, second = (rms, layer) if kind == "rms" else (layer, rms)
         return self.number(second if second in self and first not in self else first)
@@ -222,7 +222,7 @@ class Keys:
         n = self.meta.array_length(key)
         if n is not None and n > MAX_LIST:
             raise self.invalid(
-                "'{key}' in its metadata has {n} entries, more than any model", key=key, n=n
+                "'{key}' in its metadata has {n} entries, more than any model needs", key=key, n=n
             )
         return self.meta.get(key)
 
@@ -270,7 +270,7 @@ def read_rope(keys: Keys, head_dim: int, style: RopeStyle) -> RopeParams:
     if kind not in SCALING_TYPES:
         raise ModelFileError(
             keys.meta.path,
-            "{file} scales positions by {kind}, which is not supported yet.",
+            "{file} uses {kind} position scaling, which is not supported yet.",
             "Pick another model.",
             file=keys.meta.path.name, kind=repr(kind[:40]),
         )  # fmt: skip

@@ -52,7 +52,7 @@ class Linear(LinearLayer, Module):
 class ExpertLinear(ExpertLayer, Module):
     """One matrix per routed expert, (n_expert, n_out, n_in); all experts have the same split.
 
-    If split by columns, they return partial sums; the bias is then added on one rank only.
+    If they are split by columns, results are partial sums; the bias is then added on one rank only.
     """
 
     def __init__(self, n_expert: int, n_in: int, n_out: int, placement: Shard) -> None:
@@ -100,7 +100,7 @@ class HeadLinear(Module):
 
 
 class Vector(Module):
-    """Tensor that is not a matrix: a router's bias, decays or sinks.
+    """Tensor that is not a matrix, for example a router's bias, decays or sinks.
 
     Args:
         shape: shape in the file.

@@ -1,8 +1,8 @@
 """Base of model declarations: modules that know tensors' shapes and placements, not values.
 
-A model is declared once for all ranks; `bind` then locates its tensors in a file. From the result,
-the planner counts bytes and the loader sets the attributes of one rank. This package does not
-import torch; arithmetic goes through the loaded weights and `Context`.
+A model is declared once for all ranks; `bind` then locates its tensors in a file. The planner then
+counts bytes, and the loader sets one rank's attributes. This package does not import torch;
+arithmetic goes through the loaded weights and `Context`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TensorSource:
     """Tensors of a file by name, with lookups that check them.
 
     Attributes:
-        tensors: tensors of the file, and views of parts of them.
+        tensors: tensors in the file, and views of parts of them.
         used: names that were looked up.
         views: names of each tensor's views.
     """
@@ -81,7 +81,7 @@ class TensorSource:
         if part.name in self.tensors and part.name != whole:
             raise InvalidGGUF(
                 self.path,
-                "it has {name} twice, alone and as part of {other}",
+                "it contains {name} twice: on its own and as part of {other}",
                 name=part.name, other=whole,
             )  # fmt: skip
         self.tensors[part.name] = part

@@ -143,6 +143,6 @@ def draft_tokens(file: GGUFFile, n_vocab: int) -> Sequence[int]:
     ids: list[int] = file.raw(tensor).read().view(np.dtype(dtype)).tolist()
     if not all(0 <= token < n_vocab for token in ids):
         raise InvalidGGUF(
-            file.path, "the tensor {name} has tokens that do not exist", name=tensor.name
+            file.path, "the tensor {name} lists tokens that do not exist", name=tensor.name
         )
     return ids

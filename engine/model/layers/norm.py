@@ -1,4 +1,4 @@
-"""Norms over the last dimension, for vectors whole on a rank or split over several; RoPE."""
+"""Norms over the last dimension, for vectors on a single rank or split over several; and RoPE."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class RMSNorm(Norm):
         token.
 
         Collective; a rank without a slice of x (T, this rank's elements) passes None and gets None.
-        Elements that several ranks hold (key-value heads) count once. If one rank holds all,
-        nothing is reduced.
+        Elements that several ranks hold (key-value heads) count once. If one rank holds all
+        elements, nothing is reduced.
         """
         if self.n_owners == 1:
             return None if x is None else self.apply(x, ctx.ops)

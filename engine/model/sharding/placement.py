@@ -33,7 +33,8 @@ class Shard:
     dimension; a rank holds its interval of each, in the same order.
 
     The intervals may count coarser units than the dimension's elements (heads instead of rows). The
-    dimension is then a multiple of all units together, with one factor for all segments.
+    dimension is then a multiple of the total number of units, with the same factor for all
+    segments.
     """
 
     dim: int
@@ -49,9 +50,9 @@ class Shard:
         return tuple(sorted({rank for segment in self.segments for rank in segment.owners()}))
 
     def pieces(self, shape: tuple[int, ...], rank: int) -> tuple[Slices, ...]:
-        """Return the parts of a tensor of `shape` that `rank` holds, in order; may be empty.
+        """Return the parts of a tensor of `shape` that `rank` holds, in order; possibly none.
 
-        Concatenated along `dim` they are the rank's tensor. Adjacent intervals are one part.
+        Concatenated along `dim`, they are the rank's tensor. Adjacent intervals form one part.
         """
         factor, rest = divmod(shape[self.dim], sum(s.total for s in self.segments))
         assert rest == 0, f"dimension {self.dim} of {shape} is not a multiple of its units"
@@ -137,8 +138,8 @@ def requested_shares(
     groups = params.group_sizes
     if params.split_mode == "groups" and sum(groups) != n_chosen:
         raise SplitError(
-            "The groups {groups} have {n} ranks, but there are {other} devices.",
-            "Give sizes that add up, for example --devices cpu,cpu,cpu --groups 2,1.",
+            "The groups {groups} contain {n} ranks, but there are {other} devices.",
+            "Specify sizes that add up, for example --devices cpu,cpu,cpu --groups 2,1.",
             groups=",".join(map(str, groups)), n=sum(groups), other=n_chosen,
         )  # fmt: skip
     table = share_table(params.split_mode, shares, n_layer - n_first, tied=tied, groups=groups)
@@ -174,5 +175,5 @@ def _require_experts(tensors: tuple[str, ...], recurrent: tuple[bool, ...]) -> N
     if not movable_tensors(tensors, recurrent).matching(EXPERTS).blocks:
         raise SplitError(
             "This model has no experts to put on the CPU.",
-            "Put whole blocks there, with --n-cpu-blocks.",
+            "Use --n-cpu-blocks to put whole blocks there.",
         )

@@ -98,7 +98,7 @@ class Apportioner:
 
     Splitting each of `n` blocks independently would round the same way every time and drift from
     the requested shares; carrying the error keeps the sum over all blocks within about one unit of
-    them.
+    those shares.
     """
 
     def __init__(self, n_ranks: int) -> None:
@@ -196,13 +196,13 @@ def normalise(split: Sequence[float] | None, n_ranks: int) -> Shares:
         return (1.0 / n_ranks,) * n_ranks
     if len(split) != n_ranks:
         raise SplitError(
-            "The split has {n} numbers but there are {other} devices.",
-            "Give one number for each device, for example --devices cpu,cpu --split 3,1.",
+            "The split has {n} numbers, but there are {other} devices.",
+            "Specify one number per device, for example --devices cpu,cpu --split 3,1.",
             n=len(split), other=n_ranks,
         )  # fmt: skip
     if any(not 0 <= s < float("inf") for s in split) or max(split) <= 0:
         raise SplitError(
-            "The split needs numbers of at least 0, one of them above 0.",
+            "Split numbers must be at least 0, with at least one above 0.",
             "For example --split 3,1.",
         )
     largest = max(split)  # first, so that the sum of huge numbers stays finite
@@ -258,8 +258,8 @@ def apply_overrides(
     """Put every part with a tensor that matches a pattern on one device.
 
     Args:
-        overrides: pairs of a regular expression on tensor names and a device, or "#" and a rank;
-            later ones win.
+        overrides: pairs of a regular expression for tensor names and a device, or "#" and a rank;
+            later pairs win.
         devices: device of each rank; the first rank on the named device takes the part.
         tensors: names of the tensors in the file.
         recurrent: whether each block has a recurrent layer instead of attention; its `attn_…`
@@ -358,7 +358,7 @@ def _moved(table: ShareTable, parts: MatchedParts, hot: Shares) -> ShareTable:
     inside = [(layer, moved) for layer, moved in parts.blocks if layer < len(blocks)]
     if not inside and not parts.ends:
         return table
-    made: dict[tuple[int, frozenset[str]], BlockShares] = {}  # equal rows stay one object
+    made: dict[tuple[int, frozenset[str]], BlockShares] = {}  # equal rows remain the same object
     for layer, moved in inside:
         key = id(blocks[layer]), moved
         if key not in made:

@@ -1,6 +1,6 @@
 """Computes the boundaries of every part of a model, once for loader, caches and memory estimate.
 
-Nothing else rounds, so the slices of a block always fit together.
+Nothing else rounds, so a block's slices always fit together.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class ModelSplit:
         return tuple(sorted({rank for block in self.blocks for rank in block.group}))
 
     def blocks_of(self, rank: int) -> tuple[int, ...]:
-        """Return the indices of the blocks of which a rank has a slice."""
+        """Return the indices of the blocks in which a rank has a slice."""
         return tuple(number for number, block in enumerate(self.blocks) if rank in block.group)
 
     @property
@@ -156,10 +156,10 @@ def head_groups(heads: Ranges, groups: Ranges, rank: int) -> list[int]:
 
 
 def tiles(heads: Ranges, n_group: int) -> tuple[Ranges, ...]:
-    """Return a split of heads for a file that tiles them: one head per group, then the next.
+    """Return a split of heads for a file that tiles them: one head from each group, then the next.
 
-    `heads` counts group by group (head h belongs to group h // size). In the file, tile j holds
-    head g × size + j of every group g. The result gives each rank's groups for each tile.
+    `heads` numbers heads group by group (head h belongs to group h // size). In the file, tile j
+    holds head g × size + j of every group g. The result gives each rank's groups for each tile.
     """
     size = heads.total // n_group
 
@@ -174,7 +174,7 @@ def tiles(heads: Ranges, n_group: int) -> tuple[Ranges, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SplitPart:
-    """One part of a model, the number of its pieces per block, and the smallest piece in words."""
+    """A part of a model, its number of pieces per block, and a name for the smallest piece."""
 
     name: str
     n_layer: int
@@ -185,7 +185,7 @@ class SplitPart:
 def split_parts(blocks: Sequence[BlockDims], n_vocab: int) -> tuple[SplitPart, ...]:
     """Return the parts of a model with these blocks, in the order of a forward pass.
 
-    If blocks differ, the coarsest split counts.
+    If blocks differ, the coarsest split is reported.
     """
     kinds: tuple[tuple[str, str, Callable[[BlockDims], int]], ...] = (
         ("attention", "a head", lambda d: d.n_head),
@@ -220,8 +220,8 @@ class Run:
 
     Attributes:
         source: rank that sends the units.
-        start: index of the first one among the source's units.
-        goal: index of the first one among the receiver's units.
+        start: index of the first unit among the source's units.
+        goal: index of the first unit among the receiver's units.
         n: number of units.
     """
 
@@ -232,7 +232,7 @@ class Run:
 
 
 def runs(old: Segments, new: Segments, rank: int, sources: Sequence[int]) -> list[Run]:
-    """Return from which ranks of `old` the units of `rank` in `new` come.
+    """Return, as runs, the ranks of `old` that supply the units of `rank` in `new`.
 
     Replicated units are taken from their first owner in `sources`, which lists the ranks of `old`.
     """
@@ -257,7 +257,7 @@ def as_one(cut: Segments) -> Segments:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A change of placement in one step: bytes that it first `adds` and then `drops` on each
+    """A one-step change of placement: bytes that it first `adds` and then `drops` on each
     device."""
 
     adds: Mapping[str, int]
@@ -276,7 +276,7 @@ def next_move(
     Args:
         held: bytes in use on each device.
         spare: how many of these bytes can be freed at any time.
-        limits: bytes that each device should hold at most.
+        limits: maximum number of bytes that each device should hold.
     """
 
     def excess(move: Move) -> int:

@@ -15,7 +15,7 @@ from engine.util.child_program import answer_lines, ending_after
 
 MAX_SOURCE = 128 << 10  # maximum number of characters in a template
 MAX_SECONDS = 2.0  # maximum time to compile and render a template
-GRACE_S = 0.25  # further seconds for the sandbox to stop a template before its process is killed
+GRACE_S = 0.25  # additional seconds for the sandbox to stop a template before its process is killed
 MAX_MEMORY = 512 << 20  # maximum memory of a template's process, in bytes
 MAX_REQUEST = 16 << 20  # maximum bytes of a template and a conversation as JSON
 MAX_ADDED = 4 << 20  # maximum number of characters by which a prompt may exceed its request
@@ -103,7 +103,7 @@ def _to_json(
 
 def _describe(error: Exception) -> SandboxError:
     if isinstance(error, RecursionError):
-        return SandboxError("it is nested too deeply, or recurses without end")
+        return SandboxError("it is nested too deeply or recurses endlessly")
     if isinstance(error, SandboxError):
         return error
     where = f"line {error.lineno}: " if isinstance(error, jinja2.TemplateSyntaxError) else ""

@@ -34,7 +34,7 @@ FREE_FILTERS = frozenset({"attr", "count", "d", "default", "first", "last", "len
 
 WIDE = r"(\d{4,}|\*)"
 WIDE_PERCENT = re.compile(rf"%(\([^)]*\))?[-+ #0]*({WIDE}|\d*\.{WIDE})")
-WIDE_BRACES = re.compile(r"\d{4,}|\{")  # in a format after the colon
+WIDE_BRACES = re.compile(r"\d{4,}|\{")  # in a format specification, after the colon
 
 
 class SandboxError(SecurityError):
@@ -126,7 +126,7 @@ def result_size(name: str, text: str | bytes, args: list[Any]) -> int:
 
 
 def formats_wide(text: str | bytes) -> bool:
-    """Return whether a format has a width of thousands, or takes it from its arguments."""
+    """Return whether a format has a width in the thousands, or takes it from its arguments."""
     text = str(text)
     if WIDE_PERCENT.search(text):
         return True
@@ -202,8 +202,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self.filters[name] = _bounded(name, function)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
-        """Raise immediately; Jinja would print `x.__class__` as nothing."""
-        text = "it accesses '{name}' of a {type}"
+        """Raise immediately; Jinja would print `x.__class__` as an empty string."""
+        text = "it accesses '{name}' on a {type}"
         raise SandboxError(text, name=attribute, type=type(obj).__name__)
 
     def counted(self, items: Iterable[Any], size: int) -> Iterator[Any]:
@@ -239,7 +239,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if operator == "+" or (operator == "%" and isinstance(left, str | bytes)):
             spend(text_size(left) + text_size(right))
             if operator == "%" and formats_wide(left):
-                raise SandboxError("it formats with a width that is too large")
+                raise SandboxError("it uses a format width that is too large")
         elif isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length()
             bits = bits * abs(right) if operator == "**" else bits + right.bit_length()

@@ -169,7 +169,7 @@ class CallReader:
             emitter.end()
 
     def _arguments_of(self, emitter: CallEmitter, name: str) -> Reading[None]:
-        """Read and emit arguments; an object is streamed."""
+        """Read and emit arguments; objects are streamed."""
         if (yield from self._source.skip_space()) == "{":
             emitter.begin(name)
             yield from self._json.object(emitter.add)
@@ -230,7 +230,7 @@ class CallReader:
             yield
 
     def _tag_value(self, emit: Callable[[str], None], types: tuple[str, ...]) -> Reading[None]:
-        """Read a value up to its closing mark; a string is streamed."""
+        """Read a value up to its closing mark; strings are streamed."""
         has_json = self._form.has_json_values and not types
         if has_json or set(types) - {"string"}:
             pieces: list[str] = []

@@ -12,7 +12,7 @@ from engine.text.tool_calls.json_text import JSON, Dialect
 from engine.text.tool_calls.marks import AnswerMark
 
 VALUE = "(?P<value>.*?)"
-"""Group for the value of an argument in a `tag_pattern`.
+"""Group for an argument's value in a `tag_pattern`.
 
 If a preceding group `is_text` is "true", the value is text, even if it looks like JSON.
 """
@@ -34,7 +34,7 @@ class AnswerRegion:
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """The format of what call regions contain.
+    """Format of the contents of call regions.
 
     Attributes:
         value_opening, value_closing: marks around an argument's value in tags.
@@ -129,18 +129,17 @@ class AnswerFormat:
         argument: texts around an argument's value in tags, with NAME for its name and IS_TEXT for
             "true" (text) or "false" (JSON).
         resumed: text that may follow thinking, before a call.
-        noise: meaningless texts outside calls.
+        noise: meaningless texts that may appear outside calls.
         is_bare: whether a call has no mark, so that it must name a known function and start the
             answer.
         around_name: patterns before and after the name of a bare call, up to its arguments, with
             any spacing.
-        before: text before the arguments of a call, with NAME for its function and INDEX for a
-            number.
+        before: text before a call's arguments, with NAME for its function and INDEX for its index.
         behind: text after the arguments, excluding a token that ends the answer.
         between: text between two calls; None if an answer has at most one.
         around: text before the first call and after the last.
         call_id: id of a call in a conversation, with NAME and INDEX, if the model expects such ids.
-        trigger: text that starts a call and commits the answer to one.
+        trigger: text that starts a call and commits the answer to a call.
         thought: texts before and after thinking in an answer that continues after it.
     """
 

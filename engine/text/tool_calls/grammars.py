@@ -18,7 +18,7 @@ from engine.text.tool_calls.json_text import types_of
 from engine.text.tool_calls.turns import NO_PARAMETERS, read_object
 
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-"""Spacing of JSON, as most models write it in one line."""
+"""JSON spacing, as most models write it on one line."""
 
 SPACES = r"[ \t\r\n]{0,40}"
 """Whitespace between the parts of a bare call; limited, so that no model gets stuck in it."""
@@ -46,8 +46,8 @@ def grammar_of_calls(
 
     Args:
         tokens: ids of the control tokens that are marks in the format, by their texts.
-        choice: "auto" for optional calls, "required" for calls only, or "=" and the name of the
-            only function to call, once.
+        choice: "auto" for optional calls, "required" for calls only, or "=" followed by the name of
+            the only function, to be called once.
 
     Raises:
         PromptError: the schema of a function is not a JSON object.

@@ -1,8 +1,8 @@
 """Reads incomplete JSON, and models' variants of it, as valid JSON.
 
 At any time, the emitted text is the beginning of valid JSON. If the input breaks off or is not
-JSON, readers raise `MalformedCall` and leave the emitted text unclosed, so that it cannot be taken
-for complete.
+JSON, readers raise `MalformedCall` and leave the emitted text unclosed, so that it cannot be
+mistaken for complete JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.text.tool_calls.marks import IncomingText, MalformedCall, Reading
 Emit = Callable[[str], None]  # receiver of a piece of JSON
 
 MAX_DEPTH = 64
-_LITERALS = {"True": "true", "False": "false", "None": "null"}  # models also write Python's
+_LITERALS = {"True": "true", "False": "false", "None": "null"}  # models write Python's, too
 _LITERALS |= {word: word for word in _LITERALS.values()}
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _NUMBER_LETTERS = "+-.eE0123456789"

@@ -27,10 +27,10 @@ Watched = tuple[AnswerMark, AnswerRegion | None]
 
 
 class AnswerParser:
-    """Incremental parser of one answer.
+    """Incremental parser for one answer.
 
     Whitespace next to a mark belongs to the mark. Text that only looks like a call is content; an
-    incomplete call is emitted as far as it goes, and its end event says that it is incomplete. If
+    incomplete call is emitted as far as possible, and its end event says that it is incomplete. If
     an answer is cut off, the possible beginning of a call or of a mark around calls is dropped,
     because clients take content for the model's answer, a call without a name cannot be emitted,
     and the finish reason says that the answer was cut off.

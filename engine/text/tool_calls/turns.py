@@ -69,7 +69,7 @@ class TemplateUse:
         has_text_arguments: whether it takes arguments as text, not as an object.
         empty: content of a turn that consists only of calls.
         takes_system: whether it takes a system prompt.
-        has_short_ids: whether call ids must have nine letters and digits.
+        has_short_ids: whether call ids must consist of nine letters and digits.
         takes_one_call: whether it takes at most one call per turn.
         thought_key: key under which it expects thinking.
         has_responses: whether it expects results in the same turn as the calls.
@@ -127,7 +127,7 @@ class TemplateUse:
             ]
             if not message.content:
                 turn["content"] = self.empty
-            elif self.thought_key == "thinking":  # gpt-oss takes one text before a call
+            elif self.thought_key == "thinking":  # gpt-oss accepts only one text before a call
                 turn["thinking"] = "\n\n".join(filter(None, (message.reasoning, message.content)))
                 turn["content"] = ""
         if message.reasoning and self.thought_key == "blocks":
@@ -192,7 +192,7 @@ def as_functions(tools: Sequence[Tool]) -> list[Turn]:
 
 
 def description(form: AnswerFormat, tools: Sequence[Tool]) -> str:
-    """Return a text that tells the model about the functions and the format of a call."""
+    """Return text that tells the model about the functions and the call format."""
     example = written_call(form, "FUNCTION", '{"ARGUMENT": "VALUE"}')
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in as_functions(tools))
     return (
@@ -337,7 +337,8 @@ def detect(template: ChatTemplate) -> TemplateUse:
 def _named_form(source: str) -> AnswerFormat:
     """Return the format whose mark is in the template (e.g. in its instructions), or else Hermes's.
 
-    Granite 3.3's template renders no calls, and some render them in ways that the sandbox refuses.
+    Granite 3.3's template renders no calls, and some others render them in ways that the sandbox
+    refuses.
     """
     written = (form for form in ANSWER_FORMATS if form.has_json_arguments)
     named = (form for form in written if form.trigger and form.trigger in source)
@@ -410,8 +411,8 @@ def _takes_system(template: ChatTemplate) -> bool:
 def _form_of(*answers: str) -> AnswerFormat | None:
     """Return the format in which a call is found in an answer, or None.
 
-    The answers include one from its first character on, which may lack the beginning of a mark, and
-    one with the preceding text.
+    One answer is only what the call adds to the prompt, which may lack the beginning of a mark; the
+    other includes the preceding text.
     """
     pairs = ((form, answer) for answer in answers for form in ANSWER_FORMATS)
     return next((form for form, answer in pairs if _has_the_call(form, answer)), None)
@@ -424,7 +425,7 @@ def _has_the_call(form: AnswerFormat, answer: str) -> bool:
     arguments = "".join(part.text for part in parts if isinstance(part, CallText))
     content = "".join(part.text for part in parts if isinstance(part, PartText))
     if any(other.trigger and other.trigger in content for other in ANSWER_FORMATS):
-        return False  # a format with the same tags inside other marks
+        return False  # the call belongs to a format with the same tags inside other marks
     is_whole = [part.is_whole for part in parts if isinstance(part, CallEnded)] == [True]
     return is_whole and names == [PROBE.name] and json.loads(arguments) == ARGUMENTS
 

@@ -29,7 +29,8 @@ WHOLE = Replicate((0,))  # placement of an encoder's tensors: whole on a single 
 
 
 class TextModel(NamedTuple):
-    """Architecture and width of an encoder's text model, and whether it has per-layer inputs."""
+    """Architecture and width of an encoder's text model, and whether the model has per-layer
+    inputs."""
 
     architecture: str
     n_embd: int
@@ -43,11 +44,11 @@ class TextModel(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VisionHParams:
-    """Sizes of an encoder from its file.
+    """Sizes of an encoder, read from its file.
 
     Attributes:
-        image: side of the training images, in pixels.
-        patch: side of a patch, in pixels.
+        image: side length of the training images, in pixels.
+        patch: side length of a patch, in pixels.
         eps: epsilon of its norms.
         mean, std: see `ImageProcessor`.
         act: activation of its FFNs.
@@ -71,7 +72,7 @@ class VisionHParams:
         """Read the sizes of a file.
 
         Args:
-            has_blocks: whether the encoder has blocks; otherwise their sizes are zero.
+            has_blocks: whether the encoder has blocks; if not, their sizes are zero.
 
         Raises:
             InvalidGGUF: sizes are missing or contradict each other.
@@ -94,7 +95,7 @@ class VisionHParams:
         if are_bad or sizes.image < sizes.patch:
             raise keys.invalid("the sizes of its vision encoder contradict each other")
         if min(sizes.std) <= 0:
-            raise keys.invalid("the standard deviations of its colours are not positive")
+            raise keys.invalid("the standard deviations of its colour channels are not positive")
         return sizes
 
     @property
@@ -139,7 +140,7 @@ class VisionEncoder(Module, ABC):
 
     @abstractmethod
     def encode(self, pixels: Tensor, ops: VisionOps) -> Tensor:
-        """Return the features (tokens, n_text) of normalised pixels (3, height, width)."""
+        """Return the features (tokens, n_text) for normalised pixels (3, height, width)."""
 
     @classmethod
     def adapt(cls, source: TensorSource, keys: Keys) -> None:
@@ -210,9 +211,9 @@ def patches(pixels: Tensor, patch: int) -> Tensor:
 
 
 def in_blocks(x: Tensor, n: int) -> Tensor:
-    """Return x (rows, columns, ...) reordered by squares of n × n, (T, ...).
+    """Return x (rows, columns, ...) reordered into n × n squares, (T, ...).
 
-    Squares are in row-major order, and so are the elements within each.
+    Squares, and the elements within each, are in row-major order.
     """
     rows, columns, *rest = x.shape
     blocks = x.reshape(rows // n, n, columns // n, n, -1).permute(0, 2, 1, 3, 4)
@@ -299,7 +300,7 @@ class GatedBlock(VisionBlock):
 
 
 class MLP(Module):
-    """Two linear maps with GELU between them; subclasses set the names of the maps in files."""
+    """Two linear maps with GELU between them; subclasses set the maps' names in files."""
 
     def __init__(self, n_in: int, n_between: int, n_out: int) -> None:
         self.fc1 = Linear(n_in, n_between, WHOLE)

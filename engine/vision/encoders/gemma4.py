@@ -164,7 +164,7 @@ def gemma4_rule(keys: Keys, sizes: VisionHParams, cell: int, text: TextModel) ->
     """
     most = keys.integer("vision.image_max_pixels", MAX_TOKENS * cell * cell)
     if most < cell * cell:
-        raise keys.invalid("its images are smaller than one token")
+        raise keys.invalid("its maximum image size is smaller than one token")
     is_two_way = not text.has_layer_inputs
     return ImageProcessor(
         Resizing("bicubic", factor=cell, most=most, fills=True), cell, sizes.mean, sizes.std,
@@ -207,7 +207,7 @@ class Gemma4Encoder(VisionEncoder):
 
 
 class PatchNorms(Module):
-    """Norms of patches: of their pixels, of their embeddings, and after adding positions."""
+    """Norms for patches: of their pixels, of their embeddings, and after adding positions."""
 
     tensor_names: ClassVar = {"pixels": "1", "embedded": "2", "placed": "3"}
 

@@ -121,7 +121,9 @@ class InternVLEncoder(VisionEncoder):
         self._merge = merge = keys.integer("vision.projector.scale_factor", 2)
         if sizes.n_side % merge or sizes.image % sizes.patch:
             raise keys.invalid(
-                "{n} patches in a row cannot be merged by {other}", n=sizes.n_side, other=merge
+                "rows of {n} patches cannot be merged in groups of {other}",
+                n=sizes.n_side,
+                other=merge,
             )
         least = keys.integer("vision.preproc_min_tiles", 1)
         most = keys.integer("vision.preproc_max_tiles", MAX_TILES)

@@ -43,7 +43,7 @@ def product(x: Tensor, w: Tensor) -> Tensor:
 
 
 class VisionOps(Ops):
-    """Operations on all patches of one image, with attention without a cache.
+    """Operations on all patches of one image, including cacheless attention.
 
     Scores are computed for some queries at a time to save memory.
 

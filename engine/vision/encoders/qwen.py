@@ -149,7 +149,7 @@ class Qwen3VLEncoder(VisionEncoder):
         return ops.concat(self.mm(merged, ops), *deep)
 
 
-WINDOW = 112  # default side of a window, in pixels
+WINDOW = 112  # default side length of a window, in pixels
 MIN_TOKENS_25 = 4  # default minimum number of tokens per image
 
 

@@ -35,7 +35,7 @@ ENCODERS: dict[str, type[VisionEncoder]] = {
     "qwen2.5vl_merger": Qwen25VLEncoder,
     "qwen3vl_merger": Qwen3VLEncoder,
 }
-"""Encoder class by projector type."""
+"""Encoder classes by projector type."""
 
 
 def vision_encoder_class(meta: Metadata) -> type[VisionEncoder]:
@@ -56,7 +56,7 @@ def vision_encoder_class(meta: Metadata) -> type[VisionEncoder]:
     if name not in ENCODERS:
         raise ModelFileError(
             meta.path,
-            "{file} has a projector of the type {name}, which is not supported yet.",
+            "{file} has a projector of type {name}, which is not supported yet.",
             "Supported types: {names}. Without this file, the model reads text only.",
             file=meta.path.name, name=quote(name), names=", ".join(sorted(ENCODERS)),
         )  # fmt: skip
@@ -88,7 +88,7 @@ def declare_vision_encoder(file: GGUFFile, text: TextModel) -> VisionDeclaration
     if text.architecture not in cls.architectures or width not in (None, text.n_embd):
         raise ModelFileError(
             file.path,
-            "{file} is for another model: it fits {names} of width {width}, and this one is {type}"
+            "{file} is for another model: it fits {names} of width {width}, but this is {type}"
             " of width {other}.",
             "Choose the mmproj file that was published with the model.",
             file=file.path.name, names=either(cls.architectures), width=str(width),
@@ -104,15 +104,15 @@ def declare_vision_encoder(file: GGUFFile, text: TextModel) -> VisionDeclaration
     if unknown:
         raise InvalidGGUF(
             file.path,
-            "it has the tensor {name}, which such vision encoders do not have",
-            "It may be a newer variant: look for an update of Tandem or another file.",
+            "it has the tensor {name}, which this kind of vision encoder does not have",
+            "It may be a newer variant: check for a Tandem update, or try another file.",
             name=quote(unknown[0]),
         )
     return VisionDeclaration(encoder, slots)
 
 
 def find_vision_encoder(model: Path, text: TextModel) -> Path | None:
-    """Return an encoder file next to a model that fits the model, or None.
+    """Return an encoder file in a model's folder that fits the model, or None.
 
     Files whose names share the longest prefix with the model's name come first.
     """

@@ -72,7 +72,9 @@ class Gemma3Encoder(VisionEncoder):
         self.sizes = sizes = VisionHParams.read(keys, text.n_embd)
         if sizes.n_side % POOL:
             raise keys.invalid(
-                "{n} patches in a row cannot be averaged by {other}", n=sizes.n_side, other=POOL
+                "rows of {n} patches cannot be averaged in groups of {other}",
+                n=sizes.n_side,
+                other=POOL,
             )
         self.v = SigLIP(sizes)
         self.mm = Gemma3Projector(sizes)
@@ -114,7 +116,9 @@ class Idefics3Encoder(VisionEncoder):
         self._merge = merge = keys.integer("vision.projector.scale_factor", 2)
         if sizes.n_side % merge or sizes.image % sizes.patch:
             raise keys.invalid(
-                "{n} patches in a row cannot be merged by {other}", n=sizes.n_side, other=merge
+                "rows of {n} patches cannot be merged in groups of {other}",
+                n=sizes.n_side,
+                other=merge,
             )
         self.v = SigLIP(sizes)
         self.mm = Idefics3Projector(sizes.n_embd * merge**2, text.n_embd)

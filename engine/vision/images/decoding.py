@@ -22,9 +22,9 @@ MAX_MEMORY = 1280 << 20
 buffers of a progressive JPEG."""
 
 MAX_SECONDS = 20.0  # maximum time to decode and resize an image
-MORE_SECONDS = 1.0  # additional seconds per further image in a conversation
+MORE_SECONDS = 1.0  # seconds to add for each further image in a conversation
 MAX_AT_ONCE = 2  # maximum number of images that are decoded in parallel
-GRACE_S = 1.0  # seconds after the time limit until the child is killed
+GRACE_S = 1.0  # seconds from the time limit until the child is killed
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Supported file formats, by Pillow's names; only the first frame of animations is used."""
@@ -48,7 +48,7 @@ DAMAGED = Sentence("it is damaged")
 
 
 class UnusableImage(Exception):
-    """Error for a file that is not an image, or is damaged or too large.
+    """Error for a file that is not an image, is damaged, or is too large.
 
     Attributes:
         problem: reason, as the end of a sentence.
@@ -75,7 +75,7 @@ def decode_image(data: bytes) -> Image.Image:
             width, height = image.size
             if width * height > MAX_PIXELS:
                 problem = Sentence(
-                    "{width} x {height} pixels are more than {most} megapixels",
+                    "it has {width} x {height} pixels, more than {most} megapixels",
                     width=width, height=height, most=MAX_PIXELS // 1_000_000,
                 )  # fmt: skip
                 raise UnusableImage(problem, "large", width * height)
@@ -113,7 +113,7 @@ def prepared(data: str, resizing: Resizing) -> Answer:
         views = resizing.views(width, height)
     except TooNarrow:
         return _refused(
-            Sentence("{width} x {height} pixels are too narrow", width=width, height=height)
+            Sentence("it is too narrow, with {width} x {height} pixels", width=width, height=height)
         )
     return {
         "width": width, "height": height, "grid": views.grid,

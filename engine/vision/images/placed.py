@@ -1,7 +1,7 @@
 """Images among the tokens of a sequence.
 
 An image's tokens have ids above any vocabulary, derived from its pixels and its encoder. The KV
-cache, stored states and state files therefore distinguish images just like texts.
+cache, stored states and state files therefore distinguish images just as they do texts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FIRST_ID = 1 << 62  # smallest id of an image token; smaller ids are text tokens
-INDEX_BITS = 14  # bits of an id that number the tokens of an image; the 48 bits above are a hash
+INDEX_BITS = 14  # low bits of an id: a token's index in its image; the 48 bits above are a hash
 MAX_TOKENS = 1 << INDEX_BITS  # maximum number of tokens per image
 MAX_SCORES = 1 << 25  # maximum number of attention scores in memory at a time
 
@@ -125,7 +125,7 @@ class PlacedImages:
     def whole(self, n: int) -> int:
         """Return how many of the first n tokens can be cached on their own.
 
-        This is n, unless it would split an image with bidirectional attention.
+        This is n, unless that would split an image with bidirectional attention.
         """
         cut = self._cut_by(n)
         return n if cut is None else cut.start
@@ -183,7 +183,7 @@ NO_IMAGES = PlacedImages()
 
 
 MAX_PIXELS: Final = 1 << 28
-"""Maximum number of pixels, and maximum of all other numbers, in sizes from another program."""
+"""Maximum number of pixels, and maximum for all other numbers, in sizes from another program."""
 
 MAX_TILES: Final = 64  # maximum number of tiles in such sizes
 

@@ -84,9 +84,9 @@ class DecodedImage(NamedTuple):
 
 
 class ImageDecoder:
-    """Decoder of the n images of one conversation: a child process with one time limit.
+    """Decoder for the n images in one conversation: a child process with a single time limit.
 
-    `is_cancelled` is polled on any thread; True stops the child.
+    `is_cancelled` may be polled on any thread; True stops the child.
     """
 
     def __init__(self, n: int = 1, is_cancelled: IsCancelled = never) -> None:
@@ -102,7 +102,7 @@ class ImageDecoder:
             self._child.close()
 
     def views(self, image: str, resizing: Resizing) -> DecodedImage:
-        """Return an image's size and views; wait for other conversations' images first.
+        """Return an image's size and views; wait for this conversation's turn first.
 
         Args:
             image: see `image_base64`.

@@ -16,7 +16,7 @@ def best_grid(width: int, height: int, side: int, least: int, most: int) -> tupl
     that grid (InternVL 1.5, arXiv 2404.16821).
 
     Args:
-        side: side of a tile, in pixels.
+        side: side length of a tile, in pixels.
         least, most: bounds on the number of tiles.
     """
     grids = [
@@ -93,7 +93,7 @@ class Resizing:
 
     Attributes:
         resample: filter.
-        side: side of square images or tiles; 0 to keep the aspect ratio.
+        side: side length of square images or tiles; 0 to keep the aspect ratio.
         factor: granularity of the sides, if the aspect ratio is kept.
         least, most: bounds on the number of pixels in that case.
         fills: whether images are scaled as close to `most` as their aspect ratio allows.
@@ -213,14 +213,15 @@ class ImageProcessor:
     """Preprocessing of images for a family of models, and their representation in prompts.
 
     Attributes:
-        cell: side, in pixels, of the square in a resized image that corresponds to one token.
+        cell: side length, in pixels, of the square in a resized image that corresponds to one
+            token.
         mean, std: normalisation of each channel, for values from 0 to 1.
         before, behind: texts around an image's tokens.
         has_places: whether image tokens have rows and columns instead of positions, so that an
             image takes as many positions as its longer side has tokens (M-RoPE).
         is_two_way: whether an image's tokens attend to each other.
-        only_in_windows: whether they do so in sliding-window layers only.
-        has_breaks: whether there is a token between two rows of tokens.
+        only_in_windows: whether the tokens do so in sliding-window layers only.
+        has_breaks: whether there is a break token between rows of tokens.
         tiles: texts around tiles, if large images are tiled.
     """
 
@@ -254,7 +255,7 @@ class ImageProcessor:
     def texts(self, rows: int, columns: int) -> list[str]:
         """Return the texts before the tokens of an image's views, and the text after the last view.
 
-        `rows` and `columns` are the numbers of tiles, 1 and 1 for an image without tiles.
+        `rows` and `columns` are the numbers of tiles, both 1 for an image without tiles.
         """
         if self.tiles is None or rows * columns == 1:
             return [self.before, self.behind]

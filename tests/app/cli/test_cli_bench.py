@@ -160,7 +160,9 @@ def test_what_cannot_be_loaded_is_a_line_and_the_others_go_on(run: Run, model: P
     results = run("bench", model, *arguments).document["results"]
     assert [len(r["devices"]) for r in results] == [1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2]
     for line in results[:4]:
-        assert line["error"].startswith("The split has 2 numbers but there are 1 devices. Give ")
+        assert line["error"].startswith(
+            "The split has 2 numbers, but there are 1 devices. Specify "
+        )
     for line in results[:8]:
         assert line["avg_ts"] is line["n_threads"] is line["fraction"] is None
         assert line["samples_ts"] == []
@@ -234,7 +236,7 @@ def test_people_get_a_table(run: Run, model: Path) -> None:
         "DEVICES", "SPLIT", "MODE", "KV", "THREADS", "BATCH", "TEST", "T/S", "OVERHEAD", "HOST",
         "REACHED",
     ]  # fmt: skip
-    assert rows[0].endswith("The split has 2 numbers but there are 1 devices.")
+    assert rows[0].endswith("The split has 2 numbers, but there are 1 devices.")
     devices, split, mode, kv, threads, batch, test, *rest = rows[3].split()
     assert (devices, split, mode, kv, threads, batch) == (
         "cpu,cpu", "3,1", "tensor", "f16", "2", "512",
@@ -314,7 +316,7 @@ def test_files_that_are_no_models_are_one_line(
     run: Run, folder: Path, vocabulary: Path, foreign: Path
 ) -> None:
     assert_refused(run("bench", folder / "absent.gguf", "--json"), "There is no file")
-    assert_refused(run("bench", vocabulary), "holds no weights")
+    assert_refused(run("bench", vocabulary), "contains no model weights")
     assert_refused(run("bench", foreign, "--csv"), "architecture 'mumble'")
 
 

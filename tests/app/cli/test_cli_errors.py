@@ -14,10 +14,10 @@ from tests.helpers.model_draft import DraftTensor, ModelDraft
 from tests.helpers.tiny_gguf import split_gguf
 
 BAD_OPTIONS = [
-    (("--split", "3,1"), "2 numbers but there are 1 devices"),
+    (("--split", "3,1"), "2 numbers, but there are 1 devices"),
     (("--split", "many"), "'many' is not a list of numbers"),
     (("--split", ""), "'' is not a list of numbers"),
-    (("--split", "0"), "one of them above 0"),
+    (("--split", "0"), "at least one above 0"),
     (("--split=-1",), "at least 0"),
     (("--split", "nan"), "at least 0"),
     (("--split", "inf"), "at least 0"),
@@ -80,7 +80,7 @@ def test_files_that_are_no_models_are_one_line(
         (folder, "is a folder"),
         (text, "does not begin with 'GGUF'"),
         (foreign, "architecture 'mumble', which Tandem cannot run yet"),
-        (vocabulary, "holds no weights"),
+        (vocabulary, "contains no model weights"),
         (parts[0], parts[1].name),
         (parts[2], parts[1].name),
     ]

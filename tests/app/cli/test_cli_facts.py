@@ -123,7 +123,7 @@ def test_inspect_works_on_what_cannot_be_run(
     document = run("inspect", vocabulary, "--json").document
     assert (document["n_vocab"], document["n_params"], document["tensors"]) == (301, 0, [])
     assert "no: " in run("inspect", vocabulary).out
-    assert "holds no weights" in document["problem"]
+    assert "contains no model weights" in document["problem"]
     assert document["split"] == {"modes": [], "parts": []}
     document = run("inspect", foreign, "--json").document
     assert (document["architecture"], document["supported"]) == ("mumble", False)

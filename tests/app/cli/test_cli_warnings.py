@@ -9,7 +9,10 @@ from tests.helpers.command_line import GREEDY, TEMPLATE, Run
 from tests.helpers.tiny_gguf import tiny_gguf
 
 PRE = "tokenizer.ggml.pre"
-CUTS = [("from-the-future", "'from-the-future' is unknown"), (None, "No pre-tokenizer is named")]
+CUTS = [
+    ("from-the-future", "'from-the-future' is unknown"),
+    (None, "The file names no pre-tokenizer"),
+]
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "perplexity"])

@@ -254,10 +254,10 @@ def test_what_cannot_see_says_so(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"clip.projector_type": "hyperlens"}, "a projector of the type 'hyperlens'"),
-        ({"clip.projector_type": "a\nb"}, r"a projector of the type 'a\\nb'"),
+        ({"clip.projector_type": "hyperlens"}, "a projector of type 'hyperlens'"),
+        ({"clip.projector_type": "a\nb"}, r"a projector of type 'a\\nb'"),
         ({"clip.vision.projection_dim": 128}, "is for another model: it fits gemma3"),
-        ({"clip.vision.image_std": [0.0, 0.0, 0.0]}, "standard deviations of its colours"),
+        ({"clip.vision.image_std": [0.0, 0.0, 0.0]}, "standard deviations of its colour channels"),
         ({"general.architecture": "llama"}, "has no vision encoder"),
         (
             {"clip.has_vision_encoder": False, "clip.has_audio_encoder": True},

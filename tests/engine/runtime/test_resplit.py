@@ -435,8 +435,8 @@ def test_a_model_that_cannot_be_brought_back_is_closed_and_says_so(
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"split": [0, 0]}, "one of them above 0"),
-        ({"split": [1, 2, 3]}, "3 numbers but there are 2 devices"),
+        ({"split": [0, 0]}, "at least one above 0"),
+        ({"split": [1, 2, 3]}, "3 numbers, but there are 2 devices"),
         ({"split": ["x"]}, "not a list of numbers"),
         ({"split": [1, 1], "split_mode": "diagonal"}, "split_mode"),
         ({"split": [1, 1], "devices": ["gpu"]}, "'gpu'"),

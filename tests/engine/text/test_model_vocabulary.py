@@ -48,7 +48,7 @@ def test_a_foreign_vocabulary_is_refused_in_a_sentence(tmp_path: Path, name: str
         load_model(path)
     sentence = f"m.gguf uses the tokenizer {name!r}, which is not supported yet."
     assert raised.value.message == sentence
-    assert raised.value.hint == "Supported are: llama, gpt2, gemma4."
+    assert raised.value.hint == "Supported tokenizers: llama, gpt2, gemma4."
     assert inspect_model(path).warnings == (sentence,)
 
 
@@ -57,13 +57,13 @@ def test_a_foreign_vocabulary_is_refused_in_a_sentence(tmp_path: Path, name: str
     [
         ("from-the-future", "The pre-tokenizer 'from-the-future' is unknown"),
         ("\x1b[2J", "The pre-tokenizer '\\x1b[2J' is unknown"),
-        ("", "No pre-tokenizer is named"),
-        (None, "No pre-tokenizer is named"),
+        ("", "The file names no pre-tokenizer"),
+        (None, "The file names no pre-tokenizer"),
     ],
 )
 def test_an_unknown_cut_is_replaced_and_said(tmp_path: Path, pre: str | None, problem: str) -> None:
     path = tiny_gguf(tmp_path / "m.gguf", arch="qwen2", extra={PRE: pre}, chat_template="{{ 1 }}")
-    sentence = f"{problem}: the default one is used, and answers may be worse."
+    sentence = f"{problem}, so the default is used and answers may be worse."
     assert inspect_model(path).warnings == (sentence,)
     with load_model(path) as model:
         assert model.warnings == (sentence,)

@@ -277,9 +277,9 @@ def test_empty_tokens_get_a_name() -> None:
         ({"tokens": "abc"}, "tokenizer.ggml.tokens"),
         ({"token_type": "abc"}, "tokenizer.ggml.token_type"),
         ({"model": "gpt2"}, "without merges"),
-        ({"model": "gpt2", "merges": ["qq ww"]}, "its merges do not fit its tokens"),
-        ({"model": "gpt2", "merges": ["q"]}, "its merges do not fit its tokens"),
-        ({"model": "gpt2", "merges": [""]}, "its merges do not fit its tokens"),
+        ({"model": "gpt2", "merges": ["qq ww"]}, "its merges do not match its tokens"),
+        ({"model": "gpt2", "merges": ["q"]}, "its merges do not match its tokens"),
+        ({"model": "gpt2", "merges": [""]}, "its merges do not match its tokens"),
         # longer than any token, with which the library panics
         ({"model": "gpt2", "merges": ["<|user|> a"]}, r"'<\|user\|>a' is not a token"),
         ({"model": "gpt2", "merges": ["a \x1b[2J"]}, r"'\\x1b\[2J' is not a token"),

@@ -255,7 +255,7 @@ class HeadGroups:
         return tuple(i // self.size for i in range(own.start, own.stop))
 
     def sums(self, x: Tensor, rank: int) -> Tensor:
-        """Sum x (T, the rank's heads) over the heads in each group; (T, n_group in the layer)."""
+        """Sum x (T, the rank's heads) over each group's heads; return (T, n_group in the layer)."""
         start, stop = self.groups.spans[rank]
         padded = x.new_zeros(x.shape[0], (stop - start) * self.size)
         padded[:, self.own_heads(rank)] = x
@@ -341,7 +341,7 @@ class Temperature:
 
     @classmethod
     def read(cls, hp: HParams) -> Temperature | None:
-        """Read a file's keys; the default length is the context before stretching.
+        """Read a file's keys; the default length is the context length before stretching.
 
         Returns:
             None if the file has no scale.

@@ -49,8 +49,8 @@ class DeltaSizes:
         head_dim, n_value = keys.integer("ssm.state_size"), keys.integer("ssm.inner_size")
         if n_group < 1 or n_head % n_group or n_value != n_head * head_dim:
             raise keys.invalid(
-                "{n} key heads and {heads} value heads of {size} elements do not make the {total}"
-                " values of its linear attention",
+                "{n} key heads and {heads} value heads of {size} elements do not add up to the"
+                " {total} values in its linear attention",
                 n=n_group, heads=n_head, size=head_dim, total=n_value,
             )  # fmt: skip
         return cls(n_head, n_group, head_dim)
@@ -145,10 +145,10 @@ class GatedDeltaNet(DeltaNet):
 
     @abstractmethod
     def beta_and_step(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        """Return beta before the sigmoid, and the step before bias and softplus; (T, n_head)."""
+        """Return beta before the sigmoid, and step before bias and softplus; both (T, n_head)."""
 
     def declare_projections(self, n_mixed: int, placement: Shard) -> None:
-        """Declare the projections to the gate and to queries, keys and values (`n_mixed` rows)."""
+        """Declare projections for the gate and for queries, keys and values (`n_mixed` rows)."""
         self.attn_qkv = Linear(self.hp.n_embd, n_mixed, placement)
         n_gate = self.sizes.n_head * self.sizes.head_dim
         self.attn_gate = Linear(self.hp.n_embd, n_gate, Shard(0, self.values))
@@ -174,7 +174,7 @@ class GroupedDeltaNet(GatedDeltaNet):
     """Gated DeltaNet whose files store the value heads of each key head together (Qwen3-Next).
 
     The rows of beta and step are interleaved by key head. Files from before 2026 store all
-    projections like that, as rows q, k, v and gate per key head. A rank holds these rows for whole
+    projections that way, as rows q, k, v and gate per key head. A rank holds these rows for whole
     groups, even if another rank has some of the groups' value heads.
     """
 
@@ -213,7 +213,8 @@ class GroupedDeltaNet(GatedDeltaNet):
 
 
 class TiledDeltaNet(GatedDeltaNet):
-    """Gated DeltaNet whose files tile value heads: one per key head, then the next (Qwen 3.5)."""
+    """Gated DeltaNet whose files tile value heads: the first of each key head, then the second of
+    each (Qwen 3.5)."""
 
     def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
         super().__init__(hp, split, layer, rope)
@@ -235,7 +236,7 @@ class KimiDeltaAttention(DeltaNet):
     """Delta net with a decay per channel and as many key heads as value heads (arXiv 2510.26692).
 
     Queries, keys and values have separate convolutions. Decays and gates are low-rank projections;
-    every rank with heads holds their first matrices whole.
+    every rank with heads holds their first matrices in full.
     """
 
     tensor_names: ClassVar = {"out_proj": "attn_output"}

@@ -121,7 +121,7 @@ class Mamba2Sizes:
         n_group = keys.integer("ssm.group_count")
         if n_inner % n_head or n_group < 1 or n_head % n_group:
             raise keys.invalid(
-                "{n} channels, {heads} heads and {groups} groups of a Mamba 2 layer do not fit"
+                "the {n} channels, {heads} heads and {groups} groups in a Mamba 2 layer do not fit"
                 " together",
                 n=n_inner, heads=n_head, groups=n_group,
             )  # fmt: skip

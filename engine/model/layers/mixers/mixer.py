@@ -29,7 +29,7 @@ class Mixer(Module, ABC):
         rope: RoPE of this layer; None if it has none.
 
     Attributes:
-        n_reduce: number of all-reduces inside it, before its output's.
+        n_reduce: number of all-reduces inside it, excluding its output's.
     """
 
     is_nameless = True
@@ -71,7 +71,7 @@ class CausalConv(Module):
     """Depthwise causal convolution over the latest `n_taps` tokens, split by channels.
 
     Args:
-        n_taps: number of tokens per filter, the current one included.
+        n_taps: number of tokens per filter, including the current one.
         segments: each rank's channels, in one or several segments.
 
     Attributes:
@@ -107,7 +107,7 @@ class CausalConv(Module):
         Args:
             state: declaration of the layer's state.
             name: name of the previous inputs in `state`, which are updated.
-            act: activation of the result; None for none.
+            act: activation of the result, or None.
             gates: factors on x and on the activated result, both shaped like x.
         """
         assert self.weight is not None, NO_SLICE
@@ -118,7 +118,7 @@ class CausalConv(Module):
 class ShortConv(Mixer):
     """Gated convolution `out(c * conv(b * x))`, split by channels (arXiv 2511.23404).
 
-    b, c and x come from one projection. Channels are independent, so the only all-reduce is the
+    A single projection produces b, c and x. Channels are independent, so the only all-reduce is the
     output's.
     """
 

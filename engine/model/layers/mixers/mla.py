@@ -54,7 +54,7 @@ class LatentSizes:
             raise keys.invalid("the size of its latents is missing (attention.kv_lora_rank)")
         if rotated >= head:
             raise keys.invalid(
-                "it rotates {n} of the {total} elements of a head", n=rotated, total=head
+                "its RoPE rotates {n} of {total} elements per head", n=rotated, total=head
             )
         return cls(latent, head - rotated, rotated, value)
 
@@ -68,8 +68,8 @@ class LatentAttention(Mixer):
     """DeepSeek V2's attention (arXiv 2405.04434), computed on the latents themselves.
 
     Keys are a linear map of the latents, so the map is applied to the queries instead, and the
-    values' map to the weighted latents. The cache is one key-value head per layer, the latent and
-    the rotated elements; every rank with query heads holds it whole.
+    values' map to the weighted latents. The cache has one key-value head per layer: the latent and
+    the rotated elements. Every rank with query heads stores it in full.
 
     A variant overrides `make_scores` or `adjust`. Queries have their own latent if the file has
     `attn_q_a`. Older files store the two maps as one matrix, `attn_kv_b`.

@@ -38,15 +38,14 @@ def check_kv_sources(hp: HParams) -> None:
     """Check that each layer without keys and values can read another layer's.
 
     Raises:
-        InvalidGGUF: a layer has no source, or one with other heads.
+        InvalidGGUF: a layer has no source, or one with different heads.
     """
     sizes = list(zip(hp.n_head, hp.n_head_kv, hp.head_dim_k, hp.head_dim_v, strict=True))
     for layer in range(hp.n_layer):
         source = kv_source(hp, layer)
         if source < 0 or sizes[source] != sizes[layer]:
             raise hp.keys.invalid(
-                "block {n} has no keys, and no block before it has any that fit its queries",
-                n=layer,
+                "block {n} has no keys, and no earlier block has keys that fit its queries", n=layer
             )
 
 
@@ -97,7 +96,7 @@ class NormedAttention(NormedQueries):
 
 
 class SharedKVAttention(NormedQueries):
-    """Attention with only queries, over the keys and values of another layer.
+    """Attention that computes only queries and uses another layer's keys and values.
 
     Attributes:
         source: declaration of the other layer's keys and values, set by `share_caches`.

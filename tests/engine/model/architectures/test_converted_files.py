@@ -182,7 +182,7 @@ def test_experts_in_tensors_of_their_own_are_named(tmp_path: Path) -> None:
                 name = f"blk.{layer}.ffn_{part}.{expert}.weight"
                 draft.tensors[name] = DraftTensor.of(value)
     path = draft.write(tmp_path / "early.gguf")
-    with pytest.raises(InvalidGGUF, match="stores each expert in its own tensor"):
+    with pytest.raises(InvalidGGUF, match="stores each expert in a separate tensor"):
         load_model(path, ["cpu"]).close()
 
 

@@ -210,11 +210,15 @@ CONTRADICTIONS = [
     ("qwen3next", {"ssm.group_count": 4}, "4 key heads and 6 value heads of 24 elements"),
     ("qwen3next", {"ssm.group_count": 1}, "blk.0.attn_qkv.weight has shape"),
     ("qwen3next", {"ssm.group_count": None}, "lacks 'qwen3next.ssm.group_count'"),
-    ("qwen35", {"ssm.time_step_rank": 8}, "do not make the 144 values"),
-    ("qwen35", {"ssm.state_size": 1 << 24}, "do not make the 144 values"),
-    ("qwen35", {"ssm.inner_size": 100}, "do not make the 100 values"),
+    ("qwen35", {"ssm.time_step_rank": 8}, "do not add up to the 144 values"),
+    ("qwen35", {"ssm.state_size": 1 << 24}, "do not add up to the 144 values"),
+    ("qwen35", {"ssm.inner_size": 100}, "do not add up to the 100 values"),
     ("qwen35", {"ssm.conv_kernel": 3}, "blk.0.ssm_conv1d.weight has shape"),
-    ("qwen35", {"attention.value_length": 16}, "its gates have 32 elements and its values 16"),
+    (
+        "qwen35",
+        {"attention.value_length": 16},
+        "its gates have 32 elements, but its values have 16",
+    ),
     ("qwen35", {"attention.recurrent_layers": [True] * 3}, "blk.2.ssm_norm.weight is missing"),
     ("qwen35", {"attention.recurrent_layers": [True]}, "has 1 entries for 3 layers"),
     ("qwen35moe", {"attention.head_count": 0}, "0 query heads cannot share 2 key-value heads"),
@@ -222,7 +226,7 @@ CONTRADICTIONS = [
     ("kimi-linear", {"kda.head_dim": None}, "lacks 'kimi-linear.kda.head_dim'"),
     ("kimi-linear", {"attention.head_count": [0, 4, 4]}, "block 0 has no heads"),
     ("kimi-linear", {"ssm.conv_kernel": 5}, "blk.0.ssm_conv1d_q.weight has shape"),
-    ("kimi-linear", {"rope.dimension_count": 40}, "it rotates 40 of the 40 elements"),
+    ("kimi-linear", {"rope.dimension_count": 40}, "its RoPE rotates 40 of 40 elements"),
     ("kimi-linear", {"attention.head_count_kv": 1}, "blk.0.attn_q.weight has shape"),
 ]
 

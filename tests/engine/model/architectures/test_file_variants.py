@@ -106,7 +106,7 @@ def test_windows_without_a_length_are_refused(tmp_path: Path, window: int | None
     keys = {"exaone-moe.attention.sliding_window": window}
     path = draft.changed(keys).write(tmp_path / "m.gguf")
     inspect_model(path)
-    with pytest.raises(InvalidGGUF, match="the length of its sliding windows is missing"):
+    with pytest.raises(InvalidGGUF, match="its sliding-window length is missing"):
         load_model(path, ["cpu"]).close()
 
 

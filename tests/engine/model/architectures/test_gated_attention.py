@@ -58,7 +58,7 @@ def test_a_dense_ffn_has_the_shared_experts_limit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("window", [None, 0])
 def test_windows_need_a_length(tmp_path: Path, window: int | None) -> None:
     path = step35().changed({"step35.attention.sliding_window": window}).write(tmp_path / "m.gguf")
-    with pytest.raises(InvalidGGUF, match="the length of its sliding windows is missing"):
+    with pytest.raises(InvalidGGUF, match="its sliding-window length is missing"):
         load_model(path, ["cpu"]).close()
 
 

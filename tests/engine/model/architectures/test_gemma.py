@@ -39,7 +39,7 @@ def logits(draft: ModelDraft, path: Path, **options: Any) -> Any:
 
 
 REFUSED = [
-    ({"attention.shared_kv_layers": 4}, "block 2 has no keys, and no block before it has any"),
+    ({"attention.shared_kv_layers": 4}, "block 2 has no keys, and no earlier block has keys"),
     ({"attention.shared_kv_layers": 6}, "block 0 has no keys"),
     ({"attention.shared_kv_layers": 4096}, "block 0 has no keys"),
     ({"attention.shared_kv_layers": 2}, "blk.3.attn_k.weight is missing"),
@@ -48,10 +48,10 @@ REFUSED = [
     ({"attention.sliding_window_pattern": None}, "which layers have a sliding window"),
     ({"attention.sliding_window_pattern": [True] * 5}, "has 5 entries for 6 layers"),
     ({"attention.sliding_window": 0}, "blk.0.attn_q.weight has shape"),
-    ({"attention.value_length_swa": 8}, "heads of different sizes"),
-    ({"attention.value_length": 16}, "heads of different sizes"),
-    ({"rope.dimension_count_swa": 18}, "rotates 18 of the 16 elements"),
-    ({"rope.dimension_count_swa": 15}, "rotates 15 of the 16 elements"),
+    ({"attention.value_length_swa": 8}, "heads differ in size"),
+    ({"attention.value_length": 16}, "heads differ in size"),
+    ({"rope.dimension_count_swa": 18}, "rotates 18 of 16 elements"),
+    ({"rope.dimension_count_swa": 15}, "rotates 15 of 16 elements"),
     ({"rope.dimension_count": 30}, "rope_freqs.weight has shape (16,) instead of (15,)"),
     ({"embedding_length_per_layer_input": 0}, "which gemma4 models do not have"),
     ({"embedding_length_per_layer_input": 23}, "blk.0.inp_gate.weight has shape"),

@@ -248,7 +248,7 @@ def test_an_unknown_tensor_is_named(subject: Subject) -> None:
         draft = with_tensor(subject.draft, name, random_tensor((64,)))
         assert f"has the tensor '{name}'" in problem_of(draft, subject.path)
     draft = with_tensor(subject.draft, f"blk.{n}.attn_norm.weight", random_tensor((64,)))
-    assert "it has more blocks" in problem_of(draft, subject.path)
+    assert "the file has more blocks" in problem_of(draft, subject.path)
 
 
 @pytest.fixture(scope="module")

@@ -93,21 +93,21 @@ CONTRADICTIONS = [
     ({"feed_forward_length": 95}, "blk.0.ffn_up.weight has shape"),
     ({"block_count": 3}, "blk.2.attn_norm.weight is missing"),
     ({"block_count": 1024}, "blk.2.attn_norm.weight is missing"),
-    ({"block_count": 1}, "'llama.block_count' is 1, but it has more blocks"),
+    ({"block_count": 1}, "'llama.block_count' is 1, but the file has more blocks"),
     ({"block_count": None}, "lacks 'llama.block_count'"),
     ({"embedding_length": 32}, "token_embd.weight has shape (301, 64) instead of (301, 32)"),
-    ({"attention.key_length": 15}, "rotates 16 of the 15 elements"),
+    ({"attention.key_length": 15}, "rotates 16 of 15 elements"),
     ({"attention.key_length": 32}, "blk.0.attn_q.weight has shape"),
     ({"attention.value_length": 8}, "blk.0.attn_v.weight has shape"),
-    ({"rope.dimension_count": 15}, "rotates 15 of the 16 elements"),
-    ({"rope.dimension_count": 18}, "rotates 18 of the 16 elements"),
-    ({"rope.scaling.type": "stretchy"}, "scales positions by 'stretchy'"),
+    ({"rope.dimension_count": 15}, "rotates 15 of 16 elements"),
+    ({"rope.dimension_count": 18}, "rotates 18 of 16 elements"),
+    ({"rope.scaling.type": "stretchy"}, "uses 'stretchy' position scaling"),
     (
         {"rope.scaling.type": "yarn", "rope.scaling.original_context_length": 0},
         "original context length is missing",
     ),
     ({"rope.scaling.type": "yarn", "context_length": 0}, "original context length is missing"),
-    ({"expert_count": 4, "expert_used_count": 2}, "no block has any of its 4 experts"),
+    ({"expert_count": 4, "expert_used_count": 2}, "it should have 4 experts, but no block has any"),
 ]
 
 

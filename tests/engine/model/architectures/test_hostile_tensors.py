@@ -81,7 +81,7 @@ def vocabulary(draft: ModelDraft, n: int) -> ModelDraft:
 def test_more_tokens_than_rows_are_refused(sound: ModelDraft, path: Path) -> None:
     """Text could turn into tokens that the model does not have."""
     sentence = refusal(vocabulary(sound, 302), path)
-    assert "302 tokens but token_embd.weight 301 rows" in sentence
+    assert "302 tokens, but token_embd.weight has 301 rows" in sentence
 
 
 @pytest.mark.parametrize("n", [2, 290, 300])

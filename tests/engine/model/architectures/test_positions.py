@@ -87,7 +87,7 @@ def test_windows_without_a_length_are_refused(
 ) -> None:
     path = draft_of(name, attention__sliding_window=window).write(tmp_path / "m.gguf")
     inspect_model(path)
-    with pytest.raises(InvalidGGUF, match="the length of its sliding windows is missing"):
+    with pytest.raises(InvalidGGUF, match="its sliding-window length is missing"):
         load_model(path, ["cpu"]).close()
 
 

@@ -237,7 +237,7 @@ def test_heads_of_broken_blocks_are_refused(
     if not problem:
         state.check_type(kv_type)
         return
-    sentence = f"{problem}, but .* in {kv_type.upper()} .* of 32"
+    sentence = f"{problem}, but a {kv_type.upper()} KV cache .* of 32"
     with pytest.raises(EngineError, match=sentence) as refused:
         state.check_type(kv_type)
     assert refused.value.hint == "Choose the KV cache type f16."

@@ -150,7 +150,7 @@ def test_devices_in_turn_are_filled_the_fastest_first(moe: Planner) -> None:
 
 
 def test_a_split_that_cannot_be_made_is_said(moe: Planner) -> None:
-    with pytest.raises(EngineError, match="2 numbers but there are 1 devices"):
+    with pytest.raises(EngineError, match="2 numbers, but there are 1 devices"):
         moe.fit(rooms(1)).remedies(asked(moe, "cpu", split=(1.0, 2.0)))
 
 

@@ -162,7 +162,7 @@ def test_any_text_goes_in_and_out(renderer: TemplateRenderer) -> None:
 def test_what_is_too_long_or_not_for_json_is_a_sentence(renderer: TemplateRenderer) -> None:
     with pytest.raises(TemplateError, match="131073 characters; at most 131072"):
         renderer.render("x" * 131_073, {}, 2)
-    with pytest.raises(TemplateError, match="chat templates get at most"):
+    with pytest.raises(TemplateError, match="chat templates accept at most"):
         renderer.render("{{ 1 }}", {"a": "x" * MAX_REQUEST}, 2)
     with pytest.raises(TemplateError, match="a object cannot be converted to JSON"):
         renderer.render("{{ 1 }}", {"a": object()}, 2)
