@@ -336,7 +336,7 @@ def test_modes_are_crossed_and_shown(run: Run, model: Path) -> None:
     ]  # fmt: skip
     out = run("bench", model, *arguments).out
     assert "groups 2,1; 1 blocks on CPU" in out
-    assert "The groups 2,2 have 4 ranks, but there are 3 devices." in out
+    assert "The groups 2,2 contain 4 ranks, but there are 3 devices." in out
     assert "2,1" in run("bench", model, *arguments, "--csv").out
 
 
@@ -422,7 +422,7 @@ def test_products_on_the_cpu_have_a_table(
     run: Run, model: Path, products: list[tuple[object, ...]]
 ) -> None:
     shown = run("bench", model, *FAST, "--kernels", "--threads", 1).out
-    title, headings, *lines = shown[shown.index("Products") :].splitlines()
+    title, headings, *lines = shown[shown.index("Matrix products") :].splitlines()
     assert title == "Matrix products on the CPU; threads: 1, instruction set: avx2"
     assert headings.split() == [
         "TYPE", "BITS", "1", "TOKEN", "A", "SUM", "8", "TOKENS", "512", "TOKENS", "512", "IN",

@@ -51,7 +51,7 @@ def quick(function: Callable[..., object]) -> Callable[..., object]:
 
 
 def test_torch_beside_tandem_needs_no_pack(run: Run) -> None:
-    assert run("engine").out.startswith("PyTorch is installed next to Tandem")
+    assert run("engine").out.startswith("PyTorch is installed alongside Tandem")
     assert run("engine", "status", "--json").document["own"] is True
     assert_refused(run("engine", "install"), "so engine packs are not used")
     assert_refused(run("engine", "use", "/usr/bin/python3"), "so engine packs are not used")

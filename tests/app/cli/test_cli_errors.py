@@ -34,7 +34,7 @@ BAD_OPTIONS = [
     (("--override", "(=cpu"), "'(' is not a regular expression"),
     (("--override", "ffn=tpu"), "no device 'tpu'"),
     (("--override", "ffn=#1"), "names a rank that does not exist"),
-    (("--split-mode", "groups", "--groups", "2"), "groups 2 have 2 ranks, but there are 1"),
+    (("--split-mode", "groups", "--groups", "2"), "groups 2 contain 2 ranks, but there are 1"),
     (("--groups", "two"), "'two' are not a list of integers"),
     (("--groups", "1" * 5000), "not a list of integers"),
     (("--split-mode", "groups", "--groups=-1,2"), "at least 1, not -1"),

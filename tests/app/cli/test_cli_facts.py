@@ -241,7 +241,7 @@ def test_a_plan_says_what_does_not_fit(run: Run, model: Path) -> None:
     assert human.status == 0
     assert "The longest context that fits is 512 tokens." in human.out
     assert f"- {remedy['sentence']}" in human.out
-    assert "trained for 512 tokens" in human.out
+    assert "trained with 512 tokens" in human.out
 
 
 def test_a_plan_shows_a_row_for_each_rank(run: Run, model: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_dense_model_is_cut_over_two_cards(chosen: Chosen, card: str, way: str
     assert (choice.params.split_mode, choice.params.split) == ("tensor", None)
     assert speed(choice, "tensor", 2) > 1.1 * speed(choice, "tensor", 1)
     assert choice.reason.startswith("Split by tensor over both: ")
-    assert "each token waits 64 times " in choice.reason
+    assert "each token waits 64 × " in choice.reason
     assert "GPU 0 alone: " in choice.reason
 
 
@@ -100,7 +100,7 @@ def test_slow_sums_leave_a_model_on_one_card(chosen: Chosen) -> None:
     assert choice.params.split is None
     assert choice.reason.startswith("GPU 0 alone: ")
     assert ". Split over both: " in choice.reason
-    assert "because each token waits 64 times " in choice.reason
+    assert "because each token waits 64 × " in choice.reason
     assert choice.reason.endswith(" µs for the other GPU.")
 
 
@@ -139,7 +139,7 @@ def test_a_model_with_few_active_weights_that_needs_two_cards_may_be_cut_by_laye
     assert choice.params.split_mode == "layer"
     assert speed(choice, "tensor", 2) < 0.9 * speed(choice, "layer", 2)
     assert choice.reason.startswith("No single GPU can hold the model. By layer over both: ")
-    assert "because each token waits 96 times " in choice.reason
+    assert "because each token waits 96 × " in choice.reason
 
 
 def test_a_large_dense_model_is_cut_over_all_of_four_cards(chosen: Chosen) -> None:

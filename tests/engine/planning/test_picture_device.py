@@ -86,7 +86,7 @@ def test_a_chosen_device_without_room_is_told_before_loading(planner: Planner) -
 
 
 def test_other_devices_are_refused(folder: Path) -> None:
-    with pytest.raises(EngineError, match="'mmproj_device' must be 'auto' or 'cuda:0' or 'cpu'"):
+    with pytest.raises(EngineError, match="'mmproj_device' must be 'auto', 'cuda:0' or 'cpu'"):
         LoadParams(str(folder / "model.gguf"), ("cuda:0",), mmproj_device="cuda:7")
 
 

@@ -81,8 +81,8 @@ def test_f16_directions_are_read(folder: Path, model_path: Path) -> None:
     ("vectors", "arch", "problem"),
     [
         (directions(5), "llama", "not a control vector but a 'llama' file"),
-        ({1: np.zeros(32, np.float32)}, "controlvector", "does not fit a model of 3 layers"),
-        ({3: np.zeros(N_EMBD, np.float32)}, "controlvector", "does not fit a model of 3 layers"),
+        ({1: np.zeros(32, np.float32)}, "controlvector", "does not fit a model with 3 layers"),
+        ({3: np.zeros(N_EMBD, np.float32)}, "controlvector", "does not fit a model with 3 layers"),
         ({1: np.full(N_EMBD, np.nan, np.float32)}, "controlvector", "infinite values or NaN"),
         ({1: np.zeros(N_EMBD, np.float64)}, "controlvector", "does not fit"),
         ({0: np.zeros(N_EMBD, np.float32)}, "controlvector", "contains no directions"),

@@ -126,7 +126,7 @@ ATTACKS = {
     "removed tensor type": (gguf([], [tensor("t", [32], 4)], F32_32), "'t' as type 4"),
     "row is no whole block": (
         gguf([], [tensor("t", [48], GGML_Q4_0)], F32_32),
-        "rows of 48 in the tensor 't' do not fill Q4_0 blocks of 32",
+        "the tensor 't' has rows of 48 elements, not a multiple of the Q4_0 block size 32",
     ),
     "alignment zero": (gguf([entry(ALIGNMENT, U32, u32(0))]), "alignment is 0"),
     "alignment three": (gguf([entry(ALIGNMENT, U32, u32(3))]), "alignment is 3"),

@@ -146,8 +146,8 @@ def test_agreeing_parts_open(tmp_path: Path, arch: str | None) -> None:
         (part(0, 2), part(1, 3), "00002-of-00002.* part 2 of 3"),
         (part(0, 2), part(0, 2), "00002-of-00002.* part 1 of 2"),
         (part(0, 2), gguf([], [tensor("t1", [32])], BYTES), "00002-of-00002.* 'split.no'"),
-        (part(0, 2), part(1, 2, name="t0"), "00002-of-00002.* 't0' is in m-00001-of-00002"),
-        (part(0, 2, total=5), part(1, 2, total=5), "2 tensors in all"),
+        (part(0, 2), part(1, 2, name="t0"), "00002-of-00002.* 't0' is also in m-00001-of-00002"),
+        (part(0, 2, total=5), part(1, 2, total=5), "2 tensors in total"),
         (part(0, 2, arch=None), part(1, 2), "'general.architecture'"),
     ],
 )

@@ -253,7 +253,7 @@ def test_only_the_type_in_blocks_needs_whole_ones() -> None:
 
 @pytest.mark.parametrize("text", ["", "q8_0/", "/q8_0", "q8_0/q5_0", "f16/f16/f16", "F16", 8])
 def test_what_is_no_type_is_refused(text: Any) -> None:
-    with pytest.raises(EngineError, match=r"'kv_type' must be 'f32' or .*, or two of these"):
+    with pytest.raises(EngineError, match=r"'kv_type' must be 'f32', .*, or two of these"):
         LoadParams("m.gguf", kv_type=text)
 
 

@@ -49,7 +49,7 @@ def test_there_is_always_a_cpu_and_it_comes_last() -> None:
         ("2x3090@pigeon", "'pigeon' is not a route", "nvlink"),
         ("2x3090@p2p,x5", "'x5' is not a route", "x16/x4"),
         ("2x3090@x", "'x' is not a route", "x8"),
-        ("3x3090@x8/x4", "lanes for 2 slots, but 3 GPUs", "one for each"),
+        ("3x3090@x8/x4", "2 slots, but there are 3 GPUs", "one per GPU"),
         ("2x4090@nvlink", "joined by NVLink", "p2p"),
         ("3090,a6000@nvlink", "joined by NVLink", "p2p"),
     ],

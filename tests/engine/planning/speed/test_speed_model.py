@@ -222,7 +222,7 @@ def test_a_sentence_names_what_limits() -> None:
         "Limited by memory bandwidth: reading takes 99 % of the time."
     )
     assert "compute" in reason(RankWorkload(flop=99))
-    assert "operations" in reason(RankWorkload(n_op=3), op_s=0.1)
+    assert "per-operation" in reason(RankWorkload(n_op=3), op_s=0.1)
     assert "links" in reason(RankWorkload(read_bytes=0.01), SLOW)
     assert "between tokens" in reason(RankWorkload(read_bytes=1), host_s=9.0)
     ranks = [CPU, CPU]

@@ -112,7 +112,7 @@ def test_the_menu_shows_measured_speeds_and_what_cannot_be_used(desk: Desk) -> N
     assert actions["Fast\t61.8 tok/s"].isChecked()
     assert actions["Fast\t61.8 tok/s"].isEnabled()
     assert not actions["Elsewhere"].isEnabled()
-    assert "cuda:3, which is not here" in actions["Elsewhere"].toolTip()
+    assert "cuda:3, which is not available" in actions["Elsewhere"].toolTip()
 
 
 def test_a_plan_that_is_chosen_reaches_the_split_panel(desk: Desk) -> None:
