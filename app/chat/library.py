@@ -177,7 +177,7 @@ class ChatLibrary(QObject):
         """Call `then` after all pending writes have been attempted."""
         self._soon.stop()
         self._save_waiting()
-        self._n_awaited += 1  # unique, as a later job with the same key would replace it
+        self._n_awaited += 1  # a later job with the same key would replace this one
         self._jobs.run(f"after-{self._n_awaited}", lambda: None, lambda _: then())
 
     def save(self, chat: Conversation) -> None:

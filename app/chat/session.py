@@ -43,7 +43,7 @@ class ChatSession(QObject):
     shown_at = Signal(int)  # id of a message in the open chat to scroll to
     answer_text = Signal(str)  # text added to the open chat's last message
     answer_closed = Signal(int)  # id of the answer, in the open chat
-    busy_changed = Signal(bool)  # whether the open chat has a running answer
+    busy_changed = Signal(bool)  # whether the open chat is being answered
     answers_changed = Signal()  # the set of running answers
     filled = Signal(object, str)  # Conversation with a full context, sentence about it
     answered = Signal(object)  # Conversation whose answer has finished
@@ -85,7 +85,7 @@ class ChatSession(QObject):
 
     @property
     def is_busy(self) -> bool:
-        """Whether any chat has a running answer."""
+        """Whether any chat is being answered."""
         return bool(self.answers)
 
     @property

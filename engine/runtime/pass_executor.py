@@ -96,12 +96,12 @@ class OneShotUse:
 
     @property
     def here(self) -> KernelMeetings:
-        """Kernel meetings of this machine's ranks."""
+        """Points at which the kernels of this machine's ranks synchronize."""
         return KernelMeetings(self.control is not None, self.control is not None and self._has_gpus)
 
     @property
     def meetings(self) -> KernelMeetings:
-        """Kernel meetings of all machines' ranks; the same on all machines."""
+        """Those of all machines' ranks; identical on every machine."""
         return self.here if self._of_machines is None else self._of_machines
 
     def join(self, meetings: KernelMeetings, agreed: Callable[[str], str]) -> None:

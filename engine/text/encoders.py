@@ -387,7 +387,7 @@ class BpeEncoder:
         self._pre = pre
         pairs = [split_merge(merge) for merge in dict.fromkeys(merges)]
         if not all(map(ids.__contains__, map("".join, pairs))):
-            raise _missing(pairs, ids)  # the library panics if one is longer than all tokens
+            raise _missing(pairs, ids)  # the library panics if one is longer than any token
         try:
             model = BPE(
                 ids, pairs, ignore_merges=pre.ignore_merges, byte_fallback=not pre.byte_level

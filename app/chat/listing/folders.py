@@ -223,7 +223,7 @@ class ListRow:
         n_inside: number of chats in a folder.
         is_open: whether a folder is expanded.
         is_inside: whether a chat is shown below its folder.
-        is_answered: whether a chat has a running answer.
+        is_answered: whether an answer is being generated in a chat.
     """
 
     kind: RowKind

@@ -84,9 +84,9 @@ class CacheSize:
     def n_pages(self, window: AttentionWindow) -> int:
         """Return the number of pages for a group of layers.
 
-        Full-attention layers have pages for `n_parallel` full-length sequences, or for more shorter
-        ones. Layers with a window keep `n_windows` windows plus the batch being computed, but never
-        need more pages than full-attention layers.
+        Full-attention layers have pages for `n_parallel` full-length sequences, or for a larger
+        number of shorter ones. Layers with a window keep `n_windows` windows plus the batch being
+        computed, but never need more pages than full-attention layers.
         """
         whole = self.n_parallel * -(-self.n_ctx // PAGE)
         if window.n is None:

@@ -155,4 +155,5 @@ def test_several_machines_are_planned_with_their_network(run: Run, model: Path) 
     (link,) = document["links"]
     assert link["latency_s"] == pytest.approx(2e-3)
     assert document["speed"]["decode"]["path"]["link_s"] > 2 * 2e-3
-    assert_refused(run("plan", model, "--simulate", "3090 / 4090", "--wire", "fast"), "is not a network")
+    wrong = run("plan", model, "--simulate", "3090 / 4090", "--wire", "fast")
+    assert_refused(wrong, "is not a network")

@@ -97,7 +97,7 @@ def test_a_plan_comes_back_on_other_numbers_of_the_same_cards(store: PlanStore) 
 
 def test_a_card_that_is_gone_is_named(store: PlanStore) -> None:
     plan = SavedPlan.of("both", EVERYTHING, DEVICES)
-    with pytest.raises(EngineError, match=r"'both' needs RTX 3090 \(cuda:1\), which is not available"):
+    with pytest.raises(EngineError, match=r"'both' needs RTX 3090 \(cuda:1\), which is not avail"):
         plan.resolved("m", [gpu(0, "GPU-a"), gpu(1, "GPU-other"), CPU])
     moved = SavedPlan.of("o", LoadParams("m", overrides=(("ffn", "cuda:1"),)), DEVICES)
     there = moved.resolved("m", [gpu(0, "GPU-b"), CPU])

@@ -115,7 +115,7 @@ def four_shared_words(address, ASM: tl.constexpr):
 
 @triton.jit
 def dot_of_bytes(weights, x, total, IS_SIGNED: tl.constexpr):
-    """Return `total` plus the dot product of four bytes each (`dp4a`); only if ASM is set.
+    """Return `total` plus the dot product of two groups of four bytes (`dp4a`); only if ASM is set.
 
     The bytes in x are signed; IS_SIGNED says whether the weights are too.
     """
