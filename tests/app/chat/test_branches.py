@@ -211,7 +211,7 @@ def test_a_message_goes_and_comes_back(
     assert shell.window.chat_view.isVisible() == bool(left)
     n = 4 - len(left)
     assert banner(shell) == (
-        "The message was deleted." if "following" not in name else f"{n} messages were deleted."
+        "The message was deleted." if "follow" not in name else f"{n} messages were deleted."
     )
     undo(shell)
     assert shown(shell) == ["First", HELLO, "Second", HELLO]

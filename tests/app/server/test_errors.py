@@ -56,7 +56,7 @@ CHAT = "/v1/chat/completions"
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         (
             {"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice",
-            "none of the tools",
+            "not name one of the tools",
         ),
         ({"tools": [{"type": "web"}]}, "tools[0]", "is not a function"),
         ({"response_format": {"type": "xml"}}, "response_format.type", '"text" or "json_object"'),

@@ -187,7 +187,7 @@ def test_a_machine_that_is_gone_ends_the_model(path: Path) -> None:
     with machines(2) as there:
         model = model_on((1, 1), params(path, (1, 1)))
         there.queues.is_broken.set()
-        with pytest.raises(CommError, match="has ended"):
+        with pytest.raises(CommError, match="has stopped"):
             answers(model, PROMPTS[:1], GREEDY)
         assert len(there.failures) == 1
         assert not model.is_loaded

@@ -565,7 +565,7 @@ def test_a_full_disk_leaves_the_file_before(
         StateFileError, match=r"The 0\.\d MiB state cannot be saved .* No space left"
     ) as full:
         model.save_state(saved)
-    assert "Make room" in full.value.hint
+    assert "Free space" in full.value.hint
     assert saved.read_bytes() == whole
     assert list(saved.parent.iterdir()) == [saved]
 

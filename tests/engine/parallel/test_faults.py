@@ -172,7 +172,7 @@ def test_a_bit_that_is_wrong_on_one_rank_is_seen(
         singly(model)
         expected = answer(model)
         fault, begun = Fault(monkeypatch, rank, flipped), time.perf_counter()
-        with pytest.raises(CommError, match="from the same input") as found:
+        with pytest.raises(CommError, match="for the same input") as found:
             go(model, repeated=repeated)
         assert time.perf_counter() - begun < LIMIT_S
         assert fault.n_struck == 1

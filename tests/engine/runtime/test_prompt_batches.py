@@ -252,7 +252,7 @@ def test_marks_are_events_of_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not mark.late
     cuda.is_over = False
     monkeypatch.setattr(executor_module, "BATCH_STALL_S", 0.05)
-    with pytest.raises(CommError, match="a part of a prompt"):
+    with pytest.raises(CommError, match="a prompt batch"):
         executor.wait_for(mark)
     executor.close()
 

@@ -28,7 +28,7 @@ def test_what_another_process_measures_is_saved_and_said_in_the_windows_language
         measure_apart([device], said.append, never)
     finally:
         use_language("en")
-    assert said == ["cpu wird gemessen …", "cpu mit cpu wird gemessen …"]
+    assert said == ["cpu wird gemessen …", "Zwischen cpu und cpu wird gemessen …"]
     facts = MachineFile.of_user().device(device)
     assert facts is not None
     assert facts.bytes_per_s > 0

@@ -66,7 +66,7 @@ def test_devices_of_a_team_have_its_machines_in_their_ids(path: str) -> None:
     assert "1/cpu" in [state.device for state in team.states]
     assert team.status.endswith("has joined.")
     assert team.check(path).is_complete
-    with pytest.raises(EngineError, match="joined for"):
+    with pytest.raises(EngineError, match="joined to run"):
         team.check("/models/other.gguf")
     team.close()
     joining.join(20)

@@ -52,7 +52,7 @@ def test_a_machine_without_gpus_gets_the_small_engine(
     assert view.choices.key == "cpu"
     row = view.choices.rows[0]
     assert row.radio.accessibleName() == "CPU only, recommended"
-    assert "Download 210.0 MB, 900.0 MB on the disk" in row.radio.accessibleDescription()
+    assert "Download 210.0 MB, 900.0 MB on disk" in row.radio.accessibleDescription()
 
 
 def test_the_keyboard_is_enough(qtbot: QtBot, make_shell: MakeShell, pack: PackScript) -> None:

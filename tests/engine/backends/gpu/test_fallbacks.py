@@ -188,7 +188,11 @@ def test_ranks_that_need_their_hosts_for_a_token_say_so(
     ("n", "routes", "why"),
     [
         (9, Routes(), "there are more than 8"),
-        (2, Routes({("meta", "cuda:1"): Way(None)}), "kernels on one cannot write to the other"),
+        (
+            2,
+            Routes({("meta", "cuda:1"): Way(None)}),
+            "a test showed that kernels on one cannot write",
+        ),
     ],
 )
 def test_kernels_that_cannot_meet_are_told(n: int, routes: Routes, why: str) -> None:

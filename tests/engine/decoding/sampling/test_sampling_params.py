@@ -26,7 +26,7 @@ from engine.sampling_params import SamplingParams
         ({"repeat_last_n": -2}, "'repeat_last_n' must be a whole number from -1"),
         ({"repeat_penalty": 0}, "'repeat_penalty' must be a number from 0.1"),
         ({"seed": -1}, "'seed' must be a whole number from 0"),
-        ({"stop": "END"}, "'stop' must be a list of strings"),
+        ({"stop": "END"}, "'stop' must be a list of non-empty strings"),
         ({"stop": ("",)}, "'stop' must be a list of non-empty strings"),
         ({"ignore_eos": 1}, "'ignore_eos' must be true or false, not 1"),
         ({"on_overflow": "crash"}, "'on_overflow' must be 'stop' or 'shift', not 'crash'"),

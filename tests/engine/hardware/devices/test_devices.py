@@ -399,10 +399,10 @@ def test_a_gpu_that_torch_cannot_use_is_refused_with_the_command(driver, monkeyp
         (
             TorchBuild(True, "13.0"),
             12080,
-            "supports CUDA 12 but this PyTorch build needs CUDA 13.0",
+            "supports CUDA 12, but this PyTorch build needs CUDA 13.0",
         ),
         (TorchBuild(True, ""), 13000, "this PyTorch build has no CUDA support"),
-        (TorchBuild(False, ""), 13000, "PyTorch is not installed"),
+        (TorchBuild(False, ""), 13000, "but PyTorch is not"),
     ],
 )
 def test_a_build_that_does_not_fit_the_driver_is_explained(

@@ -71,7 +71,7 @@ def test_code_runs_on_newer_cards_of_the_same_major_version():
         (CPU, "8.9", 13, "this PyTorch build has no CUDA support", "cu130"),
         (CPU, "8.9", 12, "this PyTorch build has no CUDA support", "cu126"),
         (CPU, "6.1", 13, "this PyTorch build has no CUDA support", "cu126"),
-        (TorchBuild(False, ""), "8.9", 13, "PyTorch is not installed", "cu130"),
+        (TorchBuild(False, ""), "8.9", 13, "but PyTorch is not", "cu130"),
         (TorchBuild(True, "", "7.2"), "8.9", 13, "is for AMD GPUs (ROCm)", "cu130"),
         (official("13.0"), "8.9", 12, "update the driver to 580 or newer, or install", "cu126"),
         (official("13.0"), "12.0", 12, "update the driver to 580 or newer, or install", "cu128"),

@@ -259,7 +259,7 @@ def test_a_program_that_is_not_there_is_a_sentence() -> None:
     office = Office(("/nonexistent/python",))
     error = office.crash()[2]
     assert error.message == "The engine cannot be started: No such file or directory."
-    assert error.hint.startswith("Install Tandem again")
+    assert error.hint.startswith("Reinstall Tandem")
     assert office.host.close()
 
 
@@ -501,7 +501,7 @@ def test_a_kill_for_lack_of_memory_is_explained(code: int, is_short: bool, said:
 
 @pytest.mark.parametrize(
     ("code", "said"),
-    [(0xC0000005, "invalid memory address"), (3, "exit status 3"), (-64, "ended (SIGRTMAX)")],
+    [(0xC0000005, "invalid memory address"), (3, "exit status 3"), (-64, "killed (SIGRTMAX)")],
 )
 def test_other_ends_are_told_as_well(code: int, said: str) -> None:
     assert said in str(crash_of(Death(code, "", (), False), "while it was idle"))

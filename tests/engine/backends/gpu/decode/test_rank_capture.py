@@ -251,7 +251,7 @@ def test_states_that_cannot_be_copied_are_a_reason_not_to_capture(ranks: Ranks) 
     tasks = [ranks.capture_task(rank) for rank in ranks.executor.ranks]
     full: Any = (Full(),)
     last = CaptureTask(tasks[-1].begin, tasks[-1].compute, tasks[-1].capture, full)
-    with pytest.raises(NotRepeatable, match="memory of cpu"):
+    with pytest.raises(NotRepeatable, match="out of memory"):
         capture_on_all(ranks.executor, [*tasks[:-1], last])
     with pytest.raises(NotRepeatable, match="another machine's"):
         capture_on_all(ranks.executor, tasks, agreed=lambda why: why or "another machine's is full")

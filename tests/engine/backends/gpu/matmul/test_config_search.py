@@ -241,7 +241,7 @@ def test_only_gpus_are_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tunable(["cpu", "cuda:1"]) == ["cuda:1"]
     with pytest.raises(EngineError, match="Only GPUs have kernels to tune") as caught:
         tunable(["cpu"])
-    assert caught.value.hint == "Name cuda:0, or no device."
+    assert caught.value.hint == "Specify cuda:0, or no device."
     monkeypatch.setenv("TANDEM_BACKEND", "reference")
     with pytest.raises(EngineError, match="TANDEM_BACKEND=reference"):
         tunable()
