@@ -115,8 +115,7 @@ def test_a_chat_goes_on_through_drags_modes_and_live_splits(person: Person) -> N
     shell = person.shell
     watch = StallWatch(shell)
     person.drag(0, 0.6)
-    person.ask(LONG)
-    assert shell.session.is_busy
+    person.ask(LONG)  # on a busy machine its answer may be complete before the split is applied
     person.apply()
     person.drag(1, 0.9)
     person.wait_for_the_answer()
