@@ -56,8 +56,7 @@ def read_request(kind: type[T], body: bytes | bytearray, most: int | None = None
     try:
         request = read_document(kind, read_json(body), notes)
     except WrongValue as error:
-        message = str(error).replace("The document", "The request body", 1 - bool(error.path))
-        raise Refusal(400, message, param=error.path or None) from None
+        raise Refusal(400, error.sentence("The request body"), param=error.path or None) from None
     for name in notes.unknown:
         if name not in NOTED and len(NOTED) < MAX_NOTED:
             NOTED.add(name)

@@ -50,9 +50,13 @@ class WrongValue(ValueError):
     """
 
     def __init__(self, path: str, noun: str, value: Any = None) -> None:
-        problem = f"must be {noun}, not {_shown(value)}" if noun else "is missing"
-        super().__init__(f"{path or 'The document'} {problem}.")
         self.path, self.noun, self.value = path, noun, value
+        super().__init__(self.sentence("The document"))
+
+    def sentence(self, whole: str) -> str:
+        """Return what is wrong; `whole` names a document that is wrong as a whole."""
+        problem = f"must be {self.noun}, not {_shown(self.value)}" if self.noun else "is missing"
+        return f"{self.path or whole} {problem}."
 
 
 def _shown(value: Any) -> str:
@@ -394,7 +398,7 @@ def read_entries(kind: type[T], table: object) -> dict[str, T]:
     return found
 
 
-def read_value(hint: object, value: object, path: str = "") -> Any:
+def read_value(hint: object, value: object) -> Any:
     """Return a JSON value as the type that an annotation names.
 
     Raises:
@@ -402,7 +406,7 @@ def read_value(hint: object, value: object, path: str = "") -> Any:
     """
     if value is None and type(None) in get_args(hint):
         return None
-    return _shape(hint, {}).read(value, path, ReadNotes())
+    return _shape(hint, {}).read(value, "", ReadNotes())
 
 
 @cache
