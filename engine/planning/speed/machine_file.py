@@ -62,8 +62,12 @@ class MachineFile:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._devices, self._links, self._proofs = _read(path)
-        self._overheads = _read_overheads(path)
+        document = read_json(path)
+        saved = document if isinstance(document, dict) else {}
+        self._devices = _plausible(read_entries(DeviceFacts, saved.get("devices")))
+        self._links = _plausible(read_entries(LinkFacts, saved.get("links")))
+        self._proofs = _records(saved.get("proofs"))
+        self._overheads = _overheads(saved.get("overheads"))
 
     @classmethod
     def of_user(cls) -> MachineFile:
@@ -184,22 +188,10 @@ def _cuda() -> str:
     return build.cuda or build.hip
 
 
-def _read(
-    path: Path | None,
-) -> tuple[dict[str, DeviceFacts], dict[str, LinkFacts], dict[str, LinkRecord]]:
-    """Return all valid entries: devices, links and records of routes."""
-    document = read_json(path)
-    if not isinstance(document, dict):
-        return {}, {}, {}
-    proofs = document.get("proofs")
-    records = {
-        key: record
-        for key, entry in (proofs.items() if isinstance(proofs, dict) else ())
-        if (record := record_from(entry)) is not None
-    }
-    devices = read_entries(DeviceFacts, document.get("devices"))
-    links = read_entries(LinkFacts, document.get("links"))
-    return _plausible(devices), _plausible(links), records
+def _records(table: object) -> dict[str, LinkRecord]:
+    """Return the valid records of routes."""
+    entries = table.items() if isinstance(table, Mapping) else ()
+    return {key: record for key, entry in entries if (record := record_from(entry)) is not None}
 
 
 def _plausible(found: dict[str, T]) -> dict[str, T]:
@@ -220,11 +212,9 @@ def _is_plausible(facts: DeviceFacts | LinkFacts | WeightRate) -> bool:
     return True
 
 
-def _read_overheads(path: Path | None) -> dict[str, int]:
-    """Return all valid measured overheads."""
-    document = read_json(path)
-    found = document.get("overheads") if isinstance(document, dict) else None
-    entries = found.items() if isinstance(found, Mapping) else ()
+def _overheads(table: object) -> dict[str, int]:
+    """Return the valid measured overheads."""
+    entries = table.items() if isinstance(table, Mapping) else ()
     return {key: n for key, n in entries if type(n) is int and is_overhead(n)}
 
 
