@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
-from math import isfinite
 from typing import (
     Any,
     ClassVar,
@@ -161,7 +161,7 @@ class NumberShape(Shape):
 
     def _read(self, value: Any, path: str, notes: ReadNotes) -> Any:
         is_within = (
-            isfinite(value)
+            abs(value) <= sys.float_info.max  # isfinite fails for integers that no float can hold
             and (self.least is None or value >= self.least)
             and (self.most is None or value <= self.most)
         )

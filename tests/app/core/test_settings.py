@@ -67,6 +67,13 @@ def test_a_broken_file_is_set_aside(path: Path, content: str) -> None:
     assert store.save()
 
 
+def test_a_number_too_large_for_a_float_becomes_the_default(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_text(f'{{"zoom": 1{"0" * 400}, "tray": true}}')
+    current = SettingsStore(path).current
+    assert (current.zoom, current.tray) == (Settings().zoom, True)
+
+
 def test_values_of_the_wrong_kind_become_the_default(path: Path) -> None:
     path.parent.mkdir()
     wrong = {"theme": "pink", "recent_models": [1], "plans": "x", "system_prompt": "kept"}
