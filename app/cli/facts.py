@@ -10,7 +10,7 @@ from typing import Any
 
 from app.cli.arguments import add_json, add_model
 from app.cli.load_options import add_load, load_params, model_path
-from app.cli.output import note, percent, remedy_here, size, table, write, write_json
+from app.cli.output import microseconds, note, percent, remedy_here, size, table, write, write_json
 from app.cli.split.default_split import (
     RoomLeft,
     choice_document,
@@ -90,7 +90,7 @@ def ways_text(devices: Sequence[DeviceInfo], topology: Topology) -> str:
     rows = [
         (
             way.source, way.goal, way.small, way.large, way.record.date,
-            f"{1e6 * way.speed.latency_s:.1f} µs" if way.speed else "?",
+            microseconds(way.speed.latency_s) if way.speed else "?",
             f"{way.speed.bytes_per_s / 1e9:.2f} GB/s" if way.speed else "?",
         )
         for way in ways
@@ -142,7 +142,7 @@ def measured_text(devices: Sequence[DeviceInfo]) -> str:
     ]  # fmt: skip
     links = [
         (
-            link["a"], link["b"], f"{1e6 * link['latency_s']:.1f} µs",
+            link["a"], link["b"], microseconds(link["latency_s"]),
             f"{link['bytes_per_s'] / 1e9:.2f} GB/s",
         )
         for link in document["links"]

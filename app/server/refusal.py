@@ -73,11 +73,9 @@ def placed_text(refusal: Refusal) -> str:
     return f"{param}: {text}" if param and param not in text else text
 
 
-def bad_value(
-    param: str, message: str, code: str | None = None, **values: str | int | float
-) -> Refusal:
+def bad_value(param: str, message: str, **values: str | int | float) -> Refusal:
     """Return the refusal for an invalid field."""
-    return Refusal(400, Sentence(message, **values), param=param, code=code)
+    return Refusal(400, Sentence(message, **values), param=param)
 
 
 MAX_CHARACTERS = 2 << 20  # maximum characters in a conversation to render or count

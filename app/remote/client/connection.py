@@ -160,7 +160,7 @@ class Connection:
             elif kind in ("text/event-stream", ""):
                 yield from event_data(response.iter_raw())
             else:
-                raise self._not_understood()
+                raise not_understood(self._address.host)
 
     @contextmanager
     def _open(
@@ -196,7 +196,7 @@ class Connection:
         if response.status_code != 200:
             raise self._refusal(response)
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise self._not_understood()
+            raise not_understood(self._address.host)
 
     def _refusal(self, response: httpx2.Response) -> EngineError:
         status, host = response.status_code, self._address.host
@@ -263,11 +263,13 @@ class Connection:
         if isinstance(error, httpx2.RemoteProtocolError | httpx2.NetworkError | OSError):
             text = tr("The connection to {host} was lost.")
             return Unreachable(text.format(host=host), tr("Check that the server is running."))
-        return self._not_understood()
+        return not_understood(self._address.host)
 
-    def _not_understood(self) -> EngineError:
-        text = tr("{host} sent an unexpected response.").format(host=self._address.host)
-        return EngineError(text, tr("Check that the server is OpenAI-compatible."))
+
+def not_understood(host: str) -> EngineError:
+    """Return the error for a response that does not follow OpenAI's protocol."""
+    text = tr("{host} sent an unexpected response.").format(host=host)
+    return EngineError(text, tr("Check that the server is OpenAI-compatible."))
 
 
 @cache

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import engine  # for names that are imported on first use
 from app.core.translation import tr
 from app.remote.client.address import RemoteAddress
-from app.remote.client.connection import Connection, error_text
+from app.remote.client.connection import Connection, error_text, not_understood
 from engine import (
     IMAGE_PLACEHOLDER,
     AnswerPart,
@@ -96,9 +96,9 @@ class AnswerReader:
         try:
             chunk = json.loads(data)
         except (ValueError, RecursionError):
-            raise self._not_understood() from None
+            raise not_understood(self._host) from None
         if not isinstance(chunk, dict):
-            raise self._not_understood()
+            raise not_understood(self._host)
         if chunk.get("error"):
             message = error_text(chunk)
             text = tr("{host} ended the answer with an error.").format(host=self._host)
@@ -122,7 +122,7 @@ class AnswerReader:
     def _read_choice(self, choice: Mapping[str, Any]) -> Iterator[Event]:
         delta = choice.get("delta") or choice.get("message") or choice
         if not isinstance(delta, dict):
-            raise self._not_understood()
+            raise not_understood(self._host)
         reasoning = delta.get("reasoning_content") or delta.get("reasoning")
         if isinstance(reasoning, str) and reasoning:
             yield from self._read_text(reasoning, "reasoning")
@@ -215,10 +215,6 @@ class AnswerReader:
             prompt_per_s=n_read / first_s if first_s else 0.0,
             decode_per_s=n_later / decode_s if decode_s > MIN_S else 0.0,
         )
-
-    def _not_understood(self) -> EngineError:
-        text = tr("{host} sent an unexpected response.").format(host=self._host)
-        return EngineError(text, tr("Check that the server is OpenAI-compatible."))
 
 
 def _is_object(text: str) -> bool:

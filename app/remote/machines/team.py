@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import engine  # its process classes are imported on first use
-from app.core.translation import tr, tr_later
+from app.core.translation import tr
 from engine import (
     Command,
     DeviceInfo,
@@ -42,7 +42,10 @@ if TYPE_CHECKING:
 
 PORT = 11436  # default port for joining
 TOKEN_BYTES = 18
-JOIN_AGAIN = tr_later("Have them join again.")
+
+
+def _disconnected() -> EngineError:
+    return EngineError(tr("The other machines have disconnected."), tr("Have them join again."))
 
 
 class MachineTeam:
@@ -138,7 +141,7 @@ class MachineTeam:
             EngineError: the machines have disconnected, or have joined for another model.
         """
         if self.gathering is None:
-            raise EngineError(tr("The other machines have disconnected."), tr(JOIN_AGAIN))
+            raise _disconnected()
         if Path(path) != Path(self.path):
             name = Path(self.path).name
             what = tr("The other machines joined to run {name}.").format(name=name)
@@ -276,7 +279,7 @@ class TeamHost:
         has_model = self._has_model
         self.close()
         if has_model:
-            error = EngineError(tr("The other machines have disconnected."), tr(JOIN_AGAIN))
+            error = _disconnected()
             self._emit(HostEvent(0, Failed(error, is_model_lost=True)))
 
     def close(self, timeout_s: float = 5.0) -> bool:

@@ -377,9 +377,9 @@ class ServerThread:
         self._thread.start()
         if not self._is_ready.wait(START_S) or self._problem is not None:
             self.stop()
-            problem = self._problem or Sentence(tr_later("it took too long"))
-            text = tr_later("The server could not start: {problem}.")
-            raise EngineError(text, problem=problem if isinstance(problem, str) else str(problem))
+            late = Sentence(tr_later("it took too long"))
+            problem = late if self._problem is None else str(self._problem)
+            raise EngineError(tr_later("The server could not start: {problem}."), problem=problem)
         return address
 
     def stop(self) -> bool:
