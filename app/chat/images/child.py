@@ -17,7 +17,7 @@ import engine  # names used only in this module load on first access
 from app.chat.images.program import MAX_MEMORY, MAX_SECONDS
 from app.chat.message import MAX_IMAGE_NAME, ChatImage
 from app.core.background import KeptChild, KeyedJobs
-from app.core.translation import tr
+from app.core.translation import reason_of, tr
 from engine import EngineError, image_bytes, one_line, program_command
 
 if TYPE_CHECKING:
@@ -155,9 +155,8 @@ class ChatImageReader(QObject):
                 then(error)
             elif error is not None:
                 log.error("an image could not be stored", exc_info=error)
-                why = error.strerror if isinstance(error, OSError) else ""
                 text = tr("The image could not be stored: {why}.")
-                then(EngineError(text.format(why=why or error)))
+                then(EngineError(text.format(why=reason_of(error))))
 
         self._jobs.run(str(next(self._numbers)), lambda: found.append(work()), report)
 

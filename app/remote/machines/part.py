@@ -23,7 +23,7 @@ from PySide6.QtWidgets import (
 
 import engine  # its list of network interfaces is imported on first use
 from app.core.background import LatestJob
-from app.core.translation import tr, tr_later, translated
+from app.core.translation import error_text, tr, tr_later, translated
 from app.core.units import decimal, size_text
 from app.remote.machines.team import MachineTeam
 from app.widgets.buttons import IconButton, button
@@ -249,7 +249,7 @@ class MachinesPart(QObject):
 
     @Slot(object)
     def _on_failed(self, error: EngineError) -> None:
-        self._problem = " ".join(translated(part) for part in (error.message, error.hint) if part)
+        self._problem = error_text(error)
         if self.dialog is not None:
             self.dialog.switch.setEnabled(True)
         self._show()

@@ -23,7 +23,7 @@ from app.core.background import LatestJob
 from app.core.notice import Notice, secret_notice
 from app.core.settings import Settings, SettingsStore
 from app.core.system_keyring import Place
-from app.core.translation import tr, tr_n
+from app.core.translation import error_text, tr, tr_n
 from app.core.units import context_text
 from app.remote.client.address import EXAMPLE, KeyStore, RemoteAddress, cleaned_key, parse_url
 from app.remote.client.connection import Connection
@@ -282,7 +282,7 @@ class RemoteConnecting(QObject):
     def _on_failed(self, error: EngineError) -> None:
         if self.dialog is not None and not isinstance(error, Cancelled):
             self.dialog.show_models(())
-            self.dialog.show_status(f"{error.message} {error.hint}".strip(), is_error=True)
+            self.dialog.show_status(error_text(error), is_error=True)
 
     @Slot(str)
     def _connect(self, model: str) -> None:

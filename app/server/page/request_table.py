@@ -9,7 +9,7 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QPersistentModelInd
 from PySide6.QtGui import QColor, QResizeEvent
 from PySide6.QtWidgets import QHeaderView, QTableView
 
-from app.core.translation import tr, tr_later
+from app.core.translation import tr, tr_later, translated
 from app.core.units import decimal
 from app.server.page.log_view import ShownRequest
 from app.widgets.layout import scaled
@@ -172,7 +172,7 @@ def _texts(request: ShownRequest) -> tuple[str, ...]:
 
 def _tip(request: ShownRequest) -> str:
     came = time.strftime("%H:%M:%S", time.localtime(request.began))
-    lines = [request.problem, f"{came} {request.client}: {request.route}"]
+    lines = [translated(request.problem), f"{came} {request.client}: {request.route}"]
     if request.model:
         lines.append(tr("Model: {name}").format(name=request.model))
     if request.n_prompt:

@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.core.settings import Settings
-from app.core.translation import tr, tr_n
+from app.core.translation import error_text, tr, tr_n
 from app.server.page.choices import pages_text, read_pages
 from app.server.page.log_view import ClientSpeed, LogView
 from app.server.page.request_table import RequestTable, rate_text
@@ -217,7 +217,7 @@ class AccessSettings(QWidget):
         try:
             pages = read_pages(self.pages.text())
         except EngineError as error:
-            self._show_pages_problem(f"{error.message} {error.hint}")
+            self._show_pages_problem(error_text(error))
             return
         self._show_pages_problem("")
         self.chosen.emit("server_pages", pages)

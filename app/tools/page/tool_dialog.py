@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.translation import tr, tr_n
+from app.core.translation import error_text, tr, tr_n
 from app.tools.page.server_form import ADDRESS, JSON, ServerForm
 from app.tools.page.tool_session import ToolSession
 from app.tools.server_store import (
@@ -358,7 +358,7 @@ class ToolPresenter(QObject):
                 server = self._typed(form, edited)
                 self._session.put(server, edited.name if edited else "")
         except EngineError as error:
-            form.show_problem(f"{error.message} {error.hint}".strip())
+            form.show_problem(error_text(error))
             return
         form.accept()
 
