@@ -53,7 +53,8 @@ class Sentence(str):
     """English text that remembers its template, so that the window can translate it.
 
     Args:
-        template: text with the names of `values` in braces, optionally with a format: "{size:.1f}".
+        template: text with the names of `values` in braces, optionally with a format: "{size:.1f}";
+            a `Sentence` stays as it is.
         values: texts, numbers, or sentences, which are also translated.
     """
 
@@ -61,7 +62,7 @@ class Sentence(str):
     values: dict[str, str | int | float]
 
     def __new__(cls, template: str, /, **values: str | int | float) -> Self:
-        if isinstance(template, cls) and not values:
+        if isinstance(template, cls):
             return template
         made = super().__new__(cls, template.format(**values) if values else template)
         made.template, made.values = template, values
@@ -100,6 +101,18 @@ def paragraph(*sentences: str) -> str:
     return text
 
 
+def clause(sentence: str) -> str:
+    """Return a sentence without its full stop, as the end of another one."""
+    if isinstance(sentence, Sentence) and sentence.template.endswith("."):
+        return Sentence(sentence.template.removesuffix("."), **sentence.values)
+    return sentence if isinstance(sentence, Sentence) else sentence.rstrip(".")
+
+
+def reason_of(error: Exception) -> Sentence:
+    """Return the reason for an error, worded as the end of a sentence."""
+    return Sentence((isinstance(error, OSError) and error.strerror) or str(error))
+
+
 class EngineError(Exception):
     """Base class of all errors that users may see.
 
@@ -110,10 +123,8 @@ class EngineError(Exception):
     """
 
     def __init__(self, message: str, hint: str = "", **values: str | int | float) -> None:
-        self.message: str = (
-            message if isinstance(message, Sentence) else Sentence(message, **values)
-        )
-        self.hint: str = hint if isinstance(hint, Sentence) else Sentence(hint, **values)
+        self.message: str = Sentence(message, **values)
+        self.hint: str = Sentence(hint, **values)
         if len(self.message) > MAX_CHARACTERS:
             start, end = self.message[: MAX_CHARACTERS - 201], self.message[-200:]
             self.message = Sentence("{start}…{end}", start=start, end=end)
@@ -156,7 +167,7 @@ class InvalidGGUF(ModelFileError):
             "{file} is not a usable GGUF file: {problem}.",
             hint or "Download the file again, or pick another one.",
             file=Path(path).name,
-            problem=problem if isinstance(problem, Sentence) else Sentence(problem, **values),
+            problem=Sentence(problem, **values),
         )
 
 
@@ -388,8 +399,9 @@ class ContextOverflow(PromptError):
             if is_counted
             else "The prompt of at least {n} tokens exceeds the available context size of {n_ctx}."
         )
-        is_of_last = n_kept is not None and n_kept > n_ctx
-        if is_of_last:
+        n = n_tokens
+        if n_kept is not None and n_kept > n_ctx:
+            n = n_kept
             text = (
                 "Even without older messages, the prompt of {n} tokens exceeds the available"
                 " context size of {n_ctx}."
@@ -401,7 +413,6 @@ class ContextOverflow(PromptError):
                 "Shorten the last message or the system prompt, or load the model with a larger"
                 " context."
             )
-        n = n_kept if n_kept is not None and is_of_last else n_tokens
         super().__init__(text, hint, n=n, n_ctx=n_ctx)
         self.n_tokens, self.n_ctx, self.n_kept = n_tokens, n_ctx, n_kept
         self.is_counted = is_counted

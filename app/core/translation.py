@@ -81,6 +81,8 @@ def translated(text: str) -> str:
         return text
     values = {name: _shown(value) for name, value in text.values.items()}
     found = tr(text.template)
+    if found == text.template:  # perhaps the clause of a sentence, see `engine.errors.clause`
+        found = tr(f"{found}.").removesuffix(".")
     return _Localized().vformat(found, (), values) if values else found
 
 

@@ -77,7 +77,7 @@ class MachineRunner(ModelRunner):
         computing = place.layout.parts(self.ranks[0].model.split.holders)[1]
         # a machine that has no part of the model captures nothing and would not reply
         everyone = len(computing) == len(place.machines.names)
-        self.meeting.join(meetings, place.first_problem if everyone else str)
+        self.meeting.join(meetings, place.first_problem if everyone else None)
         for rank in self.ranks:
             rank.elsewhere = captures
         self._is_pipeline = not captures.some and 0 not in place.heads(self.ranks[0].model.split)

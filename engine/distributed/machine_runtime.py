@@ -19,7 +19,7 @@ from engine.distributed.machine_comm import FarCommunicator, MachineCommunicator
 from engine.distributed.machine_runner import MachineRunner
 from engine.distributed.machines import END, LOAD, UNLOAD, Machines, ModelPlace
 from engine.distributed.straight_proof import chosen_ports, used_ports
-from engine.errors import EngineError, Sentence, SplitError
+from engine.errors import EngineError, Sentence, SplitError, reason_of
 from engine.formats.gguf.reader import GGUFFile, model_hash
 from engine.hardware.torch_devices import kind_of, torch_device, torch_devices
 from engine.model.forward.batch import PROMPT_BATCH
@@ -239,7 +239,7 @@ def _resplit(
         raise SplitError(
             "The KV cache cannot be saved during the re-split: {problem}.",
             "Free some space on the disk for temporary files.",
-            problem=Sentence(error.strerror or str(error)),
+            problem=reason_of(error),
         ) from None
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic
 import numpy as np
 
 from engine.decoding.drafting.ngram import Answer, DraftTokens, Kind
-from engine.errors import EngineError, OutOfDeviceMemory, Sentence
+from engine.errors import EngineError, OutOfDeviceMemory, Sentence, paragraph
 from engine.formats.gguf.reader import GGUFFile
 from engine.generation.kv_cache import Group, OutOfPages, PagedSequence, PagePool, Sequences
 from engine.generation.scheduler import PrefillBudget
@@ -244,7 +244,7 @@ class DraftModel(Generic[Answer]):
             try:
                 self._runtime = open_runtime(file, own_params, ignore, is_cancelled)
             except OutOfDeviceMemory as error:
-                error.hint = Sentence("{hint} Or leave out the draft model.", hint=error.hint)
+                error.hint = paragraph(error.hint, Sentence("Or leave out the draft model."))
                 raise
         self._failed: Callable[[str], None] = lambda why: None
         me = weakref.ref(self)  # a cycle would keep weights alive

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from engine.errors import ANOTHER_TEMPLATE, ImageError, Sentence
+from engine.errors import ANOTHER_TEMPLATE, ImageError, reason_of
 from engine.text.messages import IMAGE_PLACEHOLDER, ImageFile
 from engine.util.progress import IsCancelled, never
 from engine.vision.images.decoding import MAX_IMAGES
@@ -115,7 +115,7 @@ def _key(image: ImageFile | str) -> bytes:
         try:
             stat = Path(image.path).stat()
         except OSError as error:
-            problem = Sentence(error.strerror or str(error))
+            problem = reason_of(error)
             raise ImageError("An image cannot be read: {problem}.", problem=problem) from error
         image = f"{image.path}\0{stat.st_size} {stat.st_mtime_ns}"
     return blake2b(image.encode("utf-8", "replace"), digest_size=16).digest()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import torch
 from torch import Tensor
 
-from engine.errors import ContextOverflow, Sentence, StateFileError
+from engine.errors import ContextOverflow, Sentence, StateFileError, reason_of
 from engine.generation.kv_cache import OutOfPages
 from engine.generation.results import StateLoaded, StateSaved
 from engine.generation.state_format import (
@@ -142,7 +142,7 @@ class StateFiles:
                 "Free space on that disk, or choose another folder.",
                 size=(total + len(first)) / (1 << 20),
                 file=str(path),
-                problem=Sentence(error.strerror or str(error)),
+                problem=reason_of(error),
             ) from None
         return len(contents.ids), len(first) + total
 
@@ -242,7 +242,7 @@ class StateFiles:
                 "{file} cannot be read: {problem}.",
                 "Without it, the conversation is recomputed.",
                 file=str(path),
-                problem=Sentence(error.strerror or str(error)),
+                problem=reason_of(error),
             ) from None
         return list(contents.ids[:stop])
 

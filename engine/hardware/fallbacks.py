@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from engine.errors import Sentence, listed
+from engine.errors import Sentence, clause, listed
 
 FallbackKind = Literal[
     "kernels", "weights", "operations", "graph", "exchange", "sampling", "copies", "memory",
@@ -126,10 +126,10 @@ class Fallback:
     help: str = ""
 
     def __post_init__(self) -> None:
-        line = next(iter(self.why.strip().splitlines()), "").strip()[:MAX_REASON]
-        why = re.sub(r"[.\s]+$", "", line) or Sentence("the reason is unknown")
-        if why != self.why:  # otherwise a `Sentence` stays one
-            object.__setattr__(self, "why", why)
+        why = clause(self.why)
+        line = next(iter(why.strip().splitlines()), "").strip()[:MAX_REASON]
+        plain = re.sub(r"[.\s]+$", "", line) or Sentence("the reason is unknown")
+        object.__setattr__(self, "why", why if why == plain else plain)  # a `Sentence` stays one
         object.__setattr__(self, "devices", tuple(dict.fromkeys(self.devices)))
         object.__setattr__(self, "help", self.help or _WORDS[self.kind].help)
 

@@ -25,6 +25,7 @@ from engine.errors import (
     OutOfDeviceMemory,
     Sentence,
     StateFileError,
+    paragraph,
 )
 from engine.events import (
     Command,
@@ -333,11 +334,8 @@ class ThreadHost:
             try:
                 self._model = Model(old.params, on_progress, lambda: self._is_closing)
             except EngineError:
-                error.hint = Sentence(
-                    "{hint} {model} was unloaded to make room and could not be loaded again.",
-                    hint=error.hint,
-                    model=old.info.name,
-                )
+                lost = "{model} was unloaded to make room and could not be loaded again."
+                error.hint = paragraph(error.hint, Sentence(lost, model=old.info.name))
             raise
 
     def _described(self, start: float) -> ModelLoaded:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.arguments import params_document, params_from
-from engine.errors import EngineError, Sentence
+from engine.errors import EngineError, reason_of
 from engine.formats.gguf.reader import GGUFFile, model_hash
 from engine.load_params import LoadParams
 from engine.model.architectures.info import describe
@@ -297,7 +297,7 @@ class PlanStore:
                 "The plans cannot be written to {path}: {problem}.",
                 "Free up disk space, or allow writing there, then try again.",
                 path=str(path),
-                problem=Sentence(error.strerror or str(error)),
+                problem=reason_of(error),
             ) from None
 
     def _set_aside(self, path: Path) -> None:
@@ -360,7 +360,7 @@ def export_plan(plan: SavedPlan, path: Path) -> None:
             "{path} cannot be written: {problem}.",
             "Choose another folder, or free up disk space.",
             path=str(path),
-            problem=Sentence(error.strerror or str(error)),
+            problem=reason_of(error),
         ) from None
 
 
@@ -373,7 +373,7 @@ def import_plan(path: Path) -> SavedPlan:
     try:
         document = json.loads(read_file(path, MAX_BYTES).decode())
     except OSError as error:
-        problem = Sentence(error.strerror or str(error))
+        problem = reason_of(error)
         raise EngineError(
             "{path} cannot be read: {problem}.", path=str(path), problem=problem
         ) from None

@@ -8,7 +8,7 @@ from datetime import date
 
 import torch
 
-from engine.errors import EngineError, OutOfDeviceMemory, Sentence
+from engine.errors import EngineError, OutOfDeviceMemory, Sentence, clause
 from engine.hardware.backend_choice import (
     VARIABLE,
     allow_kernels,
@@ -182,7 +182,7 @@ def _problem_of(name: str) -> str:
     try:
         prepare()
     except EngineError as error:  # a problem with this machine, not the GPU
-        return str(error).rstrip(".")
+        return clause(str(error))
     records = CardRecords.of_user()
     if verdict_on(info, records) is None:
         return _problem_here(name)

@@ -17,7 +17,7 @@ from engine.backends.cpu.backend import CpuBackend
 from engine.backends.cpu.thread_comm import ThreadGroup
 from engine.backends.reference.backend import Backend
 from engine.backends.reference.weights import DenseWeight, PackedWeight, chunks
-from engine.errors import Cancelled, EngineError, KernelError, Sentence, UnsupportedQuant
+from engine.errors import Cancelled, EngineError, KernelError, Sentence, UnsupportedQuant, clause
 from engine.formats.quants.dequantise import QUANTS, dequantise
 from engine.hardware.backend_choice import kernels_for, use_interpreter
 from engine.hardware.faults import call_all
@@ -355,4 +355,4 @@ def _explained(device: str) -> Iterator[None]:
     except EngineError as error:
         if is_out_of_memory(error):
             raise
-        raise KernelError(device, str(error).rstrip(".")) from error
+        raise KernelError(device, clause(str(error))) from error

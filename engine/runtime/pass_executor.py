@@ -104,7 +104,7 @@ class OneShotUse:
         """Those of all machines' ranks; identical on every machine."""
         return self.here if self._of_machines is None else self._of_machines
 
-    def join(self, meetings: KernelMeetings, agreed: Callable[[str], str]) -> None:
+    def join(self, meetings: KernelMeetings, agreed: Callable[[str], str] | None) -> None:
         """From now on, agree with the other machines, whose ranks take part in each pass.
 
         Args:

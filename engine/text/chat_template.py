@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import ANOTHER_TEMPLATE, Sentence, TemplateError
+from engine.errors import ANOTHER_TEMPLATE, Sentence, TemplateError, reason_of
 from engine.formats.gguf.reader import GGUFFile
 from engine.text.templates.program import GRACE_S, MAX_MEMORY, MAX_REQUEST, MAX_SECONDS, MAX_SOURCE
 from engine.text.tokenizer import Tokenizer
@@ -110,7 +110,7 @@ class TemplateRenderer:
             raise TemplateError(
                 "The program that renders chat templates cannot be started: {problem}.",
                 "Allow Tandem to start programs, or use prompts without a chat template.",
-                problem=Sentence(error.strerror or str(error)),
+                problem=reason_of(error),
             ) from error
         except BaseException:  # e.g. KeyboardInterrupt, after which an answer may still arrive
             self._drop()

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from engine.errors import Sentence
+from engine.errors import Sentence, reason_of
 
 Kind = Literal["cache", "config", "data"]
 
@@ -101,9 +101,7 @@ def exposure(folder: Path) -> str:
         pass
     except OSError as error:
         return Sentence(
-            "{path} cannot be checked ({problem})",
-            path=str(folder),
-            problem=Sentence(error.strerror or str(error)),
+            "{path} cannot be checked ({problem})", path=str(folder), problem=reason_of(error)
         )
     return ""
 

@@ -101,9 +101,9 @@ class LimitedChild:
                 n=self._start_s,
                 size=self._max_bytes >> 20,
             )
-            raise OSError(message)
+            raise OSError(0, message)  # `strerror` keeps the template
         if not line:
-            raise OSError(Sentence("it exited with status {status}", status=str(self._status())))
+            raise OSError(0, Sentence("it exited with status {status}", status=str(self._status())))
         self._is_ready = True
 
     def ask(

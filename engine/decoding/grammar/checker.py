@@ -343,7 +343,7 @@ def _check(grammar: Grammar, answer: dict[str, object]) -> None:
         error = caught
     except Exception as caught:  # noqa: BLE001 llguidance's unexpected errors must not pass
         why = f"{type(caught).__name__}: {caught}"
-        error = unusable(Sentence("{why}", why=why))
+        error = unusable(why)
     answer.update({n: _plain(getattr(error, n)) for n in ("message", "place", "hint")})
 
 

@@ -256,7 +256,7 @@ def unusable(problem: str, place: str = "", hint: str = "") -> GrammarError:
         else "The grammar cannot be used: {problem}.",
         place,
         hint,
-        problem=problem if isinstance(problem, Sentence) else Sentence(problem),
+        problem=Sentence(problem),
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from engine.errors import InvalidGGUF, ModelFileError, Sentence
+from engine.errors import InvalidGGUF, ModelFileError, Sentence, reason_of
 
 Stamp = tuple[str, int, int]
 """Path of a file, its size in bytes and its modification time in ns."""
@@ -117,7 +117,7 @@ class OpenPart:
                 "{path} can no longer be read: {problem}.",
                 "Check the drive it is on and the drive's connection.",
                 path=self.path.name,
-                problem=Sentence(error.strerror or str(error)),
+                problem=reason_of(error),
             ) from None
 
     def check_unchanged(self) -> None:

@@ -10,7 +10,7 @@ import socket
 
 import psutil
 
-from engine.errors import EngineError, Sentence
+from engine.errors import EngineError, Sentence, reason_of
 
 CONNECT_S = 5.0
 """Timeout for connecting, in seconds."""
@@ -158,7 +158,7 @@ def listen_for_machines(host: str, port: int) -> socket.socket:
             "No other machine can join at {address}: {problem}.",
             "Choose another address of this machine with --rendezvous HOST:PORT.",
             address=f"{host}:{port}",
-            problem=Sentence(error.strerror or str(error)),
+            problem=reason_of(error),
         ) from None
     return sock
 

@@ -150,7 +150,7 @@ class Codec(Generic[M]):
     def _value(self, hint: Any, plain: object) -> object:
         """Return the value of type `hint` that a JSON value represents."""
         if isinstance(plain, dict):
-            if plain.get("type") == "Sentence" and (hint is str or str in get_args(hint)):
+            if plain.get("type") == "Sentence" and _allows(hint, Sentence):
                 return self._sentence(plain)
             return self._instance(hint, plain)
         origin, inner = get_origin(hint), get_args(hint)
@@ -195,7 +195,7 @@ class Codec(Generic[M]):
                 raise MessageError("a sentence was sent without its values")
             filled = {name: self._value(str | int | float, each) for name, each in values.items()}
             return Sentence(template, **cast(dict[str, str | int | float], filled))
-        except (ValueError, TypeError) as error:
+        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise MessageError("a sentence was sent with invalid values") from error
 
     def _instance(self, hint: object, plain: dict[str, object]) -> object:

@@ -8,7 +8,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.arguments import params_document
+from engine.arguments import params_document, params_from
 from engine.errors import EngineError, paragraph
 from engine.hardware.devices.catalog import require_devices
 from engine.planning.saved_plans import model_key
@@ -144,16 +144,22 @@ def result_from(document: object, path: str) -> TuneResult | None:
     """
     try:
         assert isinstance(document, dict)
+        params = [params_from(trial["params"], path) for trial in document["trials"]]
         trials = [
             {**trial, "params": {**trial["params"], "path": path}} for trial in document["trials"]
         ]
         result = read_document(TuneResult, {**document, "trials": trials})
+        checked = zip(result.trials, params, strict=True)
+        result = replace(result, trials=tuple(replace(one, params=own) for one, own in checked))
         if not _is_sound(result):
             return None
         # composed again, because the file does not keep templates
         reasons = reason_for_best(result.trials, result.goal), reason_for_drafts(result.drafts)
         return replace(result, reason=paragraph(*reasons))
-    except (AssertionError, AttributeError, KeyError, TypeError, ValueError, EngineError):
+    except (
+        AssertionError, AttributeError, ArithmeticError, LookupError, TypeError, ValueError,
+        EngineError,
+    ):  # fmt: skip
         return None
 
 

@@ -196,8 +196,7 @@ class Prediction:
     @property
     def reason(self) -> Sentence:
         """Sentence that names the bottleneck."""
-        slow = max(self.ranks, key=lambda rank: rank.waited_s)
-        waited = self.part(slow.waited_s)
+        slow, waited = self._slowest()
         if waited >= WORTH_SAYING:
             return Sentence(
                 "{device} is slower; the other waits for it {part} of the time."
@@ -212,8 +211,7 @@ class Prediction:
     @property
     def short_reason(self) -> Sentence:
         """The bottleneck as the end of another sentence, after a comma."""
-        slow = max(self.ranks, key=lambda rank: rank.waited_s)
-        waited = self.part(slow.waited_s)
+        slow, waited = self._slowest()
         if waited >= WORTH_SAYING:
             return Sentence(
                 "because {device} is slower; the other waits for it {part} of the time"
@@ -224,6 +222,11 @@ class Prediction:
             )
         cause, part = self._cause()
         return Sentence(SHORT_REASONS[cause].template, part=percent(part))
+
+    def _slowest(self) -> tuple[RankTime, float]:
+        """Return the rank that the others wait for, and the part of the time they wait."""
+        slow = max(self.ranks, key=lambda rank: rank.waited_s)
+        return slow, self.part(slow.waited_s)
 
     def _cause(self) -> tuple[str, float]:
         path = {spec.name: getattr(self.path, spec.name) for spec in fields(Path)}

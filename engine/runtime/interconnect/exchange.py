@@ -14,7 +14,7 @@ from engine.backends.gpu.comm.slots import PacketSlot, new_slot
 from engine.backends.gpu.kernels import link_trial
 from engine.backends.gpu.launch.configs import target_of
 from engine.backends.gpu.launch.kernel_launch import launch
-from engine.errors import EngineError, Sentence
+from engine.errors import EngineError, Sentence, either
 from engine.hardware.devices.topology import Place, read_topology
 from engine.hardware.host_memory import HostTensor
 from engine.planning.speed.link_records import TrialRecord
@@ -82,8 +82,7 @@ class GpuBench:
         for device in self.devices:
             warm_up(device)
         if not self.finish(60):
-            names = Sentence("{a} or {b}", a=self.names[0], b=self.names[1])
-            raise EngineError("{devices} is not responding.", devices=names)
+            raise EngineError("{devices} is not responding.", devices=either(self.names))
 
     def slot(self, writer: int, place: Place, n_packet: int) -> PacketSlot:
         """Return a zeroed slot, as in all-reduces, for packets from device `writer` (0 or 1).

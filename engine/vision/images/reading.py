@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from engine.errors import Cancelled, ImageError, Sentence
+from engine.errors import Cancelled, ImageError, Sentence, reason_of
 from engine.util.programs import program_command
 from engine.util.progress import IsCancelled, never
 from engine.util.sandbox import ChildEnded, Excess, FairSemaphore, LimitedChild
@@ -63,7 +63,7 @@ def image_bytes(path: Path) -> bytes:
             )
         return path.read_bytes()
     except OSError as error:
-        problem = Sentence(error.strerror or str(error))
+        problem = reason_of(error)
         raise ImageError(
             "{path} cannot be read: {problem}.", path=path.name, problem=problem
         ) from error
@@ -148,7 +148,7 @@ class ImageDecoder:
             raise ImageError(
                 "The program that reads images cannot be started: {problem}.",
                 "Allow Tandem to start programs, or remove the image.",
-                problem=Sentence(error.strerror or str(error)),
+                problem=reason_of(error),
             ) from error
 
 

@@ -308,9 +308,9 @@ class DeviceRow(QWidget):
             control.setAccessibleName(name.format(device=figures.spoken))
             control.setEnabled(not figures.is_locked)
         self.lock.set_icon("lock" if figures.is_locked else "unlock")
-        unlock, lock = tr("Unlock the share of {device}"), tr("Lock the share of {device}")
-        lock = unlock if figures.is_locked else lock
-        self.lock.set_text(lock.format(device=figures.label))
+        is_locked = figures.is_locked
+        text = tr("Unlock the share of {device}") if is_locked else tr("Lock the share of {device}")
+        self.lock.set_text(text.format(device=figures.label))
         self.lock.setChecked(figures.is_locked)
 
     def _on_more(self, is_open: bool) -> None:

@@ -84,7 +84,7 @@ class Replays:
 
 def capture_on_all(
     executor: RankExecutor, tasks: Sequence[CaptureTask], one_shots: OneShotGroups | None = None,
-    *, waits: bool | None = None, agreed: Callable[[str], str] = str,
+    *, waits: bool | None = None, agreed: Callable[[str], str] = lambda problem: problem,
 ) -> tuple[Replays, list[Tensor | None]]:  # fmt: skip
     """Compute a token on all ranks, and capture that work for replays.
 

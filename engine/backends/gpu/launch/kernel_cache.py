@@ -19,7 +19,7 @@ import threading
 import time
 from pathlib import Path
 
-from engine.errors import EngineError, Sentence
+from engine.errors import EngineError, Sentence, reason_of
 from engine.hardware.fallbacks import OF_THIS_PROCESS
 from engine.util.files import cache_folder, exposure, make_private, temporary_folder
 from engine.util.sanitize import package_version
@@ -104,7 +104,7 @@ def leave_cache(folder: str, error: OSError) -> None:
             return
         if folder in map(str, _temporary):
             raise _no_place(error) from error
-        why = Sentence(error.strerror or str(error))
+        why = reason_of(error)
         _without(
             Sentence("no files can be created in {folder} ({problem})", folder=folder, problem=why)
         )
@@ -120,7 +120,7 @@ def writing_problem(folder: Path) -> str:
             file.write(b"\0")
         n_free = shutil.disk_usage(folder).free
     except OSError as error:
-        problem = Sentence(error.strerror or str(error))
+        problem = reason_of(error)
         return Sentence("{folder} is not writable ({problem})", folder=str(folder), problem=problem)
     if n_free < NEEDED_BYTES:
         return Sentence("the disk that contains {folder} is full", folder=str(folder))
@@ -178,5 +178,5 @@ def _no_place(error: OSError) -> EngineError:
     return EngineError(
         "There is no folder for compiled kernels, not even a temporary one ({problem}).",
         "Free some disk space, or set TANDEM_BACKEND=reference.",
-        problem=Sentence(error.strerror or str(error)),
+        problem=reason_of(error),
     )

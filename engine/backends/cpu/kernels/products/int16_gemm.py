@@ -82,6 +82,8 @@ class TileGroup:
 class Int16Operands(Operands):
     """Weights and activations as int16."""
 
+    spreads_prefetch = True
+
     def factor_offset(self, size: int, token: int) -> int:
         """Return the offset of a token's factor in the first block of a panel's group."""
         return factor_offset(size, token)
@@ -156,8 +158,6 @@ def _sum(parts: Sequence[Variable]) -> Value:
 class MatrixInt16(Int16Operands):
     """F16 and BF16 matrices as int16, which need no unpacking."""
 
-    spreads_prefetch = True
-
     def __init__(self, isa: Isa) -> None:
         super().__init__(isa, INT16_PANEL_BYTES, GROUP_BYTES)
 
@@ -195,7 +195,6 @@ class QuantisedInt16(Int16Operands):
     """
 
     unpack_tokens = 3
-    spreads_prefetch = True
     widths = (2,)
 
     def __init__(self, isa: Isa, layout: Layout) -> None:
