@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         ToolError,
         UnsupportedArchitecture,
         UnsupportedQuant,
+        reason_of,
     )
     from engine.events import (
         AnswerBlock,

@@ -19,6 +19,7 @@ from pathlib import Path
 from string import Formatter
 
 from engine import EngineError, Sentence
+from engine import reason_of as english_reason
 
 ENGLISH = "en"
 
@@ -120,7 +121,7 @@ SYSTEM_REASONS = (
 
 def reason_of(error: Exception) -> str:
     """Return the reason for an error in the window's language, worded as the end of a sentence."""
-    return translated(Sentence((isinstance(error, OSError) and error.strerror) or str(error)))
+    return translated(english_reason(error))
 
 
 def _folder() -> Path:

@@ -18,6 +18,7 @@ from app.core.engine_client.answers import (
     marker_behind,
 )
 from app.core.engine_client.inbox import EngineSharing, EventInbox
+from app.core.translation import translated
 from engine import (
     AnswerRequest,
     Cancelled,
@@ -156,7 +157,7 @@ class ModelWork:
 
     def _emit_progress(self, event: LoadProgress) -> None:
         self._signals.load_progress.emit(event.done_bytes / max(event.total_bytes, 1))
-        self._signals.load_doing.emit(event.doing)
+        self._signals.load_doing.emit(translated(event.doing))
 
 
 class EngineState(Enum):

@@ -8,7 +8,7 @@ from itertools import combinations, combinations_with_replacement
 from typing import TYPE_CHECKING, Final
 
 import engine  # names that need torch are imported on use
-from app.core.translation import tr, tr_later
+from app.core.translation import tr, tr_later, translated
 from engine import DeviceInfo, EngineError, PeerMode, machine_of
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _edge(
         return Edge(a, b, "host", route, facts, is_measured)
     parts = [tr("Both are on {bus}.").format(bus=link.ancestor) if link.ancestor else ""]
     if link.peer_problem:
-        parts.append(tr("No direct access: {why}.").format(why=link.peer_problem))
+        parts.append(tr("No direct access: {why}.").format(why=translated(link.peer_problem)))
     parts += dict.fromkeys(proof_text(route) for route in routes)
     problems = tuple(dict.fromkeys(text for route in routes for text in route.problems))
     detail = " ".join(part for part in parts if part)
@@ -245,7 +245,7 @@ def measure_links(
             file.forget_device(device)
             engine.measure_facts(device, (), file)
         except EngineError as error:
-            say(str(error))
+            say(translated(error.message))
     gpus = [device.id for device in usable if device.kind != "cpu"]
     if gpus and not is_stopped():
         _test_kernels(usable, say)
@@ -260,7 +260,7 @@ def measure_links(
         try:
             file.keep_link(a, b, engine.measure_link(a.id, b.id).facts)
         except EngineError as error:
-            say(str(error))
+            say(translated(error.message))
 
 
 def _test_kernels(devices: Sequence[DeviceInfo], say: Callable[[str], None]) -> None:
@@ -271,7 +271,7 @@ def _test_kernels(devices: Sequence[DeviceInfo], say: Callable[[str], None]) -> 
             text = tr("{gpu} uses PyTorch instead of Tandem's kernels: {why}.")
             say(text.format(gpu=gpu, why=why))
     except EngineError as error:
-        say(str(error))
+        say(translated(error.message))
 
 
 def _test_routes(gpus: Sequence[str], say: Callable[[str], None]) -> None:
@@ -280,4 +280,4 @@ def _test_routes(gpus: Sequence[str], say: Callable[[str], None]) -> None:
         for sentence in engine.prove_links(gpus).notes:
             say(sentence)
     except EngineError as error:
-        say(str(error))
+        say(translated(error.message))

@@ -12,7 +12,7 @@ from datetime import datetime
 from itertools import islice
 from typing import Final
 
-from app.core.translation import english, tr, tr_later
+from app.core.translation import english, tr, tr_later, translated
 from app.core.units import GIB, decimal
 from app.devices.split.figures import rank_labels
 from engine import ClockLimit, DeviceSnapshot
@@ -128,7 +128,7 @@ def memory_text(snapshot: DeviceSnapshot) -> str:
 def spoken_state(name: str, snapshot: DeviceSnapshot) -> str:
     """Return a device's state as one line, for tooltips and screen readers."""
     if snapshot.problem:
-        return f"{name}: {snapshot.problem}"
+        return f"{name}: {translated(snapshot.problem)}"
     load, heat = snapshot.load_percent, snapshot.temperature_c
     others = others_text(snapshot)
     memory_clock = snapshot.memory_clock_mhz

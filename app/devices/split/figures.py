@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from app.core.translation import tr, tr_later, tr_n
+from app.core.translation import tr, tr_later, tr_n, translated
 from app.core.units import percent_text, size_text, spoken_size
 from app.devices.split.settings import SplitSettings
 from engine import DeviceInfo, DeviceSnapshot, MemoryUse, ModelLoaded
@@ -203,7 +203,7 @@ def _row(settings: SplitSettings, inputs: FigureInputs, index: int, label: str) 
         reserve=reserve,
         is_locked=rank.is_locked,
         is_taker=not is_on and (planned is not None or (is_first and guests + apart > 0)),
-        note=device.note,
+        note=translated(device.note),
     )
     return replace(figures, free=device.total_bytes - outside - figures.taken - reserve)
 

@@ -4,6 +4,7 @@ from typing import get_args
 
 import pytest
 
+from engine.errors import EngineError, Sentence
 from engine.hardware.fallbacks import MAX_REASON, Fallback, FallbackKind, Fallbacks
 
 
@@ -55,3 +56,10 @@ def test_handed_over_weights_keep_their_fallback_where_they_stay() -> None:
     old.report("graph", ["cuda:0"], "it snows")
     new.take_over(old, "weights")
     assert [(f.kind, f.devices) for f in new.current] == [("weights", ("cuda:0",))]
+
+
+def test_a_reason_keeps_its_template_without_its_full_stop() -> None:
+    error = EngineError("{device} has no room.", device="cuda:0")
+    why = Fallback("exchange", ("cuda:0",), str(error)).why
+    assert isinstance(why, Sentence)
+    assert (why, why.template) == ("cuda:0 has no room", "{device} has no room")

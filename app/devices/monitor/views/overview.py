@@ -13,7 +13,7 @@ from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from app.core.translation import tr, tr_later
+from app.core.translation import tr, tr_later, translated
 from app.devices.monitor.record import (
     clock_text,
     memory_text,
@@ -152,7 +152,7 @@ class Overview(QWidget):
         if shown.problem:
             painter.setPen(QColor(colours.danger))
             bar.setRight(self.width())
-            _write(painter, bar, shown.problem)
+            _write(painter, bar, translated(shown.problem))
             return
         memory = shown.used_bytes / shown.total_bytes if shown.total_bytes else None
         load = None if shown.load_percent is None else shown.load_percent / 100

@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.translation import tr, tr_later
+from app.core.translation import tr, tr_later, translated
 from app.core.units import MIB
 from app.devices.split.figures import LoadState, RowFigures, SplitPicture, rank_labels, short_name
 from app.devices.split.session import SplitSession
@@ -301,7 +301,7 @@ class SplitPanel(SplitLayout):
         lines: list[str] = []
         for device in devices:
             if not device.usable:
-                lines.append(f"{short_name(device.name)}: {device.reason}")
+                lines.append(f"{short_name(device.name)}: {translated(device.reason)}")
                 if device.remedy and device.remedy not in lines:
                     lines.append(device.remedy)
         unusable = "\n".join(lines)

@@ -44,7 +44,7 @@ from engine.hosts.process.channel import (
     EventsMessage,
     SubmitMessage,
 )
-from engine.hosts.process.codec import MAX_BYTES, PROTOCOL, MessageError, field_hints
+from engine.hosts.process.codec import MAX_BYTES, PROTOCOL, Codec, MessageError, field_hints
 from engine.load_params import MAX_ROPE_BASE, MAX_ROPE_FACTOR, ROPE_SCALINGS
 from engine.sampling_params import SAMPLERS
 
@@ -330,3 +330,40 @@ def test_texts_and_numbers_at_their_limits_arrive() -> None:
 def test_a_fallback_made_from_another_is_the_same(why: str) -> None:
     made = Fallback("graph", ("cuda:0", "cuda:0"), why)
     assert Fallback(made.kind, made.devices, made.why, made.help) == made
+
+
+def sentence(template: object, **values: object) -> dict[str, object]:
+    return {"type": "Sentence", "template": template, "values": values}
+
+
+def deep(n: int) -> dict[str, object]:
+    found = sentence("end {n}", n=1)
+    for _ in range(n):
+        found = sentence("{x}", x=found)
+    return found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        sentence("{n} {m}", n=1), sentence("{n:{x}}", n=1), sentence("{n:{}}", n=1), sentence(7),
+        sentence("{n:c}", n=1 << 70), sentence("{n", n=1), sentence("{n}", n=[1]), deep(450),
+        sentence("{n:9999999}", n=1),
+    ],
+)  # fmt: skip
+def test_a_sentence_that_cannot_be_filled_in_is_refused(text: dict[str, object]) -> None:
+    assert not refused(submit({"type": "LoadState", "path": sentence("of {n} files", n=3)}))
+    assert refused(submit({"type": "LoadState", "path": text}))
+
+
+@dataclass(frozen=True)
+class Names:
+    names: tuple[str, ...]
+
+
+def test_a_sentence_is_no_list_of_strings() -> None:
+    codec: Codec[Names] = Codec(Names)
+    assert codec.unpack(codec.pack(Names(("a", "b")))) == Names(("a", "b"))
+    wrong = {"type": "Names", "names": sentence("abc")}
+    with pytest.raises(MessageError):
+        codec.unpack(json.dumps([PROTOCOL, wrong]).encode())
