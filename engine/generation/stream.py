@@ -1,7 +1,7 @@
 """Mutual exclusion between threads that call one model, and answer streams.
 
-A *use* is a call while it computes: usually all of it, but for answers only one step. Uses run in
-order of arrival.
+A *use* is the part of a call that computes: usually the whole call, for an answer a single step.
+Uses run in order of arrival.
 """
 
 from __future__ import annotations

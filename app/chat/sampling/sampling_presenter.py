@@ -26,7 +26,7 @@ TITLES = {spec.name: str(spec.metadata["title"]) for spec in fields(SamplingPara
 class SamplingPresenter(QObject):
     """Connects the sampling panel with the open chat, the settings and the loaded model.
 
-    A chat that has no values of its own uses those in the settings.
+    A chat without custom values uses the values in the settings.
 
     Args:
         keep: stores and saves settings.

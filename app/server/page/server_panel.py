@@ -302,7 +302,7 @@ class ServerPanel(QWidget):
         column.addWidget(label(tr("Base URL for programs"), role="muted"))
         column.addWidget(self.address)
         column.addLayout(self._port_row())
-        column.addWidget(self.at_start)  # beside the port, it would be too wide for a narrow panel
+        column.addWidget(self.at_start)  # next to the port, it would be too wide for a narrow panel
         column.addWidget(line())
         column.addWidget(label(tr("Requests"), role="heading"))
         column.addWidget(self.clients)

@@ -152,7 +152,7 @@ class Gathering:
                 lines.send(kind, **values)
 
     def close(self) -> None:
-        """Tell all machines that the server is stopping, and admit no more; safe to call twice."""
+        """Announce that the server is stopping, and admit no more machines; safe to call twice."""
         self.send_all("bye")
         with self._changed:
             self._is_closed = True

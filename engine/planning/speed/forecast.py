@@ -188,8 +188,8 @@ PROMPT_TOKENS = 512
 """Default length of the predicted prompt."""
 
 CACHED_BYTES, CACHED = 128 << 20, " in cache"
-"""Weight bytes that may fit into a CPU's caches, and the mark for runs with no more than that: they
-read much faster, so larger models learn nothing from them."""
+"""Weight bytes that may fit into a CPU's caches, and the mark for such runs: they read much faster,
+so larger models learn nothing from them."""
 
 MAX_MODELS = 16
 """Maximum number of cached speed models."""

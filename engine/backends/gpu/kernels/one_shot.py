@@ -12,8 +12,8 @@ content of this half. This only requires that in each round every member writes 
 other one (just a header if it has no values), and that a rank's kernels run in sequence.
 
 Why no old packet is mistaken for a new one after the 32-bit round number wraps around: in each
-round, a member also rewrites some unused packets in its slots, which only it writes and nobody
-reads, so that none is more than a few thousand rounds old.
+round, a member also rewrites some unused packets in its own slots, which no one reads, so that none
+is more than a few thousand rounds old.
 
 Why all threads in a program leave a loop together: the values they read there (flags, clocks, the
 host's words) may differ between threads, so conditions only use values reduced over all threads.
