@@ -13,7 +13,7 @@ from app.chat.message import AnswerStats, Message, split_thought
 from app.chat.views.message_body import MessageBody
 from app.chat.views.message_parts import MessageStep, TurnEditor, VersionSwitch
 from app.chat.views.message_view import MessageView
-from app.core.translation import tr, tr_later, tr_n
+from app.core.translation import tr, tr_later, tr_n, translated
 from app.core.units import decimal, drafts_text
 from app.widgets.buttons import IconButton, button
 from app.widgets.text import ElidedLabel, label
@@ -139,7 +139,7 @@ def fitting_text(parts: Sequence[FooterPart], fits: Callable[[str], bool]) -> st
 
 def problem_of(message: Message) -> str:
     """Return a finished answer's error as a sentence, or ""."""
-    return message.problem or (tr(INTERRUPTED) if message.stats is None else "")
+    return translated(message.problem) or (tr(INTERRUPTED) if message.stats is None else "")
 
 
 def can_continue(message: Message) -> bool:
